@@ -31,6 +31,9 @@ LLAMA = Model(
     init_std=0.02,
     source="made for tests",
 )
+NEMOTRON4 = LLAMA.model_copy(
+    update={"norm": "layernorm1p", "mlp": "squared-relu", "rotary_fraction": 0.5, "ffn_hidden_size": 320}
+)
 MODELS = {
     "llama": LLAMA,
     # Wavelengths run from 6 to 20 000 positions: kept below 64, blended up to 256, divided above.
@@ -41,9 +44,7 @@ MODELS = {
             )
         }
     ),
-    "nemotron4": LLAMA.model_copy(
-        update={"norm": "layernorm1p", "mlp": "squared-relu", "rotary_fraction": 0.5, "ffn_hidden_size": 320}
-    ),
+    "nemotron4": NEMOTRON4,
     "llama4": LLAMA.model_copy(
         update={
             "rotary_pairs": "interleaved",
@@ -57,6 +58,11 @@ MODELS = {
             ),
             "chunked_attention": ChunkedAttention(chunk_size=32, global_every=4, floor_scale=16, attn_scale=0.1),
         }
+    ),
+    "qwen2": LLAMA.model_copy(update={"qkv_bias": True}),
+    "llama-biased": LLAMA.model_copy(update={"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}),
+    "nemotron4-biased": NEMOTRON4.model_copy(
+        update={"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
     ),
     "qwen3": LLAMA.model_copy(update={"qk_norm": "rmsnorm", "norm_eps": 1e-6}),
     "qwen3-tied": LLAMA.model_copy(update={"qk_norm": "rmsnorm", "norm_eps": 1e-6, "tied_embeddings": True}),

@@ -19,7 +19,8 @@ def spread(model: Decoder) -> None:
             continue
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
         # Adapters' outputs are then about as large as the layers': larger ones would amplify rounding.
-        scale = 0.2 if parameter.ndim == 1 else 0.02
+        # So would biases: what they add to all keys cancels in the gradients of queries.
+        scale = 0.2 if parameter.ndim == 1 and "_bias." not in name else 0.02
         values = scale * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
         if isinstance(parameter, DTensor):
             mesh, placements = parameter.device_mesh, parameter.placements

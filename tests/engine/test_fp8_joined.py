@@ -76,7 +76,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize("name", ["llama", "nemotron4", "llama4", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "llama-biased", "nemotron4", "llama4", "qwen3"])
 def test_casts_in_one_pass_change_nothing(
     name: str, keeps: bool, models: dict[str, Model], randomised: Randomised
 ) -> None:
@@ -226,8 +226,8 @@ def test_fp8_blocks_compile_once_for_all_layers(models: dict[str, Model], random
         keep(each)
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    for block in compiled.layers.values():
-        block.forward = torch.compile(block.forward, dynamic=False, backend=counter, fullgraph=True)
+    for block in compiled.blocks():
+        block.wrap("compute", partial(torch.compile, dynamic=False, backend=counter, fullgraph=True))
     assert_equal(results(compiled), results(eager))
     drop_kept([compiled])
     keep(compiled)
@@ -257,8 +257,8 @@ def test_a_gpu_computes_in_one_pass_nearly_what_it_does_in_several(
         in_fp8(model, steps, device=DEVICE)
         keep(model)
         torch.compiler.reset()
-        for block in model.layers.values():
-            block.forward = torch.compile(block.forward, dynamic=False, fullgraph=True)
+        for block in model.blocks():
+            block.wrap("compute", partial(torch.compile, dynamic=False, fullgraph=True))
         found.append(results(model))
     for other in found[1:]:
         for key, value in found[0].items():

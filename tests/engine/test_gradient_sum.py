@@ -2,6 +2,7 @@
 """Gradients that products add to are those that autograd sums, in whatever order micro-batches pass."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -94,8 +95,8 @@ def test_compiled_and_recomputed_blocks_add_to_them_too(
     counter = CompileCounterWithBackend("aot_eager")
     if recompute == "selective":
         apply_recompute(ours, recompute)
-    for block in ours.layers.values() if compiled else ():
-        block.forward = torch.compile(block.forward, dynamic=False, backend=counter, fullgraph=True)
+    for block in ours.blocks() if compiled else ():
+        block.wrap("compute", partial(torch.compile, dynamic=False, backend=counter, fullgraph=True))
     if recompute == "full":
         apply_recompute(ours, recompute)
     for step in range(STEPS):

@@ -2,6 +2,7 @@
 """Layers whose weights are side by side are multiplied as one, with the results and gradients of each by itself."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -84,8 +85,8 @@ def test_blocks_compile_once_for_all_layers(recompute: str, models: dict[str, Mo
     counter = CompileCounterWithBackend("aot_eager")
     if recompute == "selective":
         apply_recompute(joined, recompute)
-    for block in joined.layers.values():
-        block.forward = torch.compile(block.forward, dynamic=False, backend=counter, fullgraph=True)
+    for block in joined.blocks():
+        block.wrap("compute", partial(torch.compile, dynamic=False, backend=counter, fullgraph=True))
     if recompute == "full":
         apply_recompute(joined, recompute)
     assert_equal_gradients(joined, apart, BOUNDS[torch.bfloat16])

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -42,9 +42,11 @@ class Kind(NamedTuple):
     document_tokens: int | None = None
     parallelism: Parallelism = Parallelism()
     capacity_factor: float = 0.0
+    biases: bool = False
 
     def choices(self, workload: str) -> dict[str, object]:
         chosen = self._asdict()
+        del chosen["biases"]
         if workload not in EXPERTS:
             del chosen["capacity_factor"]
         return chosen
@@ -54,6 +56,7 @@ PLAIN, BOTH = Kind(), Kind("full", compiled=True)
 PACKED = Kind(document_tokens=50)
 SELECTIVE = Kind("selective")
 DROPPING = Kind(capacity_factor=1.0)
+BIASED = Kind(biases=True)
 
 
 def sharing(sharding: DpSharding, size: int | None = None) -> Kind:
@@ -138,8 +141,8 @@ WITHOUT_SP = {"sequence_parallel": False}
 LAYOUTS = {
     "DP2": Layout(2, {}, parallelism=WHOLE.parallelism),
     "FSDP2": Layout(2, {}, (PACKED,)),
-    "TP2": Layout(2, {"tp": 2, **WITHOUT_SP}, (PACKED,)),
-    "TP2 + SP": Layout(2, {"tp": 2}, (PACKED,)),
+    "TP2": Layout(2, {"tp": 2, **WITHOUT_SP}, (PACKED, BIASED)),
+    "TP2 + SP": Layout(2, {"tp": 2}, (PACKED, BIASED)),
     "PP2": Layout(2, {"pp": 2}),
     "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}),
     "CP2": Layout(2, {"cp": 2}, (PACKED,)),
@@ -211,7 +214,7 @@ def references(
             keys.append(key)
             kind = Kind(document_tokens=case.kind.document_tokens, capacity_factor=case.kind.capacity_factor)
             options = {**kind.choices(case.workload), "overrides": case.alone}
-            plan = tiny_plan(case.workload, scale=1, steps=steps, **options).model_dump(mode="json")
+            plan = plan_document(tiny_plan(case.workload, scale=1, steps=steps, **options), case)
             (folder / "plan.json").write_text(json.dumps(plan))
             out = folder / f"{len(keys) - 1}.pt"
             run_ranks(REFERENCE, 1, folder / "plan.json", out, parts_of(case), limit_s=LIMIT_S)
@@ -223,7 +226,7 @@ def references(
 def key_of(case: Case) -> tuple[object, ...]:
     """All that decides what one process does."""
     dropping = (case.kind.capacity_factor, parts_of(case)) if case.kind.capacity_factor else ()
-    return case.workload, case.kind.document_tokens, dropping, *sorted(case.alone.items())
+    return case.workload, case.kind.document_tokens, case.kind.biases, dropping, *sorted(case.alone.items())
 
 
 def parts_of(case: Case) -> int:
@@ -231,8 +234,18 @@ def parts_of(case: Case) -> int:
     return int(case.layout.sizes.get("tp", 1))
 
 
+def plan_document(plan: Plan, case: Case) -> dict[str, Any]:
+    """As JSON; of the model with biases for a kind that has them."""
+    document = plan.model_dump(mode="json")
+    if case.kind.biases:
+        document["recipe"]["model"] |= {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
+    return document
+
+
 def cases_of(layout: Layout, kinds: Iterable[Kind]) -> list[Case]:
-    return [Case(layout, workload, kind) for workload in layout.workloads for kind in kinds]
+    """Experts have no biases."""
+    combined = [Case(layout, workload, kind) for workload in layout.workloads for kind in kinds]
+    return [case for case in combined if not (case.kind.biases and case.workload in EXPERTS)]
 
 
 @pytest.fixture(scope="session")
@@ -248,7 +261,7 @@ def run_cases(tiny_plan: MakePlan, references: References, run_ranks: Callable[.
     def found_in(case: Case, folder: Path, steps: int) -> Differences:
         ranks = case.layout.ranks
         options = {"scale": ranks, "overrides": {"gbs": GBS, **case.layout.sizes}, **case.kind.choices(case.workload)}
-        plan = tiny_plan(case.workload, steps=steps, **options).model_dump(mode="json")
+        plan = plan_document(tiny_plan(case.workload, steps=steps, **options), case)
         folder.mkdir(parents=True)
         (folder / "case.json").write_text(json.dumps({"plan": plan, "reference": str(references(case, steps))}))
         return json.loads(run_ranks(WORKER, ranks, folder, limit_s=LIMIT_S)[0])
@@ -293,7 +306,7 @@ def assert_begins_equally(name: str, workloads: Container[str], run_cases: RunCa
     plain = PLAIN._replace(parallelism=layout.parallelism)
     cases = [case for case in cases_of(layout, (plain, *layout.kinds)) if case.workload in workloads]
     found = zip(cases, run_cases(cases, tmp_path, steps=2), strict=True)
-    assert {case: wrong for case, differences in found if (wrong := too_large(differences))} == {}
+    assert [(case, wrong) for case, differences in found if (wrong := too_large(differences))] == []
 
 
 @pytest.mark.parametrize("name", TRAIN.parameters(LAYOUTS))
@@ -331,7 +344,7 @@ def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does
     models = {*TRIED_FIRST, QWEN} if "pp" in layout.sizes else TRIED_FIRST
     cases = [case for case in cases_of(layout, layout.kinds) if case.workload in models]
     found = zip(cases, run_cases(cases, tmp_path, steps=2), strict=True)
-    assert {case: wrong for case, differences in found if (wrong := too_large(differences))} == {}
+    assert [(case, wrong) for case, differences in found if (wrong := too_large(differences))] == []
 
 
 def page(found: dict[Place, Differences]) -> str:

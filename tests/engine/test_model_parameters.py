@@ -41,7 +41,7 @@ def test_full_size_models_have_the_published_number_of_parameters(key):
 
 @settings(max_examples=30)
 @given(
-    name=st.sampled_from(["llama", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]),
+    name=st.sampled_from(["llama", "llama-biased", "nemotron4", "llama4", "qwen2", "qwen3-tied", "mixtral"]),
     layers=st.integers(1, 7),
     kv_heads=st.sampled_from([1, 2, 4, 8]),
     head_dim=st.sampled_from([8, 24]),

@@ -14,10 +14,16 @@ from transformers import (
     MixtralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+ALL = [
+    *("llama", "llama-scaled", "nemotron4", "llama4", "qwen2", "qwen3", "qwen3-tied", "mixtral"),
+    *("llama-biased", "nemotron4-biased"),
+]
 TOLERANCE = 2e-5
 
 
@@ -34,13 +40,11 @@ def hugging_face(model) -> nn.Module:
         "attn_implementation": "eager",
     }
     rope = {"rope_type": "default", "rope_theta": model.rope_theta}
+    biases = {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
     if model.norm == "layernorm1p":
         rope["partial_rotary_factor"] = model.rotary_fraction
-        return NemotronForCausalLM(
-            NemotronConfig(
-                **common, intermediate_size=model.ffn_hidden_size, norm_eps=model.norm_eps, rope_parameters=rope
-            )
-        )
+        common |= {"intermediate_size": model.ffn_hidden_size, "norm_eps": model.norm_eps, **biases}
+        return NemotronForCausalLM(NemotronConfig(**common, rope_parameters=rope))
     if model.chunked_attention:
         chunked = model.chunked_attention
         return Llama4ForCausalLM(
@@ -67,6 +71,8 @@ def hugging_face(model) -> nn.Module:
         return MixtralForCausalLM(MixtralConfig(**common, **experts, rope_parameters=rope))
     if model.qk_norm:
         return Qwen3ForCausalLM(Qwen3Config(**common, rope_parameters=rope))
+    if model.qkv_bias and not model.attention_output_bias:
+        return Qwen2ForCausalLM(Qwen2Config(**common, rope_parameters=rope))
     scaling = model.rope_scaling
     if scaling:
         rope |= {
@@ -76,7 +82,7 @@ def hugging_face(model) -> nn.Module:
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_position,
         }
-    return LlamaForCausalLM(LlamaConfig(**common, rope_parameters=rope))
+    return LlamaForCausalLM(LlamaConfig(**common, **biases, rope_parameters=rope))
 
 
 def by_name(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -88,7 +94,10 @@ def as_theirs(model, ours: dict[str, Tensor]) -> dict[str, Tensor]:
     if model.chunked_attention:
         return {name.replace(".mlp.", ".feed_forward."): tensor for name, tensor in ours.items()}
     turned = {name: tensor.flatten(2).mT if ".experts." in name else tensor for name, tensor in ours.items()}
-    return {name.replace(".mlp.router.", ".mlp.gate."): tensor for name, tensor in turned.items()}
+    names = {".mlp.router.": ".mlp.gate.", "_bias.bias": "_proj.bias"}
+    for ours_, theirs in names.items():
+        turned = {name.replace(ours_, theirs): tensor for name, tensor in turned.items()}
+    return turned
 
 
 def copy_weights(model, source: nn.Module, target: nn.Module) -> None:
@@ -117,7 +126,7 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("seq", [80, 96], ids=["ragged-chunk", "whole-chunks"])
-@pytest.mark.parametrize("name", ["llama", "llama-scaled", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"])
+@pytest.mark.parametrize("name", ALL)
 def test_logits_and_every_gradient_equal_hugging_face(name, seq, models, randomised):
     compare(models[name], seq, randomised)
 

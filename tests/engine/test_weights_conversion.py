@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_loader import load
+from transformers import AutoModelForCausalLM
 
 from llmb.checkpoints.checksums import damaged_files
 from llmb.checkpoints.conversion import ExportJob, ImportJob
@@ -30,7 +31,7 @@ from llmb.weights.worker.weights_export import export_weights, stored_parts
 from llmb.weights.worker.weights_import import import_weights, parameter_shapes
 
 FILE = "model.safetensors"
-NAMES = ["llama", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]
+NAMES = ["llama", "nemotron4", "nemotron4-biased", "llama4", "qwen2", "qwen3", "qwen3-tied", "mixtral"]
 
 
 def values(model, dtype=torch.float32):
@@ -130,6 +131,19 @@ def test_bf16_rounds_each_weight_to_the_nearest(models, name, tmp_path):
     assert index["weight_map"].keys() == found.keys()
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
     assert_same(found, hugging_face(models[name], expected, torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama-biased", "nemotron4-biased"])
+def test_what_is_exported_computes_the_same_in_transformers(models, name, tmp_path, randomised):
+    ours = randomised(models[name])
+    weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}
+    save_file(hugging_face(models[name], weights), tmp_path / FILE)
+    import_here(models[name], tmp_path, tmp_path)
+    export_here(models[name], tmp_path, tmp_path / "out")
+    theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokens = torch.arange(24).view(2, 12)
+    assert torch.allclose(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_head_beside_a_tied_embedding_is_left_out_only_where_it_is_equal(models, tmp_path):

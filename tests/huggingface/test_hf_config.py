@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, Llama4TextConfig, LlamaConfig, MixtralConfig, NemotronConfig, Qwen3Config
+from transformers import (
+    AutoConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    MixtralConfig,
+    NemotronConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
@@ -30,9 +38,34 @@ MAVERICK = MODELS["llama4-maverick", "400b"]
 NEMOTRON = MODELS["nemotron4", "340b"]
 
 
+ALL_BIASES = {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
+
+
 def loaded(model: Model, folder: Path) -> Any:
     (folder / "config.json").write_text(json.dumps(config_of(model, "bf16")))
     return AutoConfig.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "biases", "expected"),
+    [
+        (LLAMA_8B, {"qkv_bias": True}, Qwen2Config),
+        (LLAMA_8B, ALL_BIASES, LlamaConfig),
+        (NEMOTRON, ALL_BIASES, NemotronConfig),
+        (MODELS["qwen3", "8b"], {"qkv_bias": True, "attention_output_bias": True}, Qwen3Config),
+    ],
+)
+def test_biases_are_part_of_the_model(model: Model, biases: dict[str, bool], expected: type, tmp_path: Path) -> None:
+    biased = model.model_copy(update={**biases, "rope_scaling": None})
+    config = loaded(biased, tmp_path)
+    assert type(config) is expected
+    assert list(config_differences(biased, config.to_dict())) == []
+    assert list(config_differences(model.model_copy(update={"rope_scaling": None}), config.to_dict()))
+
+
+def test_a_part_that_no_form_names_is_no_form() -> None:
+    with pytest.raises(UsageError, match="attention_output_bias is True, not False"):
+        config_of(LLAMA_8B.model_copy(update={"attention_output_bias": True}), "bf16")
 
 
 @pytest.mark.parametrize("key", MODELS, ids="-".join)

@@ -123,7 +123,7 @@ RotaryPairs = Literal["halves", "interleaved"]
 
 
 class Model(Record):
-    """The true architecture of one model, by its parts. Sizes are in elements. No matrix has a bias."""
+    """The true architecture of one model, by its parts. Sizes are in elements."""
 
     model: str
     size: str
@@ -132,6 +132,11 @@ class Model(Record):
     rotary_pairs: RotaryPairs = "halves"
     qk_norm: Literal["rmsnorm"] | None = None
     """A norm of each query and key head, before the rotary embedding."""
+    qkv_bias: bool = False
+    """Query, key and value have biases."""
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    """Every matrix of dense feed-forward layers has a bias."""
     tied_embeddings: bool = False
     """The embedding and the head share one matrix."""
     layers: int
@@ -156,6 +161,8 @@ class Model(Record):
     def _experts_are_gated(self) -> Self:
         if self.moe is not None and self.mlp != "swiglu":
             raise ValueError(f"experts need mlp swiglu, not {self.mlp}")
+        if self.moe is not None and self.mlp_bias:
+            raise ValueError("feed-forward layers beside experts have no biases")
         return self
 
     def is_moe_layer(self, layer: int) -> bool:

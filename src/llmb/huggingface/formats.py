@@ -14,6 +14,7 @@ from llmb.catalogue.records import Model, Record
 from llmb.errors import UsageError
 
 DATA = Path(__file__).with_name("formats.yaml")
+IN_EVERY_FORM = ("tied_embeddings", "rope_scaling")
 SETTINGS = Path(__file__).with_name("settings.yaml")
 
 
@@ -83,7 +84,7 @@ def format_of(model: Model) -> WeightsFormat:
 
 
 def obstacles(model: Model, known: WeightsFormat) -> Iterator[str]:
-    yield from part_differences(model, known.parts)
+    yield from part_differences(model, known.parts, [*IN_EVERY_FORM, *known.equal, *known.settings.values()])
     for name, other in known.equal.items():
         if part(model, name) != part(model, other):
             yield f"{name} is {part(model, name)}, not {part(model, other)} as {other}"

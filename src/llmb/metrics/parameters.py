@@ -54,7 +54,16 @@ def _linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
 
 def _attention(model: Model) -> int:
     per_head_norms = 2 * model.head_dim if model.qk_norm else 0
-    return 2 * model.hidden_size * model.head_dim * (model.attention_heads + model.kv_heads) + per_head_norms
+    matrices = 2 * model.hidden_size * model.head_dim * (model.attention_heads + model.kv_heads)
+    return matrices + per_head_norms + _biases(model)
+
+
+def _biases(model: Model) -> int:
+    """Of one layer. A bias has an element for each output of its matrix."""
+    outputs = {name: outputs for name, (_, outputs) in _linear_shapes(model).items()}
+    attention = {"q_proj": model.qkv_bias, "k_proj": model.qkv_bias, "v_proj": model.qkv_bias}
+    attention |= {"o_proj": model.attention_output_bias}
+    return sum(count for name, count in outputs.items() if attention.get(name, model.mlp_bias))
 
 
 def _norm(model: Model) -> int:

@@ -217,12 +217,14 @@ class Attention(nn.Module):
         attended: Tensor = self.core(query, key, value, documents).flatten(-2)
         return attended
 
+    def projected(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Query, key and value: [batch, seq, heads, head_dim] each."""
+        projected = self.qkv(hidden, self.head_dim)
+        return projected if self.qkv_adapter is None else self.qkv_adapter(hidden, projected)
+
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys with their positions, and values: [batch, seq, heads, head_dim] each."""
-        projected = self.qkv(hidden, self.head_dim)
-        if self.qkv_adapter is not None:
-            projected = self.qkv_adapter(hidden, projected)
-        query, key, value = projected
+        query, key, value = self.projected(hidden)
         value = value.contiguous()  # a view would keep queries and keys for the backward pass, from before the rotation
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from llmb.catalogue.records import MixtureOfExperts, Mlp, Model
 from llmb.catalogue.records import Norm as NormName
 from llmb.engine.model.attention import Attention, Documents, document_masks
+from llmb.engine.model.biases import BiasedAttention, BiasedGatedMLP, BiasedSquaredReluMLP
 from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.gradient_sum import GradientSum
@@ -22,6 +23,10 @@ from llmb.engine.model.rotary import Rotary, rotary_tables
 EMBEDDING = "embed_tokens.weight"
 NORMS: dict[NormName, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm1p": LayerNorm1P}
 MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {"swiglu": GatedMLP, "squared-relu": SquaredReluMLP}
+BIASED_MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {
+    "swiglu": BiasedGatedMLP,
+    "squared-relu": BiasedSquaredReluMLP,
+}
 
 
 class Staged(nn.Module):
@@ -47,7 +52,7 @@ class Block(Staged):
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
         self.input_layernorm = build_norm(model)
-        self.self_attn = Attention(model, layer)
+        self.self_attn = build_attention(model, layer)
         self.post_attention_layernorm = build_norm(model)
         self.mlp = build_mlp(model)
 
@@ -79,7 +84,7 @@ class MoEBlock(Staged):
     def __init__(self, model: Model, layer: int, experts: MixtureOfExperts) -> None:
         super().__init__()
         self.input_layernorm = build_norm(model)
-        self.self_attn = Attention(model, layer)
+        self.self_attn = build_attention(model, layer)
         self.post_attention_layernorm = build_norm(model)
         self.mlp = MoELayer(model.hidden_size, experts)
 
@@ -212,9 +217,14 @@ def build_block(model: Model, layer: int) -> nn.Module:
     return Block(model, layer)
 
 
+def build_attention(model: Model, layer: int) -> Attention:
+    biased = model.qkv_bias or model.attention_output_bias
+    return BiasedAttention(model, layer) if biased else Attention(model, layer)
+
+
 def build_norm(model: Model) -> Norm:
     return NORMS[model.norm](model.hidden_size, model.norm_eps)
 
 
 def build_mlp(model: Model) -> GatedMLP | SquaredReluMLP:
-    return MLPS[model.mlp](model.hidden_size, model.ffn_hidden_size)
+    return (BIASED_MLPS if model.mlp_bias else MLPS)[model.mlp](model.hidden_size, model.ffn_hidden_size)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from llmb.engine.model.adapter import OWN, Adapter
 from llmb.engine.model.adapter_dropout import Dropout
 from llmb.engine.model.attention import Attention
+from llmb.engine.model.biases import Bias
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.moe import Experts
@@ -31,6 +32,7 @@ from llmb.engine.parallel.vocab_parallel import VocabParallelEmbedding, Vocabula
 OUTPUTS, INPUTS = 0, 1
 SHARDED_DIM = {
     "embed_tokens": OUTPUTS,
+    **dict.fromkeys(("q_bias", "k_bias", "v_bias", "gate_bias", "up_bias"), OUTPUTS),
     "q_proj": OUTPUTS,
     "k_proj": OUTPUTS,
     "v_proj": OUTPUTS,
@@ -40,7 +42,7 @@ SHARDED_DIM = {
     "down_proj": INPUTS,
     "lm_head": OUTPUTS,
 }
-"""The sharded dimension of a layer's matrix, by the layer's name; everything else is replicated."""
+"""The sharded dimension of a layer's matrix or bias, by the layer's name; everything else is replicated."""
 
 PER_HEAD = ("q_norm", "k_norm")
 
@@ -65,7 +67,7 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
         shard_parameters(module, mesh, placement_of(path))
         if isinstance(module, Adapter) and placement_of(f"{path}.a").is_shard() and isinstance(module.dropout, Dropout):
             module.dropout.first_feature = mesh.get_local_rank() * module.a.in_features // mesh.size()
-        if isinstance(module, Norm):
+        if isinstance(module, Norm | Bias):
             # Ranks see different heads, whatever tokens they see.
             module.same_tokens = not sequence_parallel and name not in PER_HEAD
         elif isinstance(module, Attention | GatedMLP | SquaredReluMLP) or name == "lm_head":

@@ -163,8 +163,14 @@ def fuse_rotation(stage: nn.Module, *, in_place: bool) -> None:
 
 def fuse_norms(stage: nn.Module) -> None:
     """Adds, normalizes and casts in one pass over memory, if compiled; after ``fuse_activations``."""
-    replace_modules(stage, Block, Fp8Block)
-    replace_modules(stage, MoEBlock, Fp8MoEBlock)
+    replace_modules(stage, Block, lambda whole: Fp8Block(whole) if can_fuse(whole, whole.mlp) else None)
+    replace_modules(stage, MoEBlock, lambda whole: Fp8MoEBlock(whole) if can_fuse(whole) else None)
+
+
+def can_fuse(block: Block | MoEBlock, *parts: nn.Module) -> bool:
+    """Whether the types of attention and ``parts`` are known: others may compute something in between."""
+    known = (Attention, RotatedAttention, Fp8GatedMLP, Fp8SquaredReluMLP)
+    return all(type(part) in known for part in (block.self_attn, *parts))
 
 
 def keep_from_forward_on(block: nn.Module) -> None:
