@@ -16,7 +16,7 @@ from llmb.campaigns.campaign import Campaign, CampaignJob
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.jobs.job import Job
-from llmb.jobs.preparation import Preparation
+from llmb.jobs.task import TaskRecord
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.node_setup import Binding
 from llmb.jobspec.spec import JobSpec
@@ -140,9 +140,10 @@ array has one, with its own `array_index`."""
 JOB_END = """Written by the batch script whatever ended it, but for the loss of its node. Where the workers failed, the
 exit code is theirs."""
 
-PREPARATION = """Of a job of `llmb prepare submit`, in place of run.json, in
-`workloads/<workload>/preparations/<name>_<seconds>/<name>/`, beside job.json, job_spec.json, job_end.json, the batch
-script and `log-<name>.out`."""
+TASK = """Of a job that trains nothing, in place of run.json, beside job.json, job_spec.json, job_end.json, the batch
+script and `log-<name>.out`: of `llmb prepare submit` in `workloads/<workload>/preparations/<name>_<seconds>/<name>/`,
+of `llmb bench` in `.llmb/bench_jobs/<name>_<seconds>/<name>/`, of `llmb doctor` in
+`.llmb/health/<time>/.jobs/<node>/doctor/`."""
 
 SAMPLES = """In `checkpoint_and_dataset/datasets/<dataset>/` of a workload, beside a `.jsonl` for each split. A line
 holds `input`, the prompt, and `output`, the answer; of the test split also `original_answers`, all that count as
@@ -202,7 +203,7 @@ def files_page(catalogue: Catalogue) -> str:
         page("## job.json", JOB, typed_table(annotations(SubmittedJob), meanings["job"])),
         page("## job_spec.json", JOB_SPEC, typed_table(annotations(JobSpec), meanings["job_spec"])),
         page("## job_end.json", JOB_END, typed_table(annotations(JobEnd), meanings["job_end"])),
-        page("## preparation.json", PREPARATION, typed_table(annotations(Preparation), meanings["preparation"])),
+        page("## task.json", TASK, typed_table(annotations(TaskRecord), meanings["task"])),
         *campaign_file(meanings),
         page("## samples.json", SAMPLES, typed_table(annotations(SampleFiles), meanings["samples"])),
         page("## Packed datasets", PACKED, typed_table(annotations(PackedDataset), meanings["packed"])),

@@ -58,7 +58,6 @@ from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan, make_plan
-from llmb.runs.record import SubmittedJob
 from llmb.runs.result import conclude
 from llmb.runs.step_follower import StepNews
 from llmb.runs.steps import ExpertLoad, Step
@@ -96,14 +95,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "run --repeats": repeats_document([[sample_run]], "before"),
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
-        "submit": submit_document(
-            plan.origin,
-            {
-                RunFolder(Path("run")): SubmittedJob(
-                    scheduler="slurm", job_id="1", submitted_at="2026-11-21T10:00:00+00:00"
-                )
-            },
-        ),
+        "submit": submit_document(plan.origin, [job]),
         "bulk": sample_campaign(catalogue),
         "runs": runs_document([job], 1),
         "jobs list": jobs_document([job], 1),

@@ -96,6 +96,9 @@ def test_the_unfit_node_is_named_and_the_next_campaign_avoids_it(client: Client)
         assert 0 < node["clock_uncertainty_s"] < 5
         kept = json.loads((Path(document["folder"]) / f"{node['node']}.json").read_text())
         assert kept["node"] == node["node"]
+    code, out, _ = client.call("jobs", "list", "--kind", "check", "--json")
+    rows = [(row["subject"], row["status"]) for row in json.loads(out)["jobs"]]
+    assert rows == [("node1", "success"), ("node2", "success")], "each job has done its check"
     code, again, _ = client.doctor("--last")
     assert (code, again) == (4, document)
     file = client.folder / "weekly.txt"

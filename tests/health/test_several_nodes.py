@@ -3,7 +3,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,21 @@ from llmb.health.compare_nodes import compared
 from llmb.health.exclusion import excluded_nodes
 from llmb.health.facts.shared_clock import TICK_S, read_shared_clock, reading
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check, write_result
-from llmb.health.node_jobs import CheckOrder
+from llmb.health.node_jobs import CheckTerms, check_order
 from llmb.health.records import ANSWER, Check, NodeReport, worst
 from llmb.health.rules import BETWEEN, rule, rules
+from llmb.jobs.history import open_history
 from llmb.jobspec.options import JobOptions
 from llmb.report.doctor_report import nodes_document, nodes_tables
 from llmb.report.table import table_lines
 from llmb.schedulers.local.scheduler import LocalScheduler
-from llmb.schedulers.lookup import cluster_schema, find_scheduler
-from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Submitted
+from llmb.schedulers.lookup import SCHEDULERS, cluster_schema, find_scheduler
+from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Scheduler, Submitted
 from llmb.site.site import Site
 
 WHEN = "2026-11-22T11:00:00+00:00"
 SLURM = find_scheduler("slurm")
+Run = Callable[..., tuple[NodesCheck, bool]]
 
 
 def report(node: str, *checks: Check, ahead_s: float | None = None, unsure_s: float = 0.005) -> NodeReport:
@@ -110,8 +113,13 @@ def test_a_reading_of_the_clock_has_the_truth_within_its_uncertainty(tmp_path: P
     assert [*tmp_path.iterdir()] == []
 
 
+TAKEN: Callable[[], Scheduler]
+
+
 class Scripted(LocalScheduler):
     """Answers what a test has decided, and keeps what it is asked for."""
+
+    name = "slurm"
 
     def __init__(self, **phases: Sequence[JobState]) -> None:
         self.phases = {node: list(states) for node, states in phases.items()}
@@ -127,7 +135,7 @@ class Scripted(LocalScheduler):
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         self.calls["states"] += 1
-        return JobAnswers({job.key: self._next(job.key) for job in jobs})
+        return JobAnswers({job.key: self._next(node_of(job)) for job in jobs})
 
     def _next(self, node: str) -> JobState:
         left = self.phases[node]
@@ -135,7 +143,7 @@ class Scripted(LocalScheduler):
 
     def cancel(self, jobs: Sequence[AskedJob]) -> None:
         self.calls["cancel"] += 1
-        self.cancelled += [job.key for job in jobs]
+        self.cancelled += map(node_of, jobs)
 
     def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
         self.calls["nodes"] += 1
@@ -143,6 +151,10 @@ class Scripted(LocalScheduler):
 
     def host_list(self, names: Iterable[str]) -> str:
         return ",".join(names)
+
+
+def node_of(job: AskedJob) -> str:
+    return job.base.path.parent.name
 
 
 UP = NodeState(state="IDLE", usable=True)
@@ -169,28 +181,40 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def run(
-    scheduler: Scripted, install: Path, nodes: Mapping[str, NodeState], max_wait_s: float = 900.0
-) -> tuple[NodesCheck, bool]:
-    folder = new_check(install, NodesRequest(started_at=WHEN, nodes=tuple(nodes), disk_bytes=0))
-    site = Site(install=install, config=cluster_schema()())
-    check = NodesCheck(
-        order=CheckOrder(scheduler=scheduler, site=site, options=JobOptions(), time_limit_min=10),
-        folder=folder,
-        states=nodes,
-        max_wait_s=max_wait_s,
-        environ=os.environ,
-        on_progress=lambda *_: None,
-        say=lambda _: None,
-    )
-    return check, check.run()
+@pytest.fixture
+def run(tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Checks nodes with a scheduler of the test's own in place of Slurm's."""
+    site = Site(install=tmp_path, config=cluster_schema()())
+
+    def check_nodes(
+        scheduler: Scripted, nodes: Mapping[str, NodeState], max_wait_s: float = 900.0
+    ) -> tuple[NodesCheck, bool]:
+        monkeypatch.setitem(SCHEDULERS, "slurm", (__name__, "TAKEN"))
+        monkeypatch.setattr(sys.modules[__name__], "TAKEN", lambda: scheduler, raising=False)
+        find_scheduler.cache_clear()
+        with open_history(tmp_path, print) as store:
+            check = NodesCheck(
+                store=store,
+                terms=CheckTerms(site, JobOptions(), time_limit_min=10),
+                folder=new_check(tmp_path, NodesRequest(started_at=WHEN, nodes=tuple(nodes), disk_bytes=0)),
+                states=nodes,
+                max_wait_s=max_wait_s,
+                environ=os.environ,
+                on_progress=lambda *_: None,
+                say=lambda _: None,
+            )
+            return check, check.run()
+
+    yield check_nodes
+    monkeypatch.undo()
+    find_scheduler.cache_clear()
 
 
 def answers(check: NodesCheck) -> dict[str, tuple[str, Any]]:
     return {node: (item.status, item.checks[0].value) for node, item in check.reports.items()}
 
 
-def test_every_end_of_a_node_is_a_result(tmp_path: Path, clock: list[float]) -> None:
+def test_every_end_of_a_node_is_a_result(run: Run, clock: list[float]) -> None:
     ended = {
         "died": state("failed", meaning="the batch script ended with exit code 127"),
         "silent": state("completed"),
@@ -203,7 +227,7 @@ def test_every_end_of_a_node_is_a_result(tmp_path: Path, clock: list[float]) -> 
     }
     scheduler = Scripted(**{node: [item] for node, item in ended.items()})
     nodes = dict.fromkeys(ended, UP) | {"down": NodeState(state="DOWN*", usable=False, reason="Not responding")}
-    check, complete = run(scheduler, tmp_path, nodes)
+    check, complete = run(scheduler, nodes)
     assert complete
     assert answers(check) == {
         "down": ("fail", "Slurm gives it no jobs: DOWN*: Not responding"),
@@ -222,45 +246,40 @@ def test_every_end_of_a_node_is_a_result(tmp_path: Path, clock: list[float]) -> 
     assert (result.fit, set(result.unchecked)) == ([], {"mine", "busy"})
 
 
-def test_a_node_that_is_drained_while_its_job_waits_fails_before_the_wait_is_over(
-    tmp_path: Path, clock: list[float]
-) -> None:
+def test_a_node_that_is_drained_while_its_job_waits_fails_before_the_wait_is_over(run: Run, clock: list[float]) -> None:
     scheduler = Scripted(node1=[state("queued")])
     scheduler.unusable["node1"] = NodeState(state="IDLE+DRAIN", usable=False, reason="Prolog error")
     began = clock[0]
-    check, _ = run(scheduler, tmp_path, {"node1": UP})
+    check, _ = run(scheduler, {"node1": UP})
     assert answers(check) == {"node1": ("fail", "Slurm gives it no jobs: IDLE+DRAIN: Prolog error")}
     assert scheduler.cancelled == ["node1"]
     assert clock[0] - began < 60
 
 
-def test_256_nodes_are_asked_for_with_few_calls(tmp_path: Path, clock: list[float]) -> None:
+def test_256_nodes_are_asked_for_with_few_calls(run: Run) -> None:
     names = [f"node{number}" for number in range(256)]
     scheduler = Scripted(**{name: [state("queued")] * 3 + [state("failed", meaning="failed")] for name in names})
-    check, _ = run(scheduler, tmp_path, dict.fromkeys(names, UP))
+    check, _ = run(scheduler, dict.fromkeys(names, UP))
     assert len(check.reports) == 256
     assert scheduler.calls == {"states": 4, "nodes": 0, "cancel": 0}
 
 
-def test_one_rejected_job_is_no_result_of_its_node_and_a_rejection_of_all_is_an_error(
-    tmp_path: Path,
-    clock: list[float],
-) -> None:
+def test_one_rejected_job_is_no_result_of_its_node_and_a_rejection_of_all_is_an_error(run: Run) -> None:
     scheduler = Scripted(node1=[state("timed_out")], node2=[state("timed_out")])
     scheduler.rejects = {"node1": "Slurm rejected the job: Requested node configuration is not available"}
-    check, _ = run(scheduler, tmp_path, dict.fromkeys(["node1", "node2"], UP))
+    check, _ = run(scheduler, dict.fromkeys(["node1", "node2"], UP))
     assert answers(check)["node1"] == ("warn", f"not checked: {scheduler.rejects['node1']}")
     scheduler.rejects = dict.fromkeys(["a", "b", "c", "d"], "Slurm rejected the job: Invalid account")
     with pytest.raises(UsageError, match="Invalid account"):
-        run(scheduler, tmp_path, dict.fromkeys(scheduler.rejects, UP))
+        run(scheduler, dict.fromkeys(scheduler.rejects, UP))
 
 
-def test_a_check_that_no_job_was_accepted_for_does_not_hide_the_one_before(tmp_path: Path, clock: list[float]) -> None:
+def test_a_check_that_no_job_was_accepted_for_does_not_hide_the_one_before(tmp_path: Path, run: Run) -> None:
     before = kept(tmp_path, "2026-01-01T00:00:00+00:00", node1="fail")
     scheduler = Scripted()
     scheduler.rejects = {"node1": "Slurm rejected the job: Invalid account"}
     with pytest.raises(UsageError, match="Invalid account"):
-        run(scheduler, tmp_path, {"node1": UP})
+        run(scheduler, {"node1": UP})
     assert last_check(tmp_path).path == before.path
 
 
@@ -269,9 +288,9 @@ class Silent(Scripted):
         raise InfrastructureError("Slurm does not answer")
 
 
-def test_a_scheduler_that_never_answers_again_leaves_nodes_unchecked(tmp_path: Path, clock: list[float]) -> None:
+def test_a_scheduler_that_never_answers_again_leaves_nodes_unchecked(run: Run, clock: list[float]) -> None:
     began = clock[0]
-    check, complete = run(Silent(), tmp_path, {"node1": UP})
+    check, complete = run(Silent(), {"node1": UP})
     assert complete
     assert answers(check) == {"node1": ("warn", "not checked: Slurm does not answer")}
     assert clock[0] - began > check_nodes.PATIENCE_S
@@ -282,17 +301,17 @@ class Interrupted(Scripted):
         raise KeyboardInterrupt
 
 
-def test_an_interruption_cancels_all_that_is_left_in_one_call(tmp_path: Path, clock: list[float]) -> None:
+def test_an_interruption_cancels_all_that_is_left_in_one_call(run: Run) -> None:
     scheduler = Interrupted()
-    check, complete = run(scheduler, tmp_path, dict.fromkeys(["node1", "node2"], UP))
+    check, complete = run(scheduler, dict.fromkeys(["node1", "node2"], UP))
     assert not complete
     assert set(answers(check).values()) == {("warn", "not checked: it was interrupted")}
     assert (scheduler.cancelled, scheduler.calls["cancel"]) == (["node1", "node2"], 1)
 
 
-def test_a_damaged_report_is_a_failure(tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_report_is_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckFolder, "report", lambda folder, node: folder.path / ".request.json")
-    check, _ = run(Scripted(node1=[state("queued")]), tmp_path, {"node1": UP})
+    check, _ = run(Scripted(node1=[state("queued")]), {"node1": UP})
     status, value = answers(check)["node1"]
     assert (status, "its report: it is damaged" in value) == ("fail", True)
 
@@ -303,9 +322,11 @@ def test_a_damaged_report_is_a_failure_also_if_the_client_was_killed(tmp_path: P
     assert stored(folder).unfit == ["node1"]
 
 
-def order(flags: Mapping[str, str | None], **config: Any) -> CheckOrder:
+def script_of(node: str, state: NodeState, flags: Mapping[str, str | None], **config: Any) -> str:
     site = Site(install=Path("/lustre/bench"), config=cluster_schema().model_validate(config))
-    return CheckOrder(scheduler=SLURM, site=site, options=JobOptions(flags=flags, python="py"), time_limit_min=7)
+    folder = CheckFolder(Path("/lustre/bench/.llmb/health/T"))
+    order = check_order(CheckTerms(site, JobOptions(flags=flags, python="py"), 7), folder, node, state)
+    return SLURM.script(order.spec(folder.job(node)), folder.job(node))
 
 
 def directives(script: str) -> list[str]:
@@ -315,8 +336,8 @@ def directives(script: str) -> list[str]:
 def test_a_job_asks_for_the_whole_node_that_it_is_for() -> None:
     node = NodeState(state="IDLE", usable=True, gpus=8, partitions=("gpu", "debug"))
     training = {"exclude": "node7", "array": "0-3", "nodelist": "node1", "time": "00:07:00", "qos": "high"}
-    made = order(training, slurm={"partition": "debug", "gres_type": "h100"}, profiles=["/etc/site.sh"])
-    script = made.script(CheckFolder(Path("/lustre/bench/.llmb/health/T")), "node7", node)
+    settings = {"slurm": {"partition": "debug", "gres_type": "h100"}, "profiles": ["/etc/site.sh"]}
+    script = script_of("node7", node, training, **settings)
     found = directives(script)
     wanted = {"nodes=1", "nodelist=node7", "exclusive", "mem=0", "gpus-per-node=h100:8", "time=00:07:00", "qos=high"}
     assert wanted <= {*found}
@@ -338,7 +359,7 @@ def test_a_node_is_asked_for_in_a_partition_that_has_it(
     flags: dict[str, str], config: dict[str, Any], partition: str
 ) -> None:
     node = NodeState(state="IDLE", usable=True, partitions=("gpu",))
-    found = directives(order(flags, **config).script(CheckFolder(Path("/x")), "node1", node))
+    found = directives(script_of("node1", node, flags, **config))
     assert partition in found
     assert not [line for line in found if "gpu" in line and line != "partition=gpu"]
 

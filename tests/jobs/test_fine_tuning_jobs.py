@@ -20,7 +20,7 @@ def test_a_launch_trains_on_what_jobs_prepared(workload: str, client: Client, tm
     sources = ("--dataset-source", str(samples), "--checkpoint-source", str(model))
     jobs = client.json("prepare", "submit", workload, "-s", "tiny", *sources)["jobs"]
     ended = client.json("jobs", "wait", *(job["job_id"] for job in jobs))["jobs"]
-    assert [(row["prepares"], row["status"]) for row in ended] == [("dataset", "success"), ("checkpoint", "success")]
+    assert [(row["subject"], row["status"]) for row in ended] == [("dataset", "success"), ("checkpoint", "success")]
     assert client.json("prepare", "verify", "-w", workload, "-s", "tiny")["complete"]
     variables = {"JOB_TOTAL_GPUS": "2", "MODEL_SIZE": "tiny"}
     result = client.json("launch", workload, "--wait", **variables)

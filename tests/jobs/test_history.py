@@ -19,9 +19,9 @@ from llmb.jobs.follow import job_log, start_of_last
 from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
-from llmb.jobs.order import Prepared, Queued, write_job
+from llmb.jobs.order import Prepared
 from llmb.jobs.store import Store
-from llmb.jobs.submit import new_job, with_handle
+from llmb.jobs.submit import new_job, record_handle
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -41,7 +41,7 @@ def submitted(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Submitted:
         write_record(folder, queued_record(plan, ()))
         job = new_job(Prepared(spec, folder, {None: folder}), None, plan, key, "c")
         handle = SubmittedJob(scheduler="slurm", job_id=job_id, submitted_at="2026-11-21T10:00:00+00:00")
-        write_job(with_handle(Queued(folder, handle.model_copy(update=values)), job))
+        record_handle(folder, handle.model_copy(update=values), job)
         return job
 
     return submit

@@ -32,7 +32,7 @@ def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
     with_command(client, 'echo "called with: $*"; echo "root $LLMB_INSTALL, cores $SLURM_CPUS_PER_TASK"')
     dataset, checkpoint = submitted(client, "--gpus-per-node", "1")
     rows = client.json("jobs", "wait", dataset["job_id"], checkpoint["job_id"])["jobs"]
-    found = [(row["prepares"], row["status"], row["state"], row["dtype"], row["scale"]) for row in rows]
+    found = [(row["subject"], row["status"], row["state"], row["dtype"], row["scale"]) for row in rows]
     assert found == [("dataset", "success", "COMPLETED", "", 1), ("checkpoint", "success", "COMPLETED", "", 1)]
     log = client.run("jobs", "log", dataset["job_id"]).stdout
     assert (
@@ -48,8 +48,8 @@ def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
     assert client.json("jobs", "nodes")["nodes"] == [], "they say nothing of a node's speed"
     (client.install / ".llmb" / "jobs.sqlite").unlink()
     again = client.json("jobs", "rebuild")["jobs"]
-    assert {(row["job_id"], row["prepares"], row["status"]) for row in again} == {
-        (row["job_id"], row["prepares"], "success") for row in rows
+    assert {(row["job_id"], row["subject"], row["status"]) for row in again} == {
+        (row["job_id"], row["subject"], "success") for row in rows
     }
 
 
@@ -69,5 +69,5 @@ def test_what_is_being_prepared_is_not_submitted_again_and_can_be_cancelled(clie
     assert f"the checkpoint is being prepared already, by job {job['job_id']}" in again.stderr
     client.run("jobs", "cancel", job["job_id"])
     (row,) = client.json("jobs", "wait", job["job_id"], code=None)["jobs"]
-    assert (row["status"], row["prepares"]) == ("cancelled", "checkpoint")
+    assert (row["status"], row["subject"]) == ("cancelled", "checkpoint")
     assert submitted(client, "--skip-dataset"), "an ended job does not hinder the next"

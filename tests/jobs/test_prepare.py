@@ -26,7 +26,7 @@ def test_every_run_of_an_array_has_a_folder_for_checkpoints(tmp_path: Path) -> N
     names = sorted(folder.path.parent.name for folder in prepared.folders.values())
     assert [name.rpartition(".")[2] for name in names] == ["0", "1", "2"]
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == names
-    with pytest.raises(UsageError), removed_if_refused(prepared, made.plan):
+    with pytest.raises(UsageError), removed_if_refused(prepared.all_folders, made.plan):
         raise UsageError("rejected")
     assert list((tmp_path / "saved").iterdir()) == []
     assert not prepared.base.path.exists()

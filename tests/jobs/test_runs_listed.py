@@ -89,14 +89,14 @@ def test_a_run_from_the_future_is_not_the_latest_for_ever(store: Store, job: Cal
 def test_the_latest_is_the_newest_run_not_a_preparation(store: Store, job: Callable[..., Job]) -> None:
     with pytest.raises(UsageError, match="there are no runs yet"):
         find_job(store, "latest")
-    store.add([job(1), job(3), job(2), job(9, prepares="dataset")])
+    store.add([job(1), job(3), job(2), job(9, kind="preparation", subject="dataset")])
     assert find_job(store, "latest").key == "k3"
 
 
 def test_a_retried_run_is_listed_once(store: Store, job: Callable[..., Job]) -> None:
     first = job(1, status="failed", state="FAILED")
     again = job(1, key="k1#2", retry_of="k1", job_id="5000", submitted_s=2000.0)
-    store.add([first, again, job(2), job(3, prepares="dataset")])
+    store.add([first, again, job(2), job(3, kind="preparation", subject="dataset")])
     assert [one.key for one in store.jobs(Filter(runs_only=True))] == ["k2", "k1#2"]
     assert store.count(Filter(runs_only=True)) == 2
     assert find_job(store, first.id).key == "k1#2"

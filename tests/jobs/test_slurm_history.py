@@ -203,7 +203,7 @@ def test_jobs_that_slurm_has_forgotten_are_read_from_their_marks(
     assert (found["b"].state, found["b"].status) == ("FAILED", "failed")
     assert (found["c"].state, found["c"].status) == ("LOST", "failed")
     assert "did not record its end" in str(found["c"].reason)
-    assert new.job.job_id == "1", "ids start again at 1, and the first job's row is not this one's"
+    assert new.job_id == "1", "ids start again at 1, and the first job's row is not this one's"
     assert found["new"].state != "LOST"
 
 
@@ -223,15 +223,15 @@ def test_a_submission_that_was_interrupted_is_found_and_not_made_twice(
     prepared = [prepare(order(WAIT)) for _ in range(2)]
     for number, one in enumerate(prepared):
         store.add([new_job(one, None, order(WAIT).plan, f"k{number}", "c")])
-    (queued,) = send(prepared[0], shell.cluster.environ)
+    queued = send(prepared[0], shell.cluster.environ)[None]
     store.db.execute("UPDATE jobs SET submitted_s = submitted_s - 60")
     found = refresh(store, shell.install)
     first, second = store.jobs()
-    assert (first.job_id, first.live) == (queued.job.job_id, True)
+    assert (first.job_id, first.live) == (queued.job_id, True)
     assert (second.job_id, second.state, second.status) == (None, "NOT_SUBMITTED", "failed")
     assert len(found.warnings) == 1
     handle = read_job(prepared[0].base)
-    assert handle and (handle.job_id, handle.key, handle.campaign) == (queued.job.job_id, "k0", "c")
+    assert handle and (handle.job_id, handle.key, handle.campaign) == (queued.job_id, "k0", "c")
     with pytest.raises(KeyTaken):
         store.add([first])
     store.add([new_job(prepared[1], None, order(WAIT).plan, "k1", "c")])

@@ -200,7 +200,7 @@ def test_its_columns_are_the_fields_of_a_job(path: Path) -> None:
 
 def test_a_history_of_a_development_version_is_refused(path: Path) -> None:
     old = sqlite3.connect(path)
-    old.executescript("CREATE TABLE jobs (key TEXT); PRAGMA user_version = 9")
+    old.executescript("CREATE TABLE jobs (key TEXT); PRAGMA user_version = 10")
     old.close()
     with pytest.raises(Damaged, match="a development version before"):
         Store(path)

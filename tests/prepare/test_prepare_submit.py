@@ -147,7 +147,7 @@ def test_a_token_is_in_the_jobs_environment_and_nowhere_else(
     assert MARK not in result.output
     assert MARK not in (tmp_path / "command").read_text()
     files = [path for path in (tmp_path / "install").rglob("*") if path.is_file()]
-    assert {"preparation.json", "job_spec.json", "job.json", "jobs.sqlite"} <= {path.name for path in files}
+    assert {"task.json", "job_spec.json", "job.json", "jobs.sqlite"} <= {path.name for path in files}
     assert [str(path) for path in files if MARK.encode() in path.read_bytes()] == []
 
 

@@ -42,8 +42,8 @@ def die(path: Path) -> None:
     for number in range(5000):
         store.db.execute(
             "INSERT INTO jobs (key, scheduler, run_dir, experiment, workload, size, dtype, gpu_type, scale, proxy,"
-            " prepares, data, submitted_s, state, status, restarts, retries)"
-            " VALUES (?, '', '', '', '', '', '', '', 1, '', '', '', 0, 'BROKEN', 'queued', 0, 0)",
+            " kind, subject, data, submitted_s, state, status, restarts, retries)"
+            " VALUES (?, '', '', '', '', '', '', '', 1, '', 'run', '', '', 0, 'BROKEN', 'queued', 0, 0)",
             (f"broken-{number}",),
         )
     os.kill(os.getpid(), signal.SIGKILL)

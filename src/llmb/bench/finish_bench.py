@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import llmb
-from llmb.bench.bench_job import END, TASK, BenchEnd, BenchTask
+from llmb.bench.bench_job import END, REQUEST, BenchEnd, BenchRequest
 from llmb.bench.collective_bench import TABLE, measurement_file, read_result
 from llmb.bench.collective_records import JOB, CollectiveJob
 from llmb.bench.gpus import gpu_files, read_parts
@@ -17,39 +17,41 @@ from llmb.bench.kept_measurements import write_measurements
 from llmb.bench.nccl_table import collective_texts
 from llmb.bench.records import MeasurementFile
 from llmb.errors import LlmbError
+from llmb.jobs.task import read_task
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 
 
 def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
     """Never raises for workers that failed: what is missing is in the result."""
-    task = BenchTask.model_validate_json((folder.path / TASK).read_text())
+    request = BenchRequest.model_validate_json((folder.path / REQUEST).read_text())
+    subject = read_task(folder).subject
     measured: tuple[MeasurementFile, ...] = ()
     missing: tuple[str, ...] = ()
     problem = None
     try:
-        measured = _collectives(folder.path, task) if task.kind == "collectives" else _gpus(folder.path, task)
+        measured = _collectives(folder.path, request) if subject == "collectives" else _gpus(folder.path, request)
     except LlmbError as error:
         problem = error.what
     if exit_code:
         how = f"signal {signal}" if signal else f"exit code {exit_code}"
         problem = f"the workers ended with {how}; see {folder.log}"
-    if task.kind == "gpus":
+    if subject == "gpus":
         missing = _missing({file.node for file in measured})
-    kept = tuple(str(write_measurements(Path(task.install), file)) for file in measured if file.measurements)
+    kept = tuple(str(write_measurements(Path(request.install), file)) for file in measured if file.measurements)
     end = BenchEnd(measured=measured, kept=kept, problem=problem, missing_nodes=missing)
     write_atomically(folder.path / END, end.model_dump_json(indent=2) + "\n")
     return end
 
 
-def _collectives(folder: Path, task: BenchTask) -> tuple[MeasurementFile, ...]:
+def _collectives(folder: Path, request: BenchRequest) -> tuple[MeasurementFile, ...]:
     job, result = CollectiveJob.model_validate_json((folder / JOB).read_text()), read_result(folder)
     write_atomically(folder / TABLE, "\n".join(collective_texts(job, result, llmb.__version__)))
-    return (measurement_file(job, result, task.command, task.measured_at),)
+    return (measurement_file(job, result, request.command, request.measured_at),)
 
 
-def _gpus(folder: Path, task: BenchTask) -> tuple[MeasurementFile, ...]:
-    return tuple(gpu_files(read_parts(folder), task.command, task.measured_at))
+def _gpus(folder: Path, request: BenchRequest) -> tuple[MeasurementFile, ...]:
+    return tuple(gpu_files(read_parts(folder), request.command, request.measured_at))
 
 
 def _missing(reported: set[str]) -> tuple[str, ...]:

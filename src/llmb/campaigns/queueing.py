@@ -55,7 +55,7 @@ class HistorySender:
     def send(self, job: CampaignJob) -> CampaignJob:
         campaign = job.key.rpartition("-")[0]
         (queued,) = submit_order(self.history, self.order_of(job), self.environ, key=job.key, campaign=campaign)
-        return _submitted(job, queued.job.job_id, str(queued.folder.path))
+        return _submitted(job, str(queued.job_id), queued.run_dir)
 
 
 def _submitted(job: CampaignJob, job_id: str, folder: str) -> CampaignJob:

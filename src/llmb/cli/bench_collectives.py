@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import llmb
+from llmb.bench.bench_job import BenchProgram
 from llmb.bench.collective_bench import (
     LEAST_BYTES,
     TABLE,
@@ -25,7 +26,7 @@ from llmb.bench.jobs import BenchProgress
 from llmb.bench.nccl_table import collective_texts
 from llmb.bench.records import MeasurementFile
 from llmb.bench.sizes import bytes_of
-from llmb.cli.bench_jobs import JOB, BenchJobRequest, BenchProgram, DryRun, Ranks, Wait, check_is_job, queue
+from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue
 from llmb.cli.bench_keep import save_and_show
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say

@@ -4,8 +4,9 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,13 +14,11 @@ import typer
 from llmb.bench.bench_job import (
     TIME_LIMIT_MIN,
     BenchEnd,
-    BenchJob,
-    BenchOrder,
-    BenchTask,
-    Kind,
+    BenchProgram,
+    BenchRequest,
+    bench_order,
+    end_of,
     job_nodes,
-    submit_bench,
-    wait_for_bench,
 )
 from llmb.bench.cases import Device
 from llmb.bench.device_bench import DeviceChoice
@@ -29,13 +28,16 @@ from llmb.cli.messages import say
 from llmb.cli.options import value_options
 from llmb.cli.root import install_here
 from llmb.errors import RunFailed, UsageError
-from llmb.jobspec.options import StartMode
+from llmb.jobs.history import open_history
+from llmb.jobs.job import Job
+from llmb.jobs.submit import submit_task, unanswered_is_explained
+from llmb.jobs.task import TaskOrder
+from llmb.jobs.wait import Watch, wait_for_one
 from llmb.options.option import Option, options_of
 from llmb.report.output import print_json, print_line, print_text
 from llmb.report.plan_report import flags_text
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
-from llmb.schedulers.port import JobState
 
 OF_RUNS = frozenset(("array", "retries", "requeue", "start", "segment", "signal_before"))
 """Options of the scheduler that measurements have no use for."""
@@ -60,16 +62,6 @@ Wait = Annotated[bool, typer.Option("--wait", help="Of a job: wait for its end a
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Of a job: print the batch script, queue nothing.")]
 
 
-@dataclass(frozen=True, slots=True)
-class BenchProgram:
-    """What a job runs: how it is started, and the files that it reads."""
-
-    kind: Kind
-    module: str
-    start: StartMode
-    file: str
-
-
 def check_is_job(given: Mapping[str, Any], *, wait: bool, dry_run: bool) -> bool:
     """Any option of the scheduler makes a measurement a job. Raises UsageError for options of a job without one."""
     for flag, asked in {"--wait": wait, "--dry-run": dry_run}.items():
@@ -90,53 +82,46 @@ class BenchJobRequest:
         self.nodes = job_nodes(catalogue, self.site, self.options, device, ranks)
         self.device: Device = self.nodes.device
 
-    def order(self, program: BenchProgram, title: str, document: str) -> BenchOrder:
-        task = BenchTask(
-            kind=program.kind,
+    def order(self, program: BenchProgram, title: str, document: str) -> TaskOrder:
+        request = BenchRequest(
             install=str(self.install),
             command=("llmb", *sys.argv[1:]),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        return BenchOrder(
-            task=task,
-            title=title,
-            files={program.file: document},
-            nodes=self.nodes,
-            start=program.start,
-            program=program.module,
-            options=self.options,
-            site=self.site,
-        )
+        return bench_order(request, program, title, document, self.nodes, self.options, self.site)
 
 
-def queue(order: BenchOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[BenchEnd, RunFolder] | None:
+def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[BenchEnd, RunFolder] | None:
     """What the job measured and its folder, if it was waited for; else the job is shown. Raises RunFailed."""
+    script, install = order.script(), order.site.install
     if dry_run:
-        script = order.script()
         if json:
             print_json({"script": script})
         else:
             print_text(script)
         return None
-    say(f"the job asks for {flags_text(order.spec(order.sample_folder()).flags)}")
-    job = submit_bench(order, os.environ)
+    say(f"the job asks for {flags_text(order.sample().flags)}")
+    with open_history(install, say) as store, unanswered_is_explained():
+        job = submit_task(store, order, os.environ)
     if not wait:
         _show(job, json=json)
         return None
-    say(f"job {job.job_id}: {job.folder.path}")
-    end = wait_for_bench(job, _States())
+    say(f"job {job.job_id}: {job.run_dir}")
+    end = end_of(wait_for_one(install, job, os.environ, say, Watch(_States(), lambda _: None)))
+    folder = RunFolder(Path(job.run_dir))
     if end.problem and not any(file.measurements for file in end.measured):
-        raise RunFailed(end.problem, where=str(job.folder.log))
+        raise RunFailed(end.problem, where=str(folder.log))
     if end.problem:
         say(f"warning: {end.problem}")
-    return end, job.folder
+    return end, folder
 
 
-def _show(job: BenchJob, *, json: bool) -> None:
+def _show(job: Job, *, json: bool) -> None:
     if json:
-        print_json({"job_id": job.job_id, "run_dir": str(job.folder.path)})
+        print_json({"job_id": job.job_id, "run_dir": job.run_dir})
     else:
-        print_line(f"queued as job {job.job_id} in {job.folder.path}; 'llmb bench list' shows its result")
+        do = f"'llmb jobs log {job.job_id} --follow' follows it, 'llmb bench list' shows its result"
+        print_line(f"queued as job {job.job_id} in {job.run_dir}; {do}")
 
 
 class _States:
@@ -145,9 +130,9 @@ class _States:
     def __init__(self) -> None:
         self.last = ""
 
-    def __call__(self, state: JobState) -> None:
-        waits = f" ({state.meaning})" if state.meaning and state.phase == "queued" else ""
-        text = f"job {state.job_id} {state.state}{waits}{f' on {state.nodes}' if state.nodes else ''}"
+    def __call__(self, job: Job) -> None:
+        waits = f" ({job.reason})" if job.reason and job.status == "queued" else ""
+        text = f"job {job.job_id} {job.state}{waits}{f' on {job.nodes}' if job.nodes else ''}"
         if text != self.last:
             self.last = text
             say(text)

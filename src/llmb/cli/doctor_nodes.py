@@ -15,9 +15,10 @@ from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt
 from llmb.health.check_nodes import NodesCheck, stored
 from llmb.health.exclusion import listed_in, listed_names
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check
-from llmb.health.node_jobs import CheckOrder
+from llmb.health.node_jobs import CheckTerms
 from llmb.health.records import NodeReport
 from llmb.health.wanted import check_gpu_type
+from llmb.jobs.history import open_history
 from llmb.report.doctor_report import nodes_document, nodes_tables
 from llmb.report.output import print_json, print_tables
 from llmb.runs.record_file import BrokenRecord
@@ -71,9 +72,10 @@ def doctor_nodes(
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
     nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
     say(f"checking {nodes} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
-    with NodeProgress(len(states)) as progress:
+    with open_history(install, say) as store, NodeProgress(len(states)) as progress:
         check = NodesCheck(
-            order=CheckOrder(scheduler=scheduler, site=site, options=options, time_limit_min=limits.time_limit),
+            store=store,
+            terms=CheckTerms(site, options, limits.time_limit),
             folder=folder,
             states=states,
             max_wait_s=limits.max_wait * 60,

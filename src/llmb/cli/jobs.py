@@ -20,7 +20,7 @@ from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.find import find_job, find_jobs, unknown_values
 from llmb.jobs.history import database_path, open_history, read_history, rename_damaged
-from llmb.jobs.job import Job, stale
+from llmb.jobs.job import Job, Kind, stale
 from llmb.jobs.point_in_time import parse_since
 from llmb.jobs.store import Damaged, Filter, Store, check_states
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
@@ -63,6 +63,7 @@ def list_(
     since: Annotated[
         str | None, typer.Option("--since", help="Submitted since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
     ] = None,
+    kind: Annotated[Kind | None, typer.Option("--kind", help="Only jobs of this kind.")] = None,
     campaign: Annotated[str | None, typer.Option("--campaign", help="Only jobs of this campaign.")] = None,
     label: Annotated[
         str | None, typer.Option("--label", autocompletion=labels, help="Only runs with this label.")
@@ -91,6 +92,7 @@ def list_(
     wanted = Filter(
         states=tuple(state or ()),
         workload=workload,
+        kind=kind,
         campaign=campaign,
         label=label,
         since_s=parse_since(since, time.time()) if since else None,

@@ -17,17 +17,17 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import can_ask, say
 from llmb.cli.options import given_of, given_once, takes, value_options
 from llmb.cli.root import install_here
-from llmb.errors import InfrastructureError, UsageError, UserInterrupt
+from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.history import open_history
-from llmb.jobs.order import Queued
+from llmb.jobs.job import Job
+from llmb.jobs.submit import submit_task, unanswered_is_explained
+from llmb.jobs.task import TaskOrder
 from llmb.options.option import made, options_of
 from llmb.prepare.jobs import (
     TOKENS,
-    PreparationOrder,
     PrepareChoices,
     preparation_orders,
     same_jobs,
-    submit_preparation,
 )
 from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
 from llmb.report.output import print_json, print_text
@@ -89,7 +89,7 @@ def submit(
             print_text("\n".join(scripts))
         return
     _confirm(orders, yes=yes)
-    jobs = {run.folder: run.job for run in _queued(orders, environ)}
+    jobs = _queued(orders, environ)
     if json:
         print_json(queued_document(jobs))
     else:
@@ -102,7 +102,7 @@ def _orders(
     values: Mapping[str, Any],
     given: Mapping[str, Any],
     environ: Mapping[str, str],
-) -> list[PreparationOrder]:
+) -> list[TaskOrder]:
     """The jobs that options and variables ask for. Raises UsageError."""
     workload, own_size = split_model(catalogue, name)
     known = {**CHOICES, **options_of(find_scheduler(QUEUE).choices)}
@@ -123,15 +123,19 @@ def _orders(
     return preparation_orders(catalogue, workload, size, made(PrepareChoices, found), options, site)
 
 
-def _identity(order: PreparationOrder) -> dict[str, Any]:
-    what = order.preparation
-    return {"workload": what.workload, "size": what.size, "prepares": what.part, "gpus": what.gpus}
+def _identity(order: TaskOrder) -> dict[str, Any]:
+    task = order.task
+    return {
+        "workload": task.workload,
+        "size": task.size,
+        "prepares": task.subject,
+        "gpus": task.scale if task.gpus else 0,
+    }
 
 
-def _confirm(orders: list[PreparationOrder], *, yes: bool) -> None:
+def _confirm(orders: list[TaskOrder], *, yes: bool) -> None:
     for order in orders:
-        flags = order.spec(order.sample_folder()).flags
-        say(f"the job for the {order.preparation.part} asks for {flags_text(flags)}")
+        say(f"the job for the {order.task.subject} asks for {flags_text(order.sample().flags)}")
     if not all(order.sources for order in orders) and not any(os.environ.get(name) for name in TOKENS):
         say("note: HF_TOKEN is not set: for a gated model, set it, or log in with 'hf auth login' before")
     if yes or not sys.stdin.isatty():
@@ -142,16 +146,13 @@ def _confirm(orders: list[PreparationOrder], *, yes: bool) -> None:
         raise UserInterrupt("nothing was queued")
 
 
-def _queued(orders: list[PreparationOrder], environ: Mapping[str, str]) -> list[Queued]:
+def _queued(orders: list[TaskOrder], environ: Mapping[str, str]) -> list[Job]:
     """Queues what no job prepares already."""
     install = orders[0].site.install
     with open_history(install, say) as store:
         same = same_jobs(store, install, orders)
         for part, job in same.items():
             say(f"the {part} is being prepared already, by job {job.job_id}: {job.run_dir}")
-        try:
-            new = [order for order in orders if order.preparation.part not in same]
-            return [submit_preparation(store, order, environ) for order in new]
-        except InfrastructureError as error:
-            do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not resubmit it before"
-            raise InfrastructureError(f"{error.what}; the job may be queued all the same", do=do) from error
+        new = [order for order in orders if order.task.subject not in same]
+        with unanswered_is_explained():
+            return [submit_task(store, order, environ) for order in new]

@@ -12,7 +12,7 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.root import install_here
 from llmb.errors import UsageError
-from llmb.jobs.find import LATEST, find_job
+from llmb.jobs.find import LATEST, find_run
 from llmb.jobs.history import read_history
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.programs.conclude import finished_result
@@ -87,4 +87,4 @@ def _folder_of(text: str) -> RunFolder:
         do = "name the folder with run.json, or a job; 'llmb jobs list' shows all"
         raise UsageError(f"there is no folder '{text}'", where=str(path), do=do)
     with read_history(install_here(), say) as store:
-        return RunFolder(Path(find_job(store, text).run_dir))
+        return RunFolder(Path(find_run(store, text).run_dir))

@@ -13,7 +13,7 @@ from llmb.campaigns.entry import Entry
 from llmb.campaigns.job_request import job_request
 from llmb.campaigns.queueing import CampaignContext, WantedJobs
 from llmb.campaigns.selection import selection_of, single_model
-from llmb.campaigns.single import plan_one, queue_one, wait_for_one
+from llmb.campaigns.single import plan_one, queue_one
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import JOB, NAMED_SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.excluded import with_excluded
@@ -24,8 +24,9 @@ from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_run
 from llmb.cli.root import context_here
 from llmb.errors import UsageError, UserInterrupt
-from llmb.jobs.order import Order, Queued
-from llmb.jobs.wait import Watch
+from llmb.jobs.job import Job
+from llmb.jobs.order import Order
+from llmb.jobs.wait import Watch, wait_for_one
 from llmb.report.output import print_json, print_text
 from llmb.report.plan_report import flags_text, script_document, start_lines, submit_document, submit_text
 from llmb.runs.checkpoint_scales import scale_warnings
@@ -118,14 +119,13 @@ def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json
         return
     _confirm(order, yes=yes)
     queued = queue_one(context, order, say)
-    jobs = {run.folder: run.job for run in queued}
     if wait:
-        sys.stderr.write(submit_text(jobs))
+        sys.stderr.write(submit_text(queued))
         _wait(context, order, queued[0], json=json)
     elif json:
-        print_json(submit_document(order.plan.origin, jobs))
+        print_json(submit_document(order.plan.origin, queued))
     else:
-        print_text(submit_text(jobs))
+        print_text(submit_text(queued))
 
 
 def _confirm(order: Order, *, yes: bool) -> None:
@@ -138,8 +138,8 @@ def _confirm(order: Order, *, yes: bool) -> None:
         raise UserInterrupt("nothing was queued")
 
 
-def _wait(context: CampaignContext, order: Order, run: Queued, *, json: bool) -> None:
+def _wait(context: CampaignContext, order: Order, job: Job, *, json: bool) -> None:
     """Follows the run to its end, including retries, and prints its result."""
     with JobProgress(order.plan.steps, order.plan.first_step) as progress:
-        job = wait_for_one(context, run, say, Watch(progress.job, progress.step))
-    print_run(RunFolder(Path(job.run_dir)), json=json)
+        ended = wait_for_one(context.install, job, context.environ, say, Watch(progress.job, progress.step))
+    print_run(RunFolder(Path(ended.run_dir)), json=json)

@@ -10,7 +10,7 @@ from llmb.analysis.watched_log import WatchedLog
 from llmb.analysis.watched_run import WatchedRun
 from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
-from llmb.jobs.find import LATEST, find_job
+from llmb.jobs.find import LATEST, find_run
 from llmb.jobs.follow import current
 from llmb.jobs.history import read_history
 from llmb.jobs.job import Job
@@ -42,7 +42,7 @@ def find_target(text: str | None, say: Say) -> Iterator[Target]:
         store = stack.enter_context(read_history(install, say))
         ask = asker(store, install)
         job = (
-            _newest_that_lasts(store, ask) if text is None else job_of_label(store, text, ask) or find_job(store, text)
+            _newest_that_lasts(store, ask) if text is None else job_of_label(store, text, ask) or find_run(store, text)
         )
         yield _run(RunFolder(Path(job.run_dir)), last_try(store, job.key), ask)
 
@@ -81,15 +81,12 @@ def _lasting(jobs: Iterable[Job], ask: Callable[[Job], Job]) -> Job | None:
             now = ask(job)
         except (InfrastructureError, EnvironmentProblem):
             now = job
-        if now.live and not now.prepares:
+        if now.live and now.kind == "run":
             return now
     return None
 
 
 def _run(folder: RunFolder, job: Job | None, ask: Callable[[Job], Job]) -> Target:
-    if job and job.prepares:
-        do = f"'llmb jobs log {job.job_id} --follow' follows its log"
-        raise UsageError(f"job {job.job_id} prepares a {job.prepares}, and has no steps", do=do)
     try:
         run = WatchedRun(folder, job, ask)
     except (OSError, ValueError) as error:

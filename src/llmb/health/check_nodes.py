@@ -11,11 +11,14 @@ from pathlib import Path
 from llmb.errors import InfrastructureError, LlmbError
 from llmb.health.compare_nodes import compared
 from llmb.health.kept_checks import CheckFolder, NodesResult, discard, write_result
-from llmb.health.node_jobs import CheckOrder, cancel_all, submit_checks
+from llmb.health.node_jobs import CheckTerms, submit_checks
 from llmb.health.records import ANSWER, NodeReport, Status
 from llmb.health.rules import rule
+from llmb.jobs.job import Job
+from llmb.jobs.store import Store
 from llmb.runs.record_file import BrokenRecord, read_record_file
-from llmb.schedulers.port import AskedJob, JobState, NodeState
+from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.port import JobState, NodeState, Scheduler
 
 ASK_S = 20.0
 SHORTEST_S, LONGEST_S = 1.0, 15.0
@@ -68,7 +71,8 @@ def unchecked(reason: str) -> Problem:
 class NodesCheck:
     """One check while it goes on. ``reports`` has every node that has a result."""
 
-    order: CheckOrder
+    store: Store
+    terms: CheckTerms
     folder: CheckFolder
     states: Mapping[str, NodeState]
     max_wait_s: float
@@ -76,9 +80,13 @@ class NodesCheck:
     on_progress: OnProgress
     say: Say
     reports: dict[str, NodeReport] = field(default_factory=dict)
-    jobs: dict[str, AskedJob] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
     """When jobs without a report were first seen to have ended."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return find_scheduler(QUEUE)
 
     def run(self) -> bool:
         """Submits a job per usable node and waits for all; False if it was interrupted.
@@ -106,7 +114,8 @@ class NodesCheck:
         def on_node(number: int) -> None:
             self.on_progress("submitted", number, len(usable))
 
-        for node, reason in submit_checks(self.order, self.folder, usable, self.environ, self.jobs, on_node).items():
+        rejected = submit_checks(self.store, self.terms, self.folder, usable, self.environ, self.jobs, on_node)
+        for node, reason in rejected.items():
             self._found(node, unchecked(reason))
 
     def result(self, started_at: str) -> NodesResult:
@@ -157,14 +166,15 @@ class NodesCheck:
 
     def _judge(self, waited_s: float) -> list[str]:
         """Settles jobs that will bring no report; returns the nodes whose jobs are queued."""
-        left = {node: self.jobs[node] for node in self._open()}
-        answers = self.order.scheduler.states(list(left.values()), ASK_S)
+        open_jobs = {self.jobs[node].key: node for node in self._open()}
+        answers = self.scheduler.states([self.jobs[node].asked for node in open_jobs.values()], ASK_S)
+        states = {open_jobs[key]: state for key, state in answers.states.items()}
         waiting = []
-        for node, state in answers.states.items():
+        for node, state in states.items():
             if state.phase == "queued":
                 waiting.append(node)
             self._settle(node, self._problem(node, state, waited_s), cancels=not state.ended)
-        self._drop([node for node in waiting if node in self._open() and waited_s > self.max_wait_s], answers.states)
+        self._drop([node for node in waiting if node in self._open() and waited_s > self.max_wait_s], states)
         return [node for node in waiting if node in self._open()]
 
     def _settle(self, node: str, problem: Problem | None, *, cancels: bool) -> None:
@@ -177,7 +187,7 @@ class NodesCheck:
                 self._cancel([node])
 
     def _problem(self, node: str, state: JobState, waited_s: float) -> Problem | None:
-        limit_s = self.order.time_limit_min * 60
+        limit_s = self.terms.time_limit_min * 60
         if state.phase == "running":
             late = state.started_s is not None and time.time() - state.started_s > limit_s + GRACE_S
             return self._silent() if late else None
@@ -195,7 +205,7 @@ class NodesCheck:
         return Problem("fail", f"its task wrote no report: {state.meaning or 'it ended'}{words and f': {words}'}")
 
     def _silent(self) -> Problem:
-        return Problem("fail", f"it did not answer within {self.order.time_limit_min} min", "time")
+        return Problem("fail", f"it did not answer within {self.terms.time_limit_min} min", "time")
 
     def _drop(self, nodes: list[str], states: Mapping[str, JobState]) -> None:
         """Nodes that were busy for too long."""
@@ -207,8 +217,7 @@ class NodesCheck:
 
     def _drop_unusable(self, waiting: list[str]) -> None:
         """Nodes that went down or were drained before their jobs began."""
-        scheduler = self.order.scheduler
-        states = scheduler.nodes(scheduler.host_list(waiting), None, ASK_S)
+        states = self.scheduler.nodes(self.scheduler.host_list(waiting), None, ASK_S)
         lost = {node: state for node, state in states.items() if not state.usable}
         for node, state in lost.items():
             self._found(node, no_jobs(state))
@@ -225,7 +234,8 @@ class NodesCheck:
 
     def _cancel(self, nodes: list[str]) -> None:
         try:
-            cancel_all(self.order.scheduler, [self.jobs[node] for node in nodes])
+            if nodes:
+                self.scheduler.cancel([self.jobs[node].asked for node in nodes])
         except LlmbError as error:
             ids = ",".join(str(self.jobs[node].job_id) for node in nodes)
             self.say(f"warning: jobs {ids} could not be cancelled: {error.what}")

@@ -8,11 +8,10 @@ from pathlib import Path
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.health.records import NodeReport
+from llmb.jobs.task import CHECKS
 from llmb.runs.folder import RunFolder, cannot_write, write_atomically
 from llmb.runs.record_file import read_record_file
-from llmb.trust import STATE_FOLDER
 
-HEALTH = Path(STATE_FOLDER) / "health"
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
 
 
@@ -75,7 +74,7 @@ class CheckFolder:
 
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
     """Raises NotWritable. The second check of a second gets a number."""
-    parent = install / HEALTH
+    parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime("%Y%m%dT%H%M%SZ")
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -113,9 +112,9 @@ def discard(folder: CheckFolder) -> None:
 
 def last_check(install: Path) -> CheckFolder:
     """Raises UsageError if none is kept."""
-    folders = [CheckFolder(path) for path in sorted((install / HEALTH).glob("*")) if (path / ".request.json").is_file()]
+    folders = [CheckFolder(path) for path in sorted((install / CHECKS).glob("*")) if (path / ".request.json").is_file()]
     if not folders:
-        raise UsageError("no check of nodes is kept", where=str(install / HEALTH), do=HOW_TO_CHECK)
+        raise UsageError("no check of nodes is kept", where=str(install / CHECKS), do=HOW_TO_CHECK)
     return max(folders, key=lambda folder: (_stamp(folder.path), folder.path.name))
 
 

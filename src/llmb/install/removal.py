@@ -19,8 +19,8 @@ from llmb.install.state import (
 )
 from llmb.jobs.history import database_path, read_history
 from llmb.jobs.job import LIVE
-from llmb.jobs.preparation import FOLDER as PREPARATIONS
 from llmb.jobs.store import Filter
+from llmb.jobs.task import PREPARATIONS
 from llmb.prepared.folders import PREPARED, WORKLOADS
 from llmb.runs.folder import cannot_write
 from llmb.trust import STATE_FOLDER, check_inside

@@ -28,7 +28,7 @@ def read_details(job: Job) -> JobDetails:
     """The details that can be read."""
     folder = RunFolder(Path(job.run_dir))
     try:
-        record = None if job.prepares else read_record(folder)
+        record = None if job.kind != "run" else read_record(folder)
         lines = last_lines(tail(folder.log) or tail(folder.batch_output), MOST_LINES) if job.status == "failed" else []
     except (OSError, ValueError):
         return JobDetails()

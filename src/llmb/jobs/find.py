@@ -10,6 +10,11 @@ from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
 
 NEAR = 5
+SHOWN_BY = {
+    "preparation": "'llmb prepare verify'",
+    "benchmark": "'llmb bench list'",
+    "check": "'llmb doctor --last'",
+}
 LATEST = "latest"
 CLOCKS_DIFFER_S = 3600
 """A run from further in the future has the time of a wrong clock, and would be the latest one until then."""
@@ -31,6 +36,15 @@ def find_job(store: Store, text: str) -> Job:
     if len(found) > 1:
         raise _ambiguous(text, found, "give the id of one of its runs, such as")
     return found[0]
+
+
+def find_run(store: Store, text: str) -> Job:
+    """As ``find_job``, of jobs that train. Raises UsageError for another one."""
+    job = find_job(store, text)
+    if job.kind != "run":
+        do = f"'llmb jobs show {job.job_id}' shows the job, {SHOWN_BY[job.kind]} what came of it"
+        raise UsageError(f"job {job.job_id} is a {job.kind} ({job.subject}), and no run", where=job.run_dir, do=do)
+    return job
 
 
 def _find(store: Store, text: str) -> list[Job]:

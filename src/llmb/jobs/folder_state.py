@@ -6,8 +6,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmb.jobs.preparation import outcome
 from llmb.jobs.states import Left
+from llmb.jobs.task import task_outcome
 from llmb.programs.lookup import find_program
 from llmb.programs.port import StepsDone
 from llmb.runs.folder import RunFolder
@@ -21,8 +21,8 @@ def read_left(run_dir: str) -> Left:
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
     progress = _read_progress(folder, record) if record else StepsDone(0, done=False)
-    prepared = None if record else _readable(lambda place: outcome(place, end), folder)
-    ended = record or prepared
+    task = None if record else _readable(lambda place: task_outcome(place, end), folder)
+    ended = record or task
     return Left(
         begun=(record is not None and record.started_at is not None) or end is not None or folder.batch_output.exists(),
         job_id=end.job_id if end else None,
@@ -36,7 +36,7 @@ def read_left(run_dir: str) -> Left:
         run_of=(record.job.job_id, record.job.restarts) if record and record.job else None,
         steps=progress.steps,
         planned=record.plan.steps if record else None,
-        done=progress.done or (prepared is not None and prepared.status == "success"),
+        done=progress.done or (task is not None and task.status == "success"),
     )
 
 
@@ -44,7 +44,7 @@ def _unread(folder: RunFolder) -> str:
     """Why a record cannot be read, if it cannot."""
     if not folder.path.is_dir():
         return "the run folder is gone"
-    if folder.preparation.exists():
+    if folder.task.exists():
         return f"{folder.job_end.name} is not there"
     return f"{folder.record.name} " + ("cannot be read" if folder.record.exists() else "is gone")
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from llmb.schedulers.port import AskedJob
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
+Kind = Literal["run", "preparation", "benchmark", "check"]
 LIVE: tuple[Status, ...] = ("queued", "running")
 
 # A scheduler's states of a job are used unchanged. These three are llmb's own:
@@ -73,18 +74,19 @@ class Job:
     """Mean over the window, of a success."""
     proxy: str = ""
     """How many layers a proxy has, in words; empty for the model itself."""
-    prepares: str = ""
-    """``dataset`` or ``checkpoint`` of a job that prepares one; empty for a run."""
+    kind: Kind = "run"
+    subject: str = ""
+    """What a job prepares or measures, or the node that it checks; empty for a run."""
     data: str = "synthetic"
     """What it trains on, in a word or two."""
     label: str | None = None
     """Given by the user."""
     identity: str | None = None
-    """Equal for repeats; None for a preparation."""
+    """Equal for repeats; None for other jobs than runs."""
     verdict: str | None = None
     """Of its result; None without one."""
     origin: str | None = None
-    """Where its weights and data come from; None for a preparation."""
+    """Where its weights and data come from; None for other jobs than runs."""
 
     @property
     def asked(self) -> "AskedJob":
@@ -104,8 +106,9 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Its model, and the dtype of a run, or what it prepares."""
-        return f"{self.model_name} {self.prepares or self.dtype}"
+        """Its model, and the dtype of a run, or what it prepares; what else it does."""
+        does = self.dtype if self.kind == "run" else self.subject
+        return f"{self.model_name or self.kind} {does}"
 
     @property
     def id(self) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
-from llmb.jobs.order import Prepared, send, write_job
+from llmb.jobs.order import Prepared, send
 from llmb.jobs.refresh import refresh_job
 from llmb.jobs.store import Store
-from llmb.jobs.submit import new_job, new_key, with_handle
+from llmb.jobs.submit import new_job, new_key, record_handle
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec, write_spec
@@ -88,16 +88,16 @@ def _begin(
     with suppress(EnvironmentProblem, UsageError):
         open_history(install, say).close()
     prepared = Prepared(spec, folder, {None: folder})
-    (run,) = send(prepared, {})
-    started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: run.job.job_id})
+    handle = send(prepared, {})[None]
+    started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: handle.job_id})
     row = new_job(prepared, None, plan, new_key(), None, label)
-    row = replace(row, job_id=run.job.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
+    row = replace(row, job_id=handle.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
     row = replace(row, started_s=row.submitted_s)
     image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
     record = new_record(plan, local_command(spec, folder), variables, started, label=label, image=image)
     write_record(folder, record)
     write_spec(folder, spec)
-    write_job(with_handle(run, row))
+    record_handle(folder, handle, row)
     link_latest(install, folder)
     _note(install, say, lambda store: store.add([row]))
     return _Begun(record, row)

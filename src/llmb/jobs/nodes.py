@@ -33,7 +33,7 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
     ran: dict[str, list[Job]] = defaultdict(list)
     times: dict[Recipe, list[tuple[frozenset[str], float]]] = defaultdict(list)
     for job in jobs:
-        if job.prepares:
+        if job.kind != "run":
             continue
         nodes = frozenset(find_scheduler(job.scheduler).host_names(job.nodes))
         for node in nodes:

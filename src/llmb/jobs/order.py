@@ -2,7 +2,7 @@
 """Turns a request into a submitted job: checks the plan, then writes the run folder."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,10 +11,13 @@ from llmb.catalogue.job_defaults import JobDefaults, job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, gpu_type_of, resolve
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.jobs.assemble import assemble
+from llmb.jobs.assemble import mounted_folders, on_site
+from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.jobspec.placement import place
 from llmb.jobspec.spec import JobSpec, write_spec
 from llmb.programs.lookup import find_program
+from llmb.programs.port import ProgramRequest
 from llmb.runs.choices import Choices
 from llmb.runs.claim import claim_checkpoints, create_run_folder, release_checkpoints
 from llmb.runs.disk_space import check_space
@@ -32,6 +35,9 @@ from llmb.runs.record import ENGINE, SubmittedJob, new_run_id, now, queued_recor
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import Defaults, Scheduler
 from llmb.site.site import Site
+
+BEGIN = (PYTHON, "-P", "-m", "llmb.jobs.begin", RUN_FOLDER)
+FINISH = (PYTHON, "-P", "-m", "llmb.jobs.finish", RUN_FOLDER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +68,40 @@ class Order:
         return run_parent(self.site.install, self.plan, self.experiment)
 
     def spec(self, folder: RunFolder) -> JobSpec:
-        return assemble(
-            self.plan,
-            find_program(self.program),
-            self.choices,
-            self.framework,
-            self.defaults,
-            self.options,
-            self.site,
-            self.scheduler,
-            folder,
+        """The job in ``folder``, which need not exist. Raises UsageError if it is not possible."""
+        plan, defaults, options, site = self.plan, self.defaults, self.options, self.site
+        recipe, program = plan.recipe, find_program(self.program)
+        chosen = self.scheduler.defaults(site, options, recipe.gpu_type)
+        work = program.work(plan, self._request(), folder)
+        spec = JobSpec(
+            scheduler=self.scheduler.name,
+            program=program.name,
+            title=f"{recipe.title()}, by llmb{work.title}",
+            name=folder.name,
+            placement=place(recipe.scale, options.gpus_per_node or chosen.gpus_per_node or defaults.gpus_per_node),
+            gpus=plan.device == "cuda",
+            nvlink_domain_nodes=defaults.nvlink_domain_nodes,
+            time_limit_min=defaults.time_limit_min,
+            retries=chosen.retries if options.retries is None else options.retries,
+            start=work.start or options.start or chosen.start,
+            gpu_type=recipe.gpu_type,
+            python=options.python,
+            container=mounted_folders(work.container, _mounts(plan, site)),
+            control_in_container=work.control_in_container,
+            begin=BEGIN,
+            work=work.command,
+            finish=FINISH,
+            log=folder.log.name,
+            documented_root=str(site.install) if site.shell.get("STAGE_PATH") else None,
         )
+        return on_site(spec, site, options, (work, defaults), workload=recipe.workload)
+
+    def _request(self) -> ProgramRequest:
+        config = self.site.config
+        own = config.environment_of(self.plan.recipe.workload)
+        layers = (self.site.shell, config.environment, own, self.options.variables)
+        known = frozenset(name for layer in layers for name in layer)
+        return ProgramRequest(choices=self.choices, options=self.framework, site=self.site, variables=known)
 
     def sample_folder(self) -> RunFolder:
         return RunFolder(self.parent / f"{self.experiment}_SECONDS" / self.experiment)
@@ -86,12 +115,11 @@ class Order:
         return self.scheduler.script(self.sample(), self.sample_folder())
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """One run that was submitted."""
-
-    folder: RunFolder
-    job: SubmittedJob
+def _mounts(plan: Plan, site: Site) -> Iterator[str]:
+    yield str(site.install)
+    if plan.checkpoint_dir:
+        yield plan.checkpoint_dir
+    yield from (item.path for item in (plan.start, plan.weights, plan.dataset) if item)
 
 
 def make_order(
@@ -162,6 +190,10 @@ class Prepared:
     again: bool = False
     """It was submitted before."""
 
+    @property
+    def all_folders(self) -> set[RunFolder]:
+        return {self.base, *self.folders.values()}
+
 
 def prepare(order: Order) -> Prepared:
     """Writes everything that the job needs into its run folders. Raises UsageError, EnvironmentProblem."""
@@ -171,7 +203,7 @@ def prepare(order: Order) -> Prepared:
     spec = order.spec(base)
     folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in spec.array}
     prepared = Prepared(spec, base, folders or {None: base})
-    with removed_if_refused(prepared, plan):
+    with removed_if_refused(prepared.all_folders, plan):
         try:
             _write(order, prepared)
         except OSError as error:
@@ -179,55 +211,50 @@ def prepare(order: Order) -> Prepared:
     return prepared
 
 
-def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> list[Queued]:
+def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> dict[int | None, SubmittedJob]:
     """Submits the job to its scheduler, whose programs inherit the descriptors ``held``, and thus the locks on them.
 
-    Raises UsageError and EnvironmentProblem if it was rejected, InfrastructureError if the scheduler did not answer.
+    The handles are by the index of an array. Raises UsageError and EnvironmentProblem if it was rejected,
+    InfrastructureError if the scheduler did not answer.
     """
     spec, base = prepared.spec, prepared.base
     submitted = find_scheduler(spec.scheduler).submit(spec, base, environ, held, again=prepared.again)
-    return [
-        Queued(
-            folder,
-            SubmittedJob(
-                scheduler=spec.scheduler,
-                job_id=submitted.ids[index],
-                cluster=submitted.cluster,
-                submitted_at=now(),
-                array_index=index,
-                base_dir=None if folder == base else str(base.path),
-                process=submitted.process,
-            ),
+    return {
+        index: SubmittedJob(
+            scheduler=spec.scheduler,
+            job_id=submitted.ids[index],
+            cluster=submitted.cluster,
+            submitted_at=now(),
+            array_index=index,
+            base_dir=None if folder == base else str(base.path),
+            process=submitted.process,
         )
         for index, folder in prepared.folders.items()
-    ]
+    }
 
 
-def write_job(run: Queued) -> None:
-    """Writes the handle of a run to its folder. Raises EnvironmentProblem."""
+def write_job(folder: RunFolder, handle: SubmittedJob) -> None:
+    """Raises EnvironmentProblem."""
     try:
-        write_atomically(run.folder.job, run.job.model_dump_json(indent=2) + "\n")
+        write_atomically(folder.job, handle.model_dump_json(indent=2) + "\n")
     except OSError as error:
-        raise cannot_write(run.folder.path, error) from error
+        raise cannot_write(folder.path, error) from error
 
 
 @contextmanager
-def removed_if_refused(prepared: Prepared, plan: Plan) -> Iterator[None]:
-    """Removes the run folders of a job that is rejected.
+def removed_if_refused(folders: Iterable[RunFolder], plan: Plan | None = None) -> Iterator[None]:
+    """Removes the folders of a job that is rejected, and what ``plan`` would have saved to.
 
-    They are kept if the scheduler does not answer, since the job may be queued: its script identifies the run.
+    They are kept if the scheduler does not answer, since the job may be queued: its script identifies it.
     """
     try:
         yield
     except (UsageError, EnvironmentProblem):
-        _remove(prepared, plan)
+        for folder in folders:
+            if plan:
+                release_checkpoints(folder, plan)
+            shutil.rmtree(folder.path.parent, ignore_errors=True)
         raise
-
-
-def _remove(prepared: Prepared, plan: Plan) -> None:
-    for folder in {prepared.base, *prepared.folders.values()}:
-        release_checkpoints(folder, plan)
-        shutil.rmtree(folder.path.parent, ignore_errors=True)
 
 
 def _write(order: Order, prepared: Prepared) -> None:

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from llmb.jobs.job import Job
-from llmb.jobs.preparation import FOLDER, Preparation, read_preparation
+from llmb.jobs.task import FOLDERS as TASKS
+from llmb.jobs.task import read_task
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of
 from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 
-RUNS = f"{WORKLOADS}/*/experiments/*/*/*/job.json"
-PREPARATIONS = f"{WORKLOADS}/*/{FOLDER}/*/*/job.json"
+RUNS = f"{WORKLOADS}/*/experiments/*/*/*"
 
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:
-    """The jobs of every submitted run and preparation, in the state in which they were queued."""
+    """All jobs that were submitted, in the state in which they were queued."""
     yield from _jobs(install, RUNS, lambda folder: row_of_record(read_record(folder)))
-    yield from _jobs(install, PREPARATIONS, lambda folder: row_of_preparation(read_preparation(folder)))
+    for pattern in TASKS:
+        yield from _jobs(install, pattern, lambda folder: read_task(folder).row())
 
 
 def row_of_record(record: RunRecord) -> dict[str, Any]:
@@ -43,20 +44,8 @@ def row_of_plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def row_of_preparation(preparation: Preparation) -> dict[str, Any]:
-    """The same of a job that prepares something."""
-    return {
-        "workload": preparation.workload,
-        "size": preparation.size,
-        "dtype": "",
-        "gpu_type": preparation.gpu_type,
-        "scale": max(preparation.gpus, 1),
-        "prepares": preparation.part,
-    }
-
-
 def _jobs(install: Path, pattern: str, read: Callable[[RunFolder], dict[str, Any]]) -> Iterator[Job]:
-    for path in sorted(install.glob(pattern)):
+    for path in sorted(install.glob(f"{pattern}/job.json")):
         folder = RunFolder(path.parent)
         try:
             submitted, row = read_job(folder), read(folder)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from llmb.errors import InfrastructureError
 from llmb.jobs.job import Job
-from llmb.jobs.order import Queued, write_job
 from llmb.jobs.store import Store
-from llmb.jobs.submit import submission_lock, with_handle
+from llmb.jobs.submit import record_handle, submission_lock
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import SubmittedJob, now, read_record, write_record
 from llmb.schedulers.lookup import find_scheduler
@@ -76,7 +75,7 @@ def _write_handle(job: Job, job_id: str) -> None:
             array_index=job.array_index,
             base_dir=job.base_dir,
         )
-        write_job(with_handle(Queued(folder, handle), job))
+        record_handle(folder, handle, job)
 
 
 def _end_record(job: Job, reason: str) -> None:

@@ -25,7 +25,7 @@ LONGEST_AGO_S = 86400.0
 """A job that failed longer ago is not retried."""
 KEPT = (
     *("scheduler", "cluster", "campaign", "label", "identity", "array_index", "base_dir"),
-    *("proxy", "prepares", "data", "origin"),
+    *("proxy", "kind", "subject", "data", "origin"),
 )
 """What a retry is and runs, as the job that it repeats."""
 _NUMBER = re.compile(r"(.*)#(\d+)")
@@ -81,11 +81,11 @@ def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, s
         record = read_record(folder)
         write_record(folder, record.model_copy(update={"status": "queued", "reason": None, "ended_at": None}))
         try:
-            (run,) = hand_over(store, prepared, {folder: new}, environ, descriptor)
+            (queued,) = hand_over(store, prepared, {job.array_index: new}, environ, descriptor)
         except (UsageError, EnvironmentProblem):
             write_record(folder, record)
             raise
-        return run.job.job_id, nodes or ""
+        return str(queued.job_id), nodes or ""
 
 
 def _tries(store: Store, job: Job) -> Iterator[Job]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from llmb.errors import EnvironmentProblem, UsageError, unknown
-from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
+from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Kind, Status
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.short_id import may_be_short_id
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """Lower ones are of development versions before 0.1."""
 SCHEMA = """
 CREATE TABLE jobs (
@@ -37,7 +37,8 @@ CREATE TABLE jobs (
   gpu_type TEXT NOT NULL,
   scale INTEGER NOT NULL,
   proxy TEXT NOT NULL,
-  prepares TEXT NOT NULL,
+  kind TEXT NOT NULL,
+  subject TEXT NOT NULL,
   data TEXT NOT NULL,
   origin TEXT,
   label TEXT,
@@ -80,9 +81,7 @@ UNLESS_KNOWN = "WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE run_dir = :run_dir AN
 WRONG = """SELECT count(*) FROM jobs WHERE typeof(submitted_s) NOT IN ('real', 'integer') OR typeof(run_dir) != 'text'
     OR submitted_s NOT BETWEEN 0 AND 32503680000"""  # the year 3000: Python's dates end at 9999
 FOLDERS = ("run_dir", "base_dir")  # columns that name a folder
-_RUNS = (
-    "prepares = '' AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.key AND later.state != ?)"
-)
+_RUNS = "kind = 'run' AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.key AND later.state != ?)"
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM jobs"  # noqa: S608 (names of columns)
 
 
@@ -114,7 +113,8 @@ class Filter:
     since_s: float | None = None
     until_s: float | None = None
     runs_only: bool = False
-    """Each run once, with its last job; no preparations."""
+    """Each run once, with its last job; no other jobs."""
+    kind: Kind | None = None
     limit: int | None = None
     """The newest jobs, at most this number."""
 
@@ -177,13 +177,13 @@ class Store:
             self.db.executemany(_insert("INSERT OR IGNORE", UNLESS_KNOWN), rows)
             return self.db.total_changes - before
 
-    def submitted(self, job_ids: Mapping[str, str]) -> None:
+    def submitted(self, job_ids: Mapping[str, str], cluster: str | None = None) -> None:
         """Sets the ids of jobs that the scheduler accepted, by key. A job keeps the id that it got first."""
         with self._transaction():
             self.db.executemany(
-                "UPDATE jobs SET reason = NULL, job_id = ?, state = 'PENDING', status = 'queued'"
-                " WHERE key = ? AND job_id IS NULL",
-                [(job_id, key) for key, job_id in job_ids.items()],
+                "UPDATE jobs SET reason = NULL, job_id = ?, cluster = coalesce(?, cluster), state = 'PENDING',"
+                " status = 'queued' WHERE key = ? AND job_id IS NULL",
+                [(job_id, cluster, key) for key, job_id in job_ids.items()],
             )
 
     def withdraw(self, keys: Iterable[str]) -> None:
@@ -267,7 +267,7 @@ class Store:
         """Jobs of runs whose short id starts with ``text``."""
         if not may_be_short_id(text):
             return []
-        return [job for job in self._select("WHERE prepares = '' ORDER BY submitted_s") if job.id.startswith(text)]
+        return [job for job in self._select("WHERE kind = 'run' ORDER BY submitted_s") if job.id.startswith(text)]
 
     def _select(self, rest: str, *values: object) -> list[Job]:
         with self._problems():
@@ -405,6 +405,7 @@ def _where(wanted: Filter) -> tuple[str, list[object]]:
         parts.append("? IN (workload, workload || '_' || size)")
         values.append(wanted.workload)
     for column, operator, value in (
+        ("kind", "=", wanted.kind),
         ("campaign", "=", wanted.campaign),
         ("label", "=", wanted.label),
         ("submitted_s", ">=", wanted.since_s),

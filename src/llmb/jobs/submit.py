@@ -10,18 +10,22 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError, UserInterrupt
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
-from llmb.jobs.order import Order, Prepared, Queued, prepare, removed_if_refused, send, write_job
+from llmb.jobs.order import Order, Prepared, prepare, removed_if_refused, send, write_job
+from llmb.jobs.rebuild import row_of_plan
 from llmb.jobs.store import Store
+from llmb.jobs.task import TaskOrder
+from llmb.runs.claim import stamped_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of_plan
 from llmb.runs.latest_link import link_latest
 from llmb.runs.plan import Plan
-from llmb.runs.record import read_job
+from llmb.runs.record import SubmittedJob, read_job
 from llmb.trust import STATE_FOLDER
 
 PATIENCE_S = 300.0
@@ -40,7 +44,7 @@ def submission_lock(install: Path) -> Iterator[int]:
 
 def submit_order(
     store: Store, order: Order, environ: Mapping[str, str], *, key: str, campaign: str | None = None
-) -> list[Queued]:
+) -> list[Job]:
     """Queues ``order`` under ``key``: one job, or those of an array, whose keys have the index behind.
 
     Raises KeyTaken if that was done before; UsageError and EnvironmentProblem if it is rejected, and then it is not in
@@ -50,7 +54,7 @@ def submit_order(
     with submission_lock(order.site.install) as descriptor:
         prepared = prepare(order)
         jobs = {
-            folder: new_job(
+            index: new_job(
                 prepared,
                 index,
                 order.plan,
@@ -59,42 +63,68 @@ def submit_order(
                 order.choices.label,
                 order.framework.arguments,
             )
-            for index, folder in prepared.folders.items()
+            for index in prepared.folders
         }
-        with removed_if_refused(prepared, order.plan):
+        with removed_if_refused(prepared.all_folders, order.plan):
             store.add(jobs.values())
             queued = hand_over(store, prepared, jobs, environ, descriptor)
-    link_latest(order.site.install, queued[-1].folder)
+    link_latest(order.site.install, RunFolder(Path(queued[-1].run_dir)))
     return queued
+
+
+def submit_task(store: Store, order: TaskOrder, environ: Mapping[str, str], folder: RunFolder | None = None) -> Job:
+    """Queues a job that trains nothing, in ``folder`` or in a new one below the order's. Raises as ``submit_order``."""
+    with submission_lock(order.site.install) as descriptor:
+        own = folder or stamped_folder(order.parent, order.name)
+        with removed_if_refused([own]):
+            prepared = Prepared(order.write(own), own, {None: own})
+            job = replace(_row(prepared, None, new_key()), **order.task.row())
+            store.add([job])
+            (queued,) = hand_over(store, prepared, {None: job}, environ, descriptor)
+    return queued
+
+
+@contextmanager
+def unanswered_is_explained() -> Iterator[None]:
+    """Without an answer, rerunning a command that submits could queue a job twice: its error says so."""
+    do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not resubmit it before"
+    try:
+        yield
+    except InfrastructureError as error:
+        raise InfrastructureError(f"{error.what}; the job may be queued all the same", do=do) from error
+    except KeyboardInterrupt as error:
+        raise UserInterrupt("interrupted; the job may be queued all the same", do=do) from error
 
 
 def hand_over(
     store: Store,
     prepared: Prepared,
-    jobs: Mapping[RunFolder, Job],
+    jobs: Mapping[int | None, Job],
     environ: Mapping[str, str],
     descriptor: int,
-) -> list[Queued]:
+) -> list[Job]:
     """Submits jobs that are in the history, and writes their ids."""
     try:
-        queued = send(prepared, environ, [descriptor])
+        handles = send(prepared, environ, [descriptor])
     except (UsageError, EnvironmentProblem):
         store.withdraw(job.key for job in jobs.values())
         raise
-    known = [with_handle(run, jobs[run.folder]) for run in queued]
-    store.submitted({jobs[run.folder].key: run.job.job_id for run in known})
-    for run in known:
-        write_job(run)
-    return known
+    cluster = next(iter(handles.values())).cluster
+    store.submitted({jobs[index].key: handle.job_id for index, handle in handles.items()}, cluster)
+    for index, handle in handles.items():
+        record_handle(prepared.folders[index], handle, jobs[index])
+    return [job for one in jobs.values() if (job := store.by_key(one.key))]
 
 
-def with_handle(run: Queued, job: Job) -> Queued:
-    """The record of a job, and of those that it retries, in the run folder, to rebuild the history from."""
-    before = read_job(run.folder)
+def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
+    """Writes ``handle``, and those of the jobs that it retries: the history is rebuilt from it.
+
+    Raises EnvironmentProblem.
+    """
+    before = read_job(folder)
     earlier = (*before.earlier, before.model_copy(update={"earlier": ()})) if before else ()
     own = {"key": job.key, "campaign": job.campaign, "retries": job.retries, "retry_of": job.retry_of}
-    handle = {**own, "earlier": earlier}
-    return Queued(run.folder, run.job.model_copy(update=handle))
+    write_job(folder, handle.model_copy(update={**own, "earlier": earlier}))
 
 
 def new_job(
@@ -107,7 +137,14 @@ def new_job(
     arguments: Mapping[str, str] | None = None,
 ) -> Job:
     """The row of one run of a job that is about to be submitted."""
-    recipe, folder, spec = plan.recipe, prepared.folders[index], prepared.spec
+    identity = identity_of_plan(plan, prepared.spec.program, arguments or {}).key
+    job = replace(_row(prepared, index, key), **row_of_plan(plan))
+    return replace(job, campaign=campaign, label=label, identity=identity)
+
+
+def _row(prepared: Prepared, index: int | None, key: str) -> Job:
+    """The fields that every job has; what it does is missing."""
+    folder, spec = prepared.folders[index], prepared.spec
     return Job(
         key=key,
         scheduler=spec.scheduler,
@@ -115,17 +152,11 @@ def new_job(
         array_index=index,
         base_dir=None if folder == prepared.base else str(prepared.base.path),
         experiment=folder.name,
-        workload=recipe.workload,
-        size=recipe.size,
-        dtype=recipe.dtype,
-        gpu_type=recipe.gpu_type,
-        scale=recipe.scale,
-        campaign=campaign,
-        label=label,
-        identity=identity_of_plan(plan, spec.program, arguments or {}).key,
+        workload="",
+        size="",
+        dtype="",
+        gpu_type="",
+        scale=spec.placement.processes,
         submitted_s=time.time(),
         retries=spec.retries,
-        proxy=recipe.proxy_text,
-        data=plan.origin.data.short,
-        origin=plan.origin.text,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llmb.errors import InfrastructureError, InvalidRun, RunFailed, UserInterrupt
 from llmb.jobs.faults import faults_of, worth_a_retry
+from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import refresh
 from llmb.jobs.retry import retry_failed
@@ -70,6 +71,19 @@ def wait_for(
             time.sleep(min(left, LOOK_EVERY_S))
 
 
+def wait_for_one(
+    install: Path, job: Job, environ: Mapping[str, str], say: Callable[[str], None], watch: "Watch"
+) -> Job:
+    """``job`` once it has ended, or the last of its retries. Raises InfrastructureError, UserInterrupt."""
+    with open_history(install, say) as store:
+        try:
+            (ended,) = wait_for(store, install, [job.key], environ, say, watch=watch)
+        except KeyboardInterrupt as error:
+            do = f"'llmb jobs wait {job.job_id}' waits again, 'llmb jobs cancel {job.job_id}' ends the job"
+            raise UserInterrupt("stopped waiting; the job continues", where=job.run_dir, do=do) from error
+    return ended
+
+
 class Watch:
     """Reports one job that is waited for, and its steps as they are done."""
 
@@ -80,6 +94,8 @@ class Watch:
 
     def look(self, job: Job) -> None:
         self.on_job(job)
+        if job.kind != "run":
+            return
         folder = RunFolder(Path(job.run_dir))
         if self.steps is None:
             try:

@@ -39,8 +39,9 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     columns: list[Column[Job]] = [
         Column("job", lambda job: job.job_id, wrap=False),
         Column("state", _state, min_width=9),
-        Column("workload", lambda job: job.title),
-        Column("data", lambda job: None if job.prepares else job.data),
+        Column("kind", lambda job: None if job.kind == "run" else job.kind, optional=True),
+        Column("workload", lambda job: job.title.removeprefix(f"{job.kind} ")),
+        Column("data", lambda job: job.data if job.kind == "run" else None),
         number_column("scale", _scale, str),
         Column("submitted", lambda job: short_time(job.submitted_s)),
         Column("nodes", lambda job: job.nodes),
@@ -95,8 +96,8 @@ def job_table(job: Job, details: "JobDetails") -> Table:
     run = job.status + (f": {job.reason}" if job.reason else "")
     _add_known(table, {"verdict": details.verdict, "state": job.state, "run": run})
     table.add_row("as of", local_time(job.checked_s) if job.checked_s else "its submission")
-    table.add_row("recipe", f"{job.title} on {job.scale} x {job.gpu_type}")
-    if not job.prepares:
+    table.add_row("recipe" if job.kind == "run" else job.kind, f"{job.title} on {job.scale} x {job.gpu_type}")
+    if job.kind == "run":
         table.add_row("origin", job.origin or f"data: {job.data}")
     times = {"submitted": job.submitted_s, "started": job.started_s, "ended": job.ended_s}
     for name, time_s in times.items():
@@ -104,7 +105,7 @@ def job_table(job: Job, details: "JobDetails") -> Table:
             table.add_row(name, local_time(time_s))
     values = {
         "cluster": job.cluster,
-        "id of the run": None if job.prepares else job.id,
+        "id of the run": job.id if job.kind == "run" else None,
         "label": job.label,
         "campaign": job.campaign,
         "nodes": job.nodes,

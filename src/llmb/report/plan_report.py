@@ -2,12 +2,15 @@
 """A plan, and the jobs that were queued for it, for people and as JSON documents."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.unspecified import unspecified_text
 from llmb.checkpoints.origin import Origin
+from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.metrics.window import STEADY
@@ -20,7 +23,6 @@ from llmb.runs.fp8_product import fp8_product
 from llmb.runs.logits import logits_text
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profiling import Profile
-from llmb.runs.record import SubmittedJob
 from llmb.runs.result import no_measurement
 from llmb.runs.stall import ranks_text
 
@@ -183,29 +185,29 @@ def script_document(order: Order, script: str) -> dict[str, Any]:
     }
 
 
-def submit_document(origin: Origin, runs: Mapping[RunFolder, SubmittedJob]) -> dict[str, Any]:
+def submit_document(origin: Origin, jobs: Sequence[Job]) -> dict[str, Any]:
     """The JSON of ``llmb submit``; its keys are a contract."""
-    return {"origin": origin_document(origin), **queued_document(runs)}
+    return {"origin": origin_document(origin), **queued_document(jobs)}
 
 
-def queued_document(runs: Mapping[RunFolder, SubmittedJob]) -> dict[str, Any]:
-    """Jobs that were queued, also those that prepare something."""
+def queued_document(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Jobs that were queued, of any kind."""
     return {
         "jobs": [
             {
                 "job_id": job.job_id,
                 "cluster": job.cluster,
-                "run_dir": str(folder.path),
-                "script": str(folder.batch_script),
-                "submitted_at": job.submitted_at,
+                "run_dir": job.run_dir,
+                "script": str(RunFolder(Path(job.run_dir)).batch_script),
+                "submitted_at": datetime.fromtimestamp(job.submitted_s, UTC).isoformat(timespec="seconds"),
             }
-            for folder, job in runs.items()
+            for job in jobs
         ],
     }
 
 
-def submit_text(runs: Mapping[RunFolder, SubmittedJob]) -> str:
-    return "".join(f"{job.job_id}  {folder.path}\n" for folder, job in runs.items())
+def submit_text(jobs: Sequence[Job]) -> str:
+    return "".join(f"{job.job_id}  {job.run_dir}\n" for job in jobs)
 
 
 def flags_text(flags: Mapping[str, str | None]) -> str:

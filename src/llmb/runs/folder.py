@@ -151,9 +151,9 @@ class RunFolder:
         return self.path / "job_spec.json"
 
     @property
-    def preparation(self) -> Path:
-        """Of a job that prepares a dataset or a checkpoint, in place of ``record``."""
-        return self.path / "preparation.json"
+    def task(self) -> Path:
+        """Of a job that trains nothing, in place of ``record``."""
+        return self.path / "task.json"
 
     @property
     def job_end(self) -> Path:

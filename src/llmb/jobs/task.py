@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that train nothing: they prepare a dataset, measure nodes, or check one.
+
+They have no plan, no steps and no result: their exit code, and what they keep themselves, is what comes of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from llmb.catalogue.record import Record
+from llmb.jobs.assemble import mounted_folders, on_site
+from llmb.jobspec.arguments import Word
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.options import JobOptions, StartMode
+from llmb.jobspec.placement import Placement
+from llmb.jobspec.spec import JobSpec, write_spec
+from llmb.prepared.folders import WORKLOADS
+from llmb.runs.folder import RunFolder, cannot_write, write_atomically
+from llmb.runs.log_tail import tail
+from llmb.runs.record import JobEnd
+from llmb.runs.record_file import read_record_file
+from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.port import Scheduler
+from llmb.site.site import Site
+from llmb.trust import STATE_FOLDER
+
+PREPARATIONS = "preparations"
+"""Folder of a workload."""
+BENCHMARKS = Path(STATE_FOLDER) / "bench_jobs"
+CHECKS = Path(STATE_FOLDER) / "health"
+FOLDERS = (f"{WORKLOADS}/*/{PREPARATIONS}/*/*", f"{BENCHMARKS}/*/*", f"{CHECKS}/*/.jobs/*/*")
+"""Of such jobs, below the root of installation."""
+ERROR = "llmb: error: "
+"""What the message of a command that fails begins with."""
+STARTER = "srun: "
+"""What follows the message, of the program that started the command."""
+TaskKind = Literal["preparation", "benchmark", "check"]
+
+
+class TaskRecord(Record):
+    """The content of ``task.json``."""
+
+    schema_version: Literal[1] = 1
+    kind: TaskKind
+    subject: str
+    """``dataset`` or ``checkpoint``, ``collectives`` or ``gpus``, or the node that is checked."""
+    workload: str = ""
+    """Of a preparation, as its size."""
+    size: str = ""
+    gpus: bool
+    gpu_type: str | None
+    """``cpu`` for a job without GPUs; None for GPUs of an unknown type."""
+    scale: int
+    """GPUs; processes of a job without GPUs."""
+
+    def row(self) -> dict[str, Any]:
+        """The fields of the history that say what the job does."""
+        fields = self.model_dump(exclude={"schema_version", "gpus"})
+        return {**fields, "gpu_type": self.gpu_type or "GPU", "dtype": ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOrder:
+    """A job that can be queued: everything is decided except its folder."""
+
+    task: TaskRecord
+    name: str
+    parent: Path
+    """The folder of all jobs like it."""
+    title: str
+    placement: Placement
+    time_limit_min: int
+    work: tuple[Word, ...]
+    finish: tuple[Word, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What its program reads, by name."""
+    start: StartMode | Literal["once"] = "once"
+    node: str | None = None
+    """The one that it is for."""
+    cpus: int | None = None
+    secrets: tuple[str, ...] = ()
+    """Names of variables."""
+    sources: tuple[str, ...] = ()
+    """Folders that it reads."""
+    in_container: bool = True
+    measured: bool = False
+    """It has what decides a run's speed: network, boost, bindings."""
+    options: JobOptions
+    site: Site
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return find_scheduler(QUEUE)
+
+    def spec(self, folder: RunFolder) -> JobSpec:
+        """Raises UsageError if the job is not possible."""
+        task, site, options = self.task, self.site, self.options
+        own = {"LLMB_INSTALL": str(site.install), "PYTHONUNBUFFERED": "1"}
+        mounts = [str(site.install), *self.sources]
+        spec = JobSpec(
+            scheduler=self.scheduler.name,
+            program=task.kind,
+            title=self.title,
+            name=folder.name,
+            placement=self.placement,
+            gpus=task.gpus,
+            node=self.node,
+            time_limit_min=self.time_limit_min,
+            start=self.start,
+            cpus=self.cpus,
+            secrets=self.secrets,
+            gpu_type=task.gpu_type,
+            python=options.python,
+            container=mounted_folders(site.config.container, mounts) if self.in_container else ContainerSettings(),
+            work=self.work,
+            finish=self.finish,
+            log=folder.log.name,
+        )
+        return on_site(spec, site, options, workload=task.workload, own=own, measured=self.measured)
+
+    def sample_folder(self) -> RunFolder:
+        return RunFolder(self.parent / f"{self.name}_SECONDS" / self.name)
+
+    def sample(self) -> JobSpec:
+        """The job in a folder that need not exist. Raises UsageError if it is not possible."""
+        return self.spec(self.sample_folder())
+
+    def script(self) -> str:
+        """Likewise, as text."""
+        return self.scheduler.script(self.sample(), self.sample_folder())
+
+    def write(self, folder: RunFolder) -> JobSpec:
+        """Writes all files of the job. Raises UsageError if it is not possible, EnvironmentProblem."""
+        spec = self.spec(folder)
+        script = self.scheduler.script(spec, folder)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            for name, text in self.files.items():
+                write_atomically(folder.path / name, text)
+            write_atomically(folder.task, self.task.model_dump_json(indent=2) + "\n")
+            write_spec(folder, spec)
+            write_atomically(folder.batch_script, script)
+        except OSError as error:
+            raise cannot_write(folder.path, error) from error
+        return spec
+
+
+def read_task(folder: RunFolder) -> TaskRecord:
+    """Raises OSError, and ValueError for a file that is no record."""
+    return read_record_file(folder.task, TaskRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """How a task ended by itself."""
+
+    status: Literal["success", "failed"]
+    reason: str | None = None
+    """The last line of its log."""
+
+
+def task_outcome(folder: RunFolder, end: JobEnd | None) -> TaskOutcome | None:
+    """None for the folder of a run, and for a task that is running or was ended from outside. Raises OSError."""
+    if end is None or end.signal or not folder.task.exists():
+        return None
+    if end.exit_code == 0:
+        return TaskOutcome("success")
+    text = tail(folder.log) or tail(folder.batch_output)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(STARTER)]
+    errors = [line for line in lines if line.startswith(ERROR)]
+    reason = (errors or lines)[-1:]
+    return TaskOutcome("failed", reason[0].removeprefix(ERROR) if reason else None)
