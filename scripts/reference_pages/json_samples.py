@@ -22,7 +22,6 @@ from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
 from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
-from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
 from llmb.jobs.order import Prepared, make_order
@@ -88,7 +87,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
     values |= {"expert_load": load, "profiled": False}
     steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
     job = replace(sample_job(catalogue), nodes="node1")
-    shown = job_document(job, JobDetails())
+    shown = job_document(job, None)
     sample_run = EndedRun(RunFolder(Path("run")), plan, conclude(plan, steps, 0, ""))
     return {
         "run": run_document(sample_run.folder, plan, sample_run.result),

@@ -26,9 +26,10 @@ from llmb.jobs.history import open_history
 from llmb.jobspec.options import JobOptions
 from llmb.report.doctor_report import nodes_document, nodes_tables
 from llmb.report.table import table_lines
+from llmb.runs.record import SubmittedJob
 from llmb.schedulers.local.scheduler import LocalScheduler
 from llmb.schedulers.lookup import SCHEDULERS, cluster_schema, find_scheduler
-from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Scheduler, Submitted
+from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Scheduler
 from llmb.site.site import Site
 
 WHEN = "2026-11-22T11:00:00+00:00"
@@ -128,10 +129,12 @@ class Scripted(LocalScheduler):
         self.unusable: dict[str, NodeState] = {}
         self.calls = {"states": 0, "nodes": 0, "cancel": 0}
 
-    def submit(self, spec: Any, base: Any, environ: Any, held: Sequence[int] = (), *, again: bool) -> Submitted:
+    def submit(
+        self, spec: Any, base: Any, environ: Any, held: Sequence[int] = (), *, again: bool
+    ) -> dict[int | None, SubmittedJob]:
         if spec.node in self.rejects:
             raise UsageError(self.rejects[spec.node])
-        return Submitted({None: f"job-{spec.node}"})
+        return {None: SubmittedJob(scheduler="slurm", job_id=f"job-{spec.node}", submitted_at=WHEN)}
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         self.calls["states"] += 1

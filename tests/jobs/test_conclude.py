@@ -15,7 +15,7 @@ from llmb.errors import UsageError
 from llmb.jobs.begin import begin
 from llmb.jobs.conclude import conclude_job
 from llmb.jobs.finish import finish_job
-from llmb.jobs.folder_state import read_left
+from llmb.jobs.folder_state import read_folder
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import SETTLE_S, look
 from llmb.jobs.states import decide
@@ -27,7 +27,7 @@ from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record
 from llmb.runs.steps import step_to_json
 from llmb.schedulers.slurm.job_state import FIELD, SlurmJob, parse_accounts
-from llmb.schedulers.slurm.meaning import told
+from llmb.schedulers.slurm.meaning import with_meaning
 
 IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTART_COUNT": "1"}
 
@@ -98,11 +98,11 @@ def test_a_job_that_could_not_conclude_is_concluded(
             '{"job_id": "7", "restarts": 1, "exit_code": %d, "signal": "%s", "ended_at": "2026-01-01T00:00:00+00:00"}'
         )
         folder.job_end.write_text(text % marker)
-    result = conclude_job(folder, told(SlurmJob(job_id="7", state=state)), "Slurm")
+    result = conclude_job(folder, with_meaning(SlurmJob(job_id="7", state=state)), "Slurm")
     assert result.status == status
     assert reason in str(result.reason)
     assert read_record(folder).reason == result.reason
-    again = conclude_job(folder, told(SlurmJob(job_id="7", state="COMPLETED")), "Slurm")
+    again = conclude_job(folder, with_meaning(SlurmJob(job_id="7", state="COMPLETED")), "Slurm")
     assert (again.status, again.reason) == (result.status, result.reason), "what is concluded stays"
 
 
@@ -110,7 +110,7 @@ def test_the_mark_of_a_job_that_was_not_let_in_says_nothing_of_the_run(folder: R
     begin(folder, IN_A_JOB)
     mark = '{"job_id": "8", "restarts": 0, "exit_code": 2, "signal": "", "ended_at": "2026-01-01T00:00:00+00:00"}'
     folder.job_end.write_text(mark)
-    result = conclude_job(folder, told(SlurmJob(job_id="7", state="FAILED", exit_code=9)), "Slurm")
+    result = conclude_job(folder, with_meaning(SlurmJob(job_id="7", state="FAILED", exit_code=9)), "Slurm")
     assert "Slurm (FAILED)" in str(result.reason)
     assert read_record(folder).exit_code == 9
 
@@ -137,7 +137,7 @@ def test_a_job_without_a_record_of_its_run_is_no_success(
 ) -> None:
     begin(folder, IN_A_JOB)
     harm(folder)
-    ended = told(SlurmJob(job_id="7", state="COMPLETED", exit_code=0, restarts=1, ended_s=1000.0))
+    ended = with_meaning(SlurmJob(job_id="7", state="COMPLETED", exit_code=0, restarts=1, ended_s=1000.0))
     assert look(row_of(folder), ended, 1001.0) is None, "files of other nodes may be visible later"
     change = look(row_of(folder), ended, 1000.0 + SETTLE_S)
     assert change
@@ -158,7 +158,7 @@ def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
     begin(folder, IN_A_JOB)
     folder.steps.write_text("".join(map(step_line, range(5))))
     row = row_of(folder)
-    ended = told(SlurmJob(job_id="7", state="COMPLETED", restarts=1, ended_s=1000.0))
+    ended = with_meaning(SlurmJob(job_id="7", state="COMPLETED", restarts=1, ended_s=1000.0))
     assert look(row, ended, 1001.0) is None, "its own result may not be seen here yet"
     assert read_record(folder).status == "running"
     late = look(row, ended, 1000.0 + SETTLE_S)
@@ -215,6 +215,8 @@ def test_what_ends_a_run_after_its_last_step_is_noted(folder: RunFolder, state: 
     assert str(result.note).endswith(", after its last step")
     again = finished_result(folder, read_record(folder))
     assert (again.status, again.note) == ("success", result.note)
-    left = read_left(str(folder.path))
-    change = decide(row_of(folder), told(SlurmJob(job_id="7", state=state, exit_code=code, restarts=1)), left, 0.0)
+    left = read_folder(str(folder.path))
+    change = decide(
+        row_of(folder), with_meaning(SlurmJob(job_id="7", state=state, exit_code=code, restarts=1)), left, 0.0
+    )
     assert change.status == "success" and str(change.reason).endswith(", after its last step")

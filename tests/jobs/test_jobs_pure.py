@@ -9,8 +9,8 @@ from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.catalogue.data_files import CatalogueError
 from llmb.errors import UsageError
-from llmb.jobs.details import JobDetails, read_details
 from llmb.jobs.faults import faults_of, find_fault, read_faults, worth_a_retry
+from llmb.jobs.folder_state import read_run
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord, node_records
 from llmb.jobs.point_in_time import parse_since
@@ -159,15 +159,15 @@ def test_a_submission_is_found_by_its_script_once() -> None:
     theirs = SlurmJob(job_id="5", state="RUNNING", command="/home/x/train.sh")
     ours = SlurmJob(job_id="7", state="PENDING", command="/runs/e/e_1/e/sbatch_e.sh")
     tasks = [ours.model_copy(update={"job_id": f"8_{index}"}) for index in (0, 1)]
-    assert find_submission(job_row().asked, [theirs, ours], set()) == "7"
-    assert find_submission(job_row().asked, [theirs, ours], {"7"}) is None
+    assert find_submission(job_row(), [theirs, ours], set()) == "7"
+    assert find_submission(job_row(), [theirs, ours], {"7"}) is None
     assert (
         find_submission(
-            job_row(run_dir="/runs/e/e_1.1/e", base_dir="/runs/e/e_1/e", array_index=1).asked, [theirs, *tasks], set()
+            job_row(run_dir="/runs/e/e_1.1/e", base_dir="/runs/e/e_1/e", array_index=1), [theirs, *tasks], set()
         )
         == "8_1"
     )
-    assert find_submission(job_row(run_dir="/runs/e/e_2/e").asked, [theirs, ours, *tasks], set()) is None
+    assert find_submission(job_row(run_dir="/runs/e/e_2/e"), [theirs, ours, *tasks], set()) is None
 
 
 def test_the_worst_end_decides() -> None:
@@ -276,11 +276,11 @@ def test_verdicts_are_listed_if_there_are_any() -> None:
 def test_a_job_is_shown_with_its_verdict(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", gpu_record(), times_around(13.15))
     row = job_row(run_dir=str(folder), status="success")
-    details = read_details(row)
-    cells = dict(line[:2] for line in job_table(row, details).rows)
+    record = read_run(row)
+    cells = dict(line[:2] for line in job_table(row, record).rows)
     assert cells["verdict"].startswith("REGRESSED: 7.2 % slower than published (")
-    assert job_document(row, details)["verdict_sentence"] == cells["verdict"]
-    assert "verdict" not in dict(line[:2] for line in job_table(row, JobDetails()).rows)
+    assert job_document(row, record)["verdict_sentence"] == cells["verdict"]
+    assert "verdict" not in dict(line[:2] for line in job_table(row, None).rows)
 
 
 def test_a_proxy_is_not_listed_as_its_model() -> None:

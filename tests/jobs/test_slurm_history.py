@@ -225,11 +225,11 @@ def test_a_submission_that_was_interrupted_is_found_and_not_made_twice(
         store.add([new_job(one, None, order(WAIT).plan, f"k{number}", "c")])
     queued = send(prepared[0], shell.cluster.environ)[None]
     store.db.execute("UPDATE jobs SET submitted_s = submitted_s - 60")
-    found = refresh(store, shell.install)
+    warnings = refresh(store, shell.install)
     first, second = store.jobs()
     assert (first.job_id, first.live) == (queued.job_id, True)
     assert (second.job_id, second.state, second.status) == (None, "NOT_SUBMITTED", "failed")
-    assert len(found.warnings) == 1
+    assert len(warnings) == 1
     handle = read_job(prepared[0].base)
     assert handle and (handle.job_id, handle.key, handle.campaign) == (queued.job_id, "k0", "c")
     with pytest.raises(KeyTaken):

@@ -6,29 +6,35 @@ from dataclasses import replace
 import pytest
 from job_rows import job_row
 
-from llmb.jobs.job import Change, Job
+from llmb.jobs.job import Job
 from llmb.jobs.refresh import look
-from llmb.jobs.states import Left, decide, known_states
+from llmb.jobs.states import FolderState, decide, known_states
+from llmb.runs.record import JobEnd
 from llmb.schedulers.port import UNKNOWN as UNKNOWN_WORD
 from llmb.schedulers.port import JobState
 from llmb.schedulers.slurm.job_state import SlurmJob
-from llmb.schedulers.slurm.meaning import told
+from llmb.schedulers.slurm.meaning import with_meaning
 from llmb.schedulers.slurm.scheduler import accounted, is_same
 
 NOW = 1000.0
 JOB = job_row("k", job_id="7", state="RUNNING", status="running", nodes="n[1-2]")
-NOTHING = Left()
-HALF = Left(begun=True, run_status="running", steps=5, planned=10)
-WHOLE = Left(begun=True, run_status="success", steps=10, planned=10, done=True)
-ENDED = {"job_id": "7", "ended_s": 900.0}
+NOTHING = FolderState()
+HALF = FolderState(begun=True, run_status="running", steps=5, planned=10)
+WHOLE = FolderState(begun=True, run_status="success", steps=10, planned=10, done=True)
 OVER = ("TIMEOUT", "NODE_FAIL", "PREEMPTED", "DEADLINE", "BOOT_FAIL", "CANCELLED")
 
 
+def marked(folder: FolderState, exit_code: int, signal: str = "", job_id: str = "7", **values: object) -> FolderState:
+    """As the batch script has marked its end."""
+    end = JobEnd(job_id=job_id, restarts=0, exit_code=exit_code, signal=signal, ended_at="2026-01-01T00:00:00+00:00")
+    return replace(folder, end=end, **values)
+
+
 def seen(state: str, **values: object) -> JobState:
-    return told(SlurmJob(job_id="7", state=state, nodes="n[1-2]", started_s=10.0, ended_s=20.0, **values))
+    return with_meaning(SlurmJob(job_id="7", state=state, nodes="n[1-2]", started_s=10.0, ended_s=20.0, **values))
 
 
-def found(state: JobState, left: Left = NOTHING, job: Job = JOB) -> Change:
+def found(state: JobState, left: FolderState = NOTHING, job: Job = JOB) -> Job:
     return decide(job, state, left, NOW)
 
 
@@ -64,7 +70,7 @@ def test_a_state_that_is_not_known_decides_nothing_and_is_asked_again() -> None:
     assert look(JOB, new, NOW) == found(new), "no file decides it either"
     assert look(replace(JOB, status="success"), new, NOW) is None
     (told_again,) = [SlurmJob(job_id="7", state="A_STATE_OF_A_LATER_SLURM", command=None)]
-    assert accounted(JOB.asked, {"7": told_again}).may_be_told
+    assert accounted(JOB, {"7": told_again}).may_be_told
 
 
 def test_every_state_that_slurm_documents_is_known() -> None:
@@ -151,7 +157,7 @@ def test_a_completed_job_is_what_its_run_is() -> None:
 
 
 def test_a_failed_job_says_what_its_run_says_of_itself() -> None:
-    said = replace(HALF, run_status="failed", run_reason="rank 1 on n2 failed: ValueError", exit_code=1, **ENDED)
+    said = marked(HALF, 1, run_status="failed", run_reason="rank 1 on n2 failed: ValueError")
     assert found(seen("FAILED", exit_code=1), said).reason == "rank 1 on n2 failed: ValueError"
     assert found(seen("FAILED", exit_code=1, restarts=1), said).reason == (
         "the batch script ended with exit code 1, after 5 of 10 steps"
@@ -179,35 +185,35 @@ UNKNOWN = JobState(job_id="7")
 @pytest.mark.parametrize(
     ("left", "state", "status", "said"),
     [
-        (replace(WHOLE, exit_code=0, **ENDED), "COMPLETED", "success", None),
-        (replace(HALF, exit_code=0, **ENDED), "COMPLETED", "failed", "the run did not, after 5 of 10 steps"),
-        (replace(HALF, exit_code=1, **ENDED), "FAILED", "failed", "exit code 1, after 5 of 10 steps"),
+        (marked(WHOLE, 0), "COMPLETED", "success", None),
+        (marked(HALF, 0), "COMPLETED", "failed", "the run did not, after 5 of 10 steps"),
+        (marked(HALF, 1), "FAILED", "failed", "exit code 1, after 5 of 10 steps"),
         (
-            replace(HALF, exit_code=1, run_status="failed", run_reason="rank 1 failed", **ENDED),
+            marked(HALF, 1, run_status="failed", run_reason="rank 1 failed"),
             "FAILED",
             "failed",
             "rank 1 failed",
         ),
-        (replace(HALF, exit_code=143, signal="TERM", **ENDED), "LOST", "failed", "ended by TERM, after 5 of 10 steps"),
-        (replace(WHOLE, exit_code=143, signal="TERM", **ENDED), "LOST", "success", "TERM, after its last step"),
-        (replace(WHOLE, run_status="invalid", run_reason="nan", exit_code=0, **ENDED), "COMPLETED", "invalid", "nan"),
+        (marked(HALF, 143, "TERM"), "LOST", "failed", "ended by TERM, after 5 of 10 steps"),
+        (marked(WHOLE, 143, "TERM"), "LOST", "success", "TERM, after its last step"),
+        (marked(WHOLE, 0, run_status="invalid", run_reason="nan"), "COMPLETED", "invalid", "nan"),
         (WHOLE, "LOST", "success", "every step is done"),
         (HALF, "LOST", "failed", "did not record its end: killed, or lost with its node, after 5 of 10 steps"),
         (NOTHING, "LOST", "failed", "never started: most likely cancelled while it was pending"),
     ],
 )
-def test_a_job_that_slurm_has_forgotten(left: Left, state: str, status: str, said: str | None) -> None:
+def test_a_job_that_slurm_has_forgotten(left: FolderState, state: str, status: str, said: str | None) -> None:
     change = found(UNKNOWN, left)
     assert (change.state, change.status, change.nodes) == (state, status, "n[1-2]")
     assert change.reason is None if said is None else said in str(change.reason)
 
 
 def test_the_mark_of_an_earlier_start_or_another_job_does_not_count() -> None:
-    old = replace(HALF, exit_code=0, restarts=0, **ENDED)
+    old = marked(HALF, 0)
     assert found(UNKNOWN, old, replace(JOB, restarts=1)).state == "LOST"
-    assert found(UNKNOWN, replace(old, job_id="8")).state == "LOST"
+    assert found(UNKNOWN, marked(HALF, 0, job_id="8")).state == "LOST"
     # A task of an array has another id for the batch script than for people.
-    assert found(UNKNOWN, replace(old, job_id="9"), replace(JOB, job_id="7_1", array_index=1)).state == "COMPLETED"
+    assert found(UNKNOWN, marked(HALF, 0, job_id="9"), replace(JOB, job_id="7_1", array_index=1)).state == "COMPLETED"
 
 
 @pytest.mark.parametrize("state", sorted(known_states() - {UNKNOWN_WORD}))
@@ -234,4 +240,4 @@ def test_every_state_has_an_answer(state: str) -> None:
 def test_a_job_id_that_slurm_gave_again_is_noticed(command: str | None, name: str, same: bool) -> None:
     base, _, index = name.partition(".")
     job = replace(JOB, run_dir=f"/my runs/e/{name}/e", base_dir=f"/my runs/e/{base}/e" if index else None)
-    assert is_same(job.asked, SlurmJob(job_id="7", state="RUNNING", command=command)) is same
+    assert is_same(job, SlurmJob(job_id="7", state="RUNNING", command=command)) is same

@@ -13,13 +13,12 @@ import store_writer
 from job_rows import job_row
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.jobs.job import COLUMNS, Change, stale
+from llmb.jobs.job import COLUMNS, Job, stale
 from llmb.jobs.store import SCHEMA_VERSION, Damaged, Filter, KeyTaken, Store, check_states
 
 
-def change(key: str = "a", **changes: object) -> Change:
-    values = {"key": key, "state": "RUNNING", "status": "running", "reason": None, "checked_s": 10.0}
-    return Change(**{**values, **changes})
+def seen(**changes: object) -> Job:
+    return job_row(**{"state": "RUNNING", "status": "running", "checked_s": 10.0, **changes})
 
 
 def writer(*arguments: str, prefix: list[str] | None = None) -> subprocess.Popen[str]:
@@ -87,18 +86,18 @@ def test_what_never_reached_slurm_may_be_tried_again(store: Store) -> None:
 def test_what_was_seen_later_stays(store: Store) -> None:
     store.add([job_row()])
     first, second, third = (store.next_query() for _ in range(3))
-    store.apply([change(checked_s=20.0, state="COMPLETED", status="success", ended_s=19.0)], second)
-    store.apply([change(checked_s=15.0)], first)
+    store.apply([seen(checked_s=20.0, state="COMPLETED", status="success", ended_s=19.0)], second)
+    store.apply([seen(checked_s=15.0)], first)
     assert store.jobs()[0].state == "COMPLETED"
-    store.apply([change(checked_s=21.0, restarts=1)], third)  # Slurm put it back
+    store.apply([seen(checked_s=21.0, restarts=1)], third)  # Slurm put it back
     assert (store.jobs()[0].state, store.jobs()[0].ended_s, store.jobs()[0].restarts) == ("RUNNING", None, 1)
 
 
 def test_a_clock_that_was_a_day_ahead_hides_no_later_end(store: Store) -> None:
     store.add([job_row()])
-    store.apply([change(checked_s=86_400.0)], store.next_query())
+    store.apply([seen(checked_s=86_400.0)], store.next_query())
     assert stale(store.jobs(), 20.0, 10.0), "so a list asks again"
-    store.apply([change(checked_s=20.0, state="CANCELLED", status="cancelled")], store.next_query())
+    store.apply([seen(checked_s=20.0, state="CANCELLED", status="cancelled")], store.next_query())
     assert (store.jobs()[0].status, store.jobs()[0].checked_s) == ("cancelled", 20.0)
 
 

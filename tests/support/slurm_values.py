@@ -18,7 +18,7 @@ from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.port import JobState
 from llmb.schedulers.slurm.asked import job_flags, shell_gpus_per_node
 from llmb.schedulers.slurm.job_state import SlurmJob
-from llmb.schedulers.slurm.meaning import told
+from llmb.schedulers.slurm.meaning import with_meaning
 from llmb.schedulers.slurm.queries import controller_states
 from llmb.schedulers.slurm.script import batch_script, file_flags
 from llmb.site.site import Site
@@ -89,4 +89,4 @@ def job_of(order: Order) -> JobSpec:
 
 def job_state(job_id: str) -> JobState:
     """What the controller says; unknown where it does not know the job."""
-    return told(controller_states([job_id]).get(job_id, SlurmJob(job_id=job_id)))
+    return with_meaning(controller_states([job_id]).get(job_id, SlurmJob(job_id=job_id)))

@@ -4,12 +4,12 @@
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from job_rows import job_row
 
 from llmb.errors import LlmbError
-from llmb.jobs.job import Change
 from llmb.jobs.store import KeyTaken, Store
 
 ROUNDS = 40
@@ -28,8 +28,8 @@ def hammer(path: Path, name: str) -> None:
             except KeyTaken:
                 pass
             query = store.next_query()
-            seen = {"state": "RUNNING", "status": "running", "reason": None, "checked_s": float(number)}
-            store.apply((Change(key=one.key, **seen) for one in store.live()), query)
+            seen = {"state": "RUNNING", "status": "running", "checked_s": float(number)}
+            store.apply([replace(one, **seen) for one in store.live()], query)
     print(*won)
 
 

@@ -115,17 +115,17 @@ def show(job_id: JobId, json: Json = False) -> None:
 
     - `llmb jobs show pretrain_llama3.1_8b_bf16_gpus8_tp1 --json`
     """
-    from llmb.jobs.details import read_details
+    from llmb.jobs.folder_state import read_last_lines, read_run
 
     with history_to_read() as store:
         bring_up_to_date(store)
         job = find_job(store, job_id)
-    details = read_details(job)
+    record, lines = read_run(job), read_last_lines(job)
     if json:
-        print_json(job_document(job, details))
+        print_json(job_document(job, record, lines))
         return
-    print_table(job_table(job, details))
-    print_text("".join(f"  | {line}\n" for line in details.last_lines))
+    print_table(job_table(job, record))
+    print_text("".join(f"  | {line}\n" for line in lines))
 
 
 @app.command()
@@ -203,7 +203,7 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
         found = find_jobs(store, job_ids)
         live = [job for job in found if job.live and job.job_id]
         for name in sorted({job.scheduler for job in live}):
-            find_scheduler(name).cancel([job.asked for job in live if job.scheduler == name])
+            find_scheduler(name).cancel([job for job in live if job.scheduler == name])
         if live:
             refresh_jobs(store, _install())
         found = [again for job in found if (again := store.by_key(job.key))]
@@ -333,7 +333,7 @@ def bring_up_to_date(store: Store) -> None:
     from llmb.jobs.refresh import refresh as refresh_jobs
 
     try:
-        for line in refresh_jobs(store, _install(), PATIENCE_S).warnings:
+        for line in refresh_jobs(store, _install(), PATIENCE_S):
             say(line)
     except (InfrastructureError, EnvironmentProblem) as error:
         say(f"states are as of the last answer, because {error.what}")

@@ -167,7 +167,7 @@ class NodesCheck:
     def _judge(self, waited_s: float) -> list[str]:
         """Settles jobs that will bring no report; returns the nodes whose jobs are queued."""
         open_jobs = {self.jobs[node].key: node for node in self._open()}
-        answers = self.scheduler.states([self.jobs[node].asked for node in open_jobs.values()], ASK_S)
+        answers = self.scheduler.states([self.jobs[node] for node in open_jobs.values()], ASK_S)
         states = {open_jobs[key]: state for key, state in answers.states.items()}
         waiting = []
         for node, state in states.items():
@@ -235,7 +235,7 @@ class NodesCheck:
     def _cancel(self, nodes: list[str]) -> None:
         try:
             if nodes:
-                self.scheduler.cancel([self.jobs[node].asked for node in nodes])
+                self.scheduler.cancel([self.jobs[node] for node in nodes])
         except LlmbError as error:
             ids = ",".join(str(self.jobs[node].job_id) for node in nodes)
             self.say(f"warning: jobs {ids} could not be cancelled: {error.what}")

@@ -2,37 +2,36 @@
 """Reads what a job left in its run folder, as far as it can be read."""
 
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmb.jobs.states import Left
+from llmb.jobs.job import Job
+from llmb.jobs.states import FolderState
 from llmb.jobs.task import task_outcome
 from llmb.programs.lookup import find_program
 from llmb.programs.port import StepsDone
+from llmb.runs.failure import last_lines
 from llmb.runs.folder import RunFolder
+from llmb.runs.log_tail import tail
 from llmb.runs.record import RunRecord, read_job_end, read_record
 
 Content = TypeVar("Content")
+MOST_LINES = 12
 
 
-def read_left(run_dir: str) -> Left:
+def read_folder(run_dir: str) -> FolderState:
     """Missing, damaged and unreadable files count as missing: a job may die at any point."""
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
     progress = _read_progress(folder, record) if record else StepsDone(0, done=False)
     task = None if record else _readable(lambda place: task_outcome(place, end), folder)
-    ended = record or task
-    return Left(
+    outcome = record or task
+    return FolderState(
         begun=(record is not None and record.started_at is not None) or end is not None or folder.batch_output.exists(),
-        job_id=end.job_id if end else None,
-        restarts=end.restarts if end else 0,
-        exit_code=end.exit_code if end else None,
-        signal=(end.signal or None) if end else None,
-        ended_s=_seconds(end.ended_at) if end else None,
-        run_status=ended.status if ended else None,
+        end=end,
+        run_status=outcome.status if outcome else None,
         unread=_unread(folder),
-        run_reason=ended.reason if ended else None,
+        run_reason=outcome.reason if outcome else None,
         run_of=(record.job.job_id, record.job.restarts) if record and record.job else None,
         steps=progress.steps,
         planned=record.plan.steps if record else None,
@@ -73,8 +72,14 @@ def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Conten
         return None
 
 
-def _seconds(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
+def read_run(job: Job) -> RunRecord | None:
+    """The record of a job's run; None for a job that is no run, and if it cannot be read."""
+    return _readable(read_record, RunFolder(Path(job.run_dir))) if job.kind == "run" else None
+
+
+def read_last_lines(job: Job) -> list[str]:
+    """The log of a failed job up to the failure, or its batch script's output."""
+    folder = RunFolder(Path(job.run_dir))
+    if job.status != "failed":
+        return []
+    return _readable(lambda place: last_lines(tail(place.log) or tail(place.batch_output), MOST_LINES), folder) or []

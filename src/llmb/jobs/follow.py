@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
-from llmb.jobs.folder_state import read_left
+from llmb.jobs.folder_state import read_folder
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import TIME_OUT_S, refresh
 from llmb.jobs.states import decide
@@ -132,7 +132,7 @@ def current(store: Store, install: Path, job: Job) -> Job:
 
 def _ended(job: Job) -> Job:
     """``job`` of a history that must not be changed, with its status if it has ended."""
-    seen = find_scheduler(job.scheduler).states([job.asked], TIME_OUT_S).states.get(job.key)
+    seen = find_scheduler(job.scheduler).states([job], TIME_OUT_S).states.get(job.key)
     if seen is None or seen.may_be_told or seen.phase in ("queued", "running", "unrecognized"):
         return job
-    return replace(job, status=decide(job, seen, read_left(job.run_dir), time.time()).status)
+    return replace(job, status=decide(job, seen, read_folder(job.run_dir), time.time()).status)

@@ -4,13 +4,10 @@
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from llmb.runs.folder import RunFolder
 from llmb.runs.short_id import short_id
-
-if TYPE_CHECKING:
-    from llmb.schedulers.port import AskedJob
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 Kind = Literal["run", "preparation", "benchmark", "check"]
@@ -89,12 +86,9 @@ class Job:
     """Where its weights and data come from; None for other jobs than runs."""
 
     @property
-    def asked(self) -> "AskedJob":
-        """The job as its scheduler is queried for it."""
-        from llmb.schedulers.port import AskedJob  # not needed to list jobs
-
-        base = RunFolder(Path(self.base_dir or self.run_dir))
-        return AskedJob(key=self.key, job_id=self.job_id, base=base, array_index=self.array_index, live=self.live)
+    def base(self) -> RunFolder:
+        """The folder whose script runs."""
+        return RunFolder(Path(self.base_dir or self.run_dir))
 
     @property
     def live(self) -> bool:
@@ -135,29 +129,14 @@ class Job:
 COLUMNS = tuple(item.name for item in fields(Job))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """The result of a query for a job, as of ``checked_s``."""
-
-    key: str
-    state: str
-    status: Status
-    reason: str | None
-    checked_s: float
-    exit_code: int | None = None
-    signal: int | None = None
-    nodes: str | None = None
-    restarts: int = 0
-    started_s: float | None = None
-    ended_s: float | None = None
-    fault: str | None = None
-    bad_nodes: str | None = None
-    step_time_s: float | None = None
-    verdict: str | None = None
+ANSWERED = ("state", "exit_code", "signal", "nodes", "restarts", "started_s", "ended_s")
+"""Columns with what the scheduler has answered."""
+CHANGING = (*ANSWERED, "status", "reason", "checked_s", "fault", "bad_nodes", "step_time_s", "verdict")
+"""Columns that a query of the scheduler may change."""
 
 
 def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:
     """Whether one of ``jobs`` may have changed since its scheduler was queried."""
-    asked = [job for job in jobs if job.live and job.state != SUBMITTING]
+    submitted = [job for job in jobs if job.live and job.state != SUBMITTING]
     # A query that was made in the future was made by a clock that was wrong.
-    return any(abs(now_s - (job.checked_s or 0)) > older_than_s for job in asked)
+    return any(abs(now_s - (job.checked_s or 0)) > older_than_s for job in submitted)

@@ -31,7 +31,7 @@ from llmb.runs.folder import (
 )
 from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared
-from llmb.runs.record import ENGINE, SubmittedJob, new_run_id, now, queued_record, write_record
+from llmb.runs.record import ENGINE, SubmittedJob, new_run_id, queued_record, write_record
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import Defaults, Scheduler
 from llmb.site.site import Site
@@ -218,19 +218,9 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
     InfrastructureError if the scheduler did not answer.
     """
     spec, base = prepared.spec, prepared.base
-    submitted = find_scheduler(spec.scheduler).submit(spec, base, environ, held, again=prepared.again)
-    return {
-        index: SubmittedJob(
-            scheduler=spec.scheduler,
-            job_id=submitted.ids[index],
-            cluster=submitted.cluster,
-            submitted_at=now(),
-            array_index=index,
-            base_dir=None if folder == base else str(base.path),
-            process=submitted.process,
-        )
-        for index, folder in prepared.folders.items()
-    }
+    handles = find_scheduler(spec.scheduler).submit(spec, base, environ, held, again=prepared.again)
+    base_dirs = {index: None if folder == base else str(base.path) for index, folder in prepared.folders.items()}
+    return {index: handles[index].model_copy(update={"base_dir": own}) for index, own in base_dirs.items()}
 
 
 def write_job(folder: RunFolder, handle: SubmittedJob) -> None:

@@ -2,17 +2,17 @@
 """Updates the states of jobs: a few queries to schedulers for all jobs, then a look into run folders."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
 from llmb.jobs.conclude import conclude_job
 from llmb.jobs.faults import faults_of, find_fault
-from llmb.jobs.folder_state import read_figures, read_left
-from llmb.jobs.job import Change, Job
+from llmb.jobs.folder_state import read_figures, read_folder
+from llmb.jobs.job import Job
 from llmb.jobs.resolve import resolve_submissions
-from llmb.jobs.states import FAILED, Left, decide
+from llmb.jobs.states import FAILED, FolderState, decide
 from llmb.jobs.store import Store
 from llmb.runs.folder import RunFolder
 from llmb.runs.log_tail import tail
@@ -26,26 +26,16 @@ PUT_BACK_S = 3600.0
 """For this long after its end a job is queried again: it may have been requeued."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refreshed:
-    """The result of a refresh."""
-
-    changed: tuple[Job, ...]
-    """Jobs whose state or status changed, as they are now."""
-    warnings: tuple[str, ...]
-
-
-def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> Refreshed:
-    """Brings every job that may have changed up to date.
+def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list[str]:
+    """Brings every job that may have changed up to date; returns warnings.
 
     Raises InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here; its jobs
-    are then left unchanged, and those of the others are up to date.
+    are then unchanged, and those of the others are up to date.
     """
     asked_s, query = time.time(), store.next_query()
     jobs = store.changeable(asked_s - PUT_BACK_S)
     unresolved = {job.scheduler for job in store.unresolved()}
     names = dict.fromkeys([LOCAL, *unresolved, *(job.scheduler for job in jobs)])
-    changed: list[Job] = []
     warnings: list[str] = []
     problem: LlmbError | None = None
     for name in names:
@@ -55,50 +45,42 @@ def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> Refr
                 warnings += resolve_submissions(store, install, name, time_out_s)
                 own = [job for job in store.changeable(asked_s - PUT_BACK_S) if job.scheduler == name]
             if own:
-                answers = find_scheduler(name).states([job.asked for job in own], time_out_s)
+                answers = find_scheduler(name).states(own, time_out_s)
                 warnings += answers.warnings
-                changed += _apply(store, own, answers.states, asked_s, query)
+                _apply(store, own, answers.states, asked_s, query)
         except (InfrastructureError, EnvironmentProblem) as error:
             problem = problem or error
     if problem:
         raise problem
-    return Refreshed(tuple(changed), tuple(warnings))
+    return warnings
 
 
 def refresh_job(store: Store, job: Job) -> None:
-    """The same for one job."""
+    """Brings one job up to date."""
     asked_s, query = time.time(), store.next_query()
-    answers = find_scheduler(job.scheduler).states([job.asked], TIME_OUT_S)
-    list(_apply(store, [job], answers.states, asked_s, query))
+    answers = find_scheduler(job.scheduler).states([job], TIME_OUT_S)
+    _apply(store, [job], answers.states, asked_s, query)
 
 
-def _apply(
-    store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], asked_s: float, query: int
-) -> Iterator[Job]:
-    """Writes the changes to the history; the jobs whose state or status changed."""
-    before = {job.key: job for job in jobs}
-    changes = [change for job in jobs if job.key in seen and (change := look(job, seen[job.key], asked_s))]
-    store.apply(changes, query)
-    for change in changes:
-        if _differs(before[change.key], change) and (job := store.by_key(change.key)):
-            yield job
+def _apply(store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], asked_s: float, query: int) -> None:
+    store.apply([now for job in jobs if job.key in seen and (now := look(job, seen[job.key], asked_s))], query)
 
 
-def look(job: Job, seen: JobState, asked_s: float) -> Change | None:
-    """The change to write; None if nothing can have changed. Concludes the record of a run that ended."""
+def look(job: Job, seen: JobState, asked_s: float) -> Job | None:
+    """``job`` as it is now; None if nothing can have changed. Concludes the record of a run that ended."""
     if not job.live and (seen.phase == "unrecognized" or (seen.ended and seen.restarts <= job.restarts)):
         return None
     if seen.phase in ("queued", "running", "unrecognized"):
-        return decide(job, seen, Left(), asked_s)
-    left = read_left(job.run_dir)
-    marked = left.belongs_to(job, max(seen.restarts, job.restarts))
+        return decide(job, seen, FolderState(), asked_s)
+    folder = read_folder(job.run_dir)
+    marked = folder.end_of(job, max(seen.restarts, job.restarts)) is not None
     if seen.may_be_told and not marked:
         return None  # unchanged until the scheduler or the folder reports how it ended
-    if left.run_status in (None, "running") and not marked and _just_ended(seen, asked_s):
+    if folder.run_status in (None, "running") and not marked and _just_ended(seen, asked_s):
         return None  # files of other nodes may be visible here with a delay
-    if left.run_status in ("queued", "running") and conclude(job, seen):
-        left = read_left(job.run_dir)
-    return with_fault(job, seen, decide(job, seen, left, asked_s))
+    if folder.run_status in ("queued", "running") and conclude(job, seen):
+        folder = read_folder(job.run_dir)
+    return with_outcome(decide(job, seen, folder, asked_s), seen.phase)
 
 
 def _just_ended(seen: JobState, asked_s: float) -> bool:
@@ -114,17 +96,16 @@ def conclude(job: Job, seen: JobState) -> bool:
     return True
 
 
-def with_fault(job: Job, seen: JobState, change: Change) -> Change:
-    """``change`` with the step time of a success, or the cause of a failure and the nodes at fault."""
-    if change.status != "failed":
-        return replace(change, **read_figures(job.run_dir)) if change.status == "success" else change
+def with_outcome(job: Job, phase: Phase) -> Job:
+    """``job``, which has ended, with the figures of a success, or the cause of a failure and the nodes at fault."""
+    if job.status != "failed":
+        return replace(job, **read_figures(job.run_dir)) if job.status == "success" else job
     scheduler = find_scheduler(job.scheduler)
-    phase: Phase = "failed" if change.state == FAILED else seen.phase
-    fault = find_fault(faults_of(scheduler), phase, _log(job))
+    fault = find_fault(faults_of(scheduler), "failed" if job.state == FAILED else phase, _log(job))
     if fault is None:
-        return change
-    nodes = ",".join(matching(scheduler.host_names(change.nodes), fault.nodes))
-    return replace(change, fault=fault.name, bad_nodes=nodes or None)
+        return job
+    nodes = ",".join(matching(scheduler.host_names(job.nodes), fault.nodes))
+    return replace(job, fault=fault.name, bad_nodes=nodes or None)
 
 
 def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -138,7 +119,3 @@ def _log(job: Job) -> str:
         return tail(folder.log) + tail(folder.batch_output)
     except OSError:
         return ""
-
-
-def _differs(job: Job, change: Change) -> bool:
-    return (job.state, job.status, job.restarts) != (change.state, change.status, change.restarts)

@@ -31,8 +31,7 @@ def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s:
         claimed = store.job_ids()
         now_s = time.time()
         since_s = min((_submitted_s(job, now_s) for job in unresolved), default=0.0)
-        asked = [job.asked for job in unresolved]
-        found = find_scheduler(scheduler).find(asked, since_s, claimed, time_out_s) if asked else {}
+        found = find_scheduler(scheduler).find(unresolved, since_s, claimed, time_out_s) if unresolved else {}
         claimed |= set(found.values())
         for job in unresolved:
             job_id = found.get(job.key) or _begun_as(job, claimed)

@@ -73,7 +73,7 @@ def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, s
     spec = read_spec(folder)
     nodes = excluded(spec.excluded_nodes, *(tried.bad_nodes for tried in _tries(store, job)))
     prepared = Prepared(
-        spec.model_copy(update={"excluded_nodes": nodes}), job.asked.base, {job.array_index: folder}, again=True
+        spec.model_copy(update={"excluded_nodes": nodes}), job.base, {job.array_index: folder}, again=True
     )
     with submission_lock(install) as descriptor:
         new = repeated(job, now_s)

@@ -5,27 +5,23 @@ The scheduler reports how the job ended, the folder how the run did: a run with 
 job was killed, and a run whose loss is not a number is invalid even if the job completed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from llmb.jobs.job import LOST, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
+from llmb.jobs.job import ANSWERED, LIVE, LOST, NOT_SUBMITTED, SUBMITTING, Job, Status
+from llmb.runs.record import JobEnd
 from llmb.schedulers.lookup import all_schedulers
 from llmb.schedulers.port import FROM_OUTSIDE, JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """The state of a run according to its folder."""
+class FolderState:
+    """The state of a job according to its folder."""
 
     begun: bool = False
     """The batch script has started."""
-    job_id: str | None = None
-    """The job that recorded its end."""
-    restarts: int = 0
-    exit_code: int | None = None
-    """Of the batch script; None while it runs, and if it was killed."""
-    signal: str | None = None
-    """The signal that ended it, if it could still record that."""
-    ended_s: float | None = None
+    end: JobEnd | None = None
+    """None while the batch script runs, and if it was killed."""
     run_status: str | None = None
     """``status`` of run.json; None if it cannot be read."""
     unread: str = "there is no record of it"
@@ -39,13 +35,14 @@ class Left:
     done: bool = False
     """Every step is done, and the last checkpoint exists if one was requested."""
 
-    def belongs_to(self, job: Job, restarts: int) -> bool:
-        """Whether the recorded end is that of this job's latest start: an older one is irrelevant.
+    def end_of(self, job: Job, restarts: int) -> JobEnd | None:
+        """The recorded end, if it is that of this job's latest start: an older one is irrelevant.
 
         A task of an array has its own id within the job, and its own folder.
         """
-        same = self.job_id == job.job_id or job.array_index is not None
-        return self.exit_code is not None and same and self.restarts >= restarts
+        end = self.end
+        is_same = end and (end.job_id == job.job_id or job.array_index is not None)
+        return end if end and is_same and end.restarts >= restarts else None
 
 
 COMPLETED, FAILED = "COMPLETED", "FAILED"
@@ -58,36 +55,29 @@ def known_states() -> frozenset[str]:
     return OWN_WORDS.union(*(scheduler.words for scheduler in all_schedulers()))
 
 
-def decide(job: Job, seen: JobState, left: Left, now_s: float) -> Change:
-    """The change of ``job`` if its scheduler was queried at ``now_s`` and answered ``seen``.
+def decide(job: Job, seen: JobState, folder: FolderState, now_s: float) -> Job:
+    """``job`` as it is if its scheduler was queried at ``now_s`` and answered ``seen``.
 
     The result of a job that the scheduler does not know (any more) follows from its folder alone.
     """
     if seen.phase == "unknown":
-        return _forgotten(job, left, now_s)
+        return _forgotten(job, folder, now_s)
     if seen.phase == "unrecognized":
-        return _change(job, seen, now_s, job.status, seen.meaning)
+        return _changed(job, seen, now_s, job.status, seen.meaning)
     if not seen.ended:
-        return _change(job, seen, now_s, "queued" if seen.phase == "queued" else "running", _live_reason(seen))
-    status, reason = _ended(job, seen, left)
-    return _change(job, seen, now_s, status, reason)
+        return _changed(job, seen, now_s, "queued" if seen.phase == "queued" else "running", _live_reason(seen))
+    status, reason = _ended(job, seen, folder)
+    return _changed(job, seen, now_s, status, reason)
 
 
-def _change(job: Job, seen: JobState, now_s: float, status: Status, reason: str | None) -> Change:
-    over = status not in ("queued", "running")
-    return Change(
-        key=job.key,
-        state=seen.state,
-        status=status,
-        reason=reason,
-        checked_s=now_s,
-        exit_code=seen.exit_code if over else None,
-        signal=(seen.signal or None) if over else None,
-        nodes=seen.nodes or job.nodes,
-        restarts=max(seen.restarts, job.restarts),
-        started_s=seen.started_s,
-        ended_s=seen.ended_s if over else None,
-    )
+def _changed(job: Job, seen: JobState, now_s: float, status: Status, reason: str | None) -> Job:
+    answer: dict[str, Any] = {name: getattr(seen, name) for name in ANSWERED}
+    answer |= {"nodes": seen.nodes or job.nodes, "restarts": max(seen.restarts, job.restarts)}
+    answer["signal"] = seen.signal or None
+    if status in LIVE:
+        answer |= {"exit_code": None, "signal": None, "ended_s": None}
+    answer |= dict.fromkeys(("fault", "bad_nodes", "step_time_s", "verdict"))
+    return replace(job, **answer, status=status, reason=reason, checked_s=now_s)
 
 
 def _live_reason(seen: JobState) -> str | None:
@@ -95,75 +85,73 @@ def _live_reason(seen: JobState) -> str | None:
     return ": ".join(filter(None, (again, seen.meaning))) or None
 
 
-def _ended(job: Job, seen: JobState, left: Left) -> tuple[Status, str | None]:
-    if left.run_status == "invalid":
-        return "invalid", left.run_reason
+def _ended(job: Job, seen: JobState, folder: FolderState) -> tuple[Status, str | None]:
+    if folder.run_status == "invalid":
+        return "invalid", folder.run_reason
     if seen.phase == "completed":
-        return _completed(left)
+        return _completed(folder)
     meaning = seen.meaning or seen.state
-    if left.done and (seen.phase in FROM_OUTSIDE or left.run_status == "success"):
+    if folder.done and (seen.phase in FROM_OUTSIDE or folder.run_status == "success"):
         return "success", f"{meaning}, after its last step"
     if seen.phase == "cancelled":
-        return "cancelled", f"{meaning}{_progress(left)}"
-    own = left.belongs_to(job, seen.restarts) or left.run_of == (job.job_id, seen.restarts)
-    if seen.phase == "failed" and left.run_status == "failed" and own:
-        return "failed", left.run_reason or meaning  # names the rank, and has the steps already
-    return "failed", f"{meaning}{_progress(left)}"
+        return "cancelled", f"{meaning}{_progress(folder)}"
+    own = folder.end_of(job, seen.restarts) is not None or folder.run_of == (job.job_id, seen.restarts)
+    if seen.phase == "failed" and folder.run_status == "failed" and own:
+        return "failed", folder.run_reason or meaning  # names the rank, and has the steps already
+    return "failed", f"{meaning}{_progress(folder)}"
 
 
-def _completed(left: Left) -> tuple[Status, str | None]:
+def _completed(folder: FolderState) -> tuple[Status, str | None]:
     """A run is a success only if its record says so: the scheduler knows the job, not the run."""
-    if left.run_status is None:
-        return "invalid", f"the job completed, but the result of the run is not known: {left.unread}"
-    if left.run_status == "failed":
-        return "failed", left.run_reason
-    if left.planned is not None and not left.done and left.run_status != "success":
-        return "failed", f"the job completed, but the run did not{_progress(left)}"
+    if folder.run_status is None:
+        return "invalid", f"the job completed, but the result of the run is not known: {folder.unread}"
+    if folder.run_status == "failed":
+        return "failed", folder.run_reason
+    if folder.planned is not None and not folder.done and folder.run_status != "success":
+        return "failed", f"the job completed, but the run did not{_progress(folder)}"
     return "success", None
 
 
-def _progress(left: Left) -> str:
-    return f", after {left.steps} of {left.planned} steps" if left.planned is not None else ""
+def _progress(folder: FolderState) -> str:
+    return f", after {folder.steps} of {folder.planned} steps" if folder.planned is not None else ""
 
 
-def _forgotten(job: Job, left: Left, now_s: float) -> Change:
+def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
     """Schedulers forget no pending or running job: it has ended, and its folder may contain how."""
-    if left.belongs_to(job, job.restarts):
-        state, status, reason = _marked(left)
-    elif left.done and left.begun:
+    end = folder.end_of(job, job.restarts)
+    if end:
+        state, status, reason = _marked(folder, end)
+    elif folder.done and folder.begun:
         state, status, reason = LOST, "success", "every step is done, but how the job ended is unknown"
-    elif left.begun:
+    elif folder.begun:
         state, status = LOST, "failed"
         mark = "it did not record its end: killed, or lost with its node"
-        reason = f"its scheduler has forgotten it, and {mark}{_progress(left)}"
+        reason = f"its scheduler has forgotten it, and {mark}{_progress(folder)}"
     else:
         state, status = LOST, "failed"
         reason = "its scheduler has forgotten it, and it never started: most likely cancelled while it was pending"
-    return Change(
-        key=job.key,
+    seen = JobState(
+        job_id=str(job.job_id),
         state=state,
-        status=status,
-        reason=reason,
-        checked_s=now_s,
-        exit_code=left.exit_code if left.belongs_to(job, job.restarts) else None,
-        nodes=job.nodes,
-        restarts=max(job.restarts, left.restarts),
+        exit_code=end.exit_code if end else None,
+        restarts=folder.end.restarts if folder.end else 0,
         started_s=job.started_s,
-        ended_s=left.ended_s,
+        ended_s=folder.end.ended_s if folder.end else None,
     )
+    return _changed(job, seen, now_s, status, reason)
 
 
-def _marked(left: Left) -> tuple[str, Status, str | None]:
-    if left.run_status == "invalid":
-        return COMPLETED if left.exit_code == 0 else FAILED, "invalid", left.run_reason
-    if left.signal:
-        if left.done:
-            return LOST, "success", f"ended by {left.signal}, after its last step"
-        return LOST, "failed", f"ended by {left.signal}{_progress(left)}: cancelled, preempted or out of time"
-    if left.exit_code == 0:
-        status, reason = _completed(left)
+def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:
+    if folder.run_status == "invalid":
+        return COMPLETED if end.exit_code == 0 else FAILED, "invalid", folder.run_reason
+    if end.signal:
+        if folder.done:
+            return LOST, "success", f"ended by {end.signal}, after its last step"
+        return LOST, "failed", f"ended by {end.signal}{_progress(folder)}: cancelled, preempted or out of time"
+    if end.exit_code == 0:
+        status, reason = _completed(folder)
         return COMPLETED, status, reason
-    if left.done and left.run_status == "success":
-        return FAILED, "success", f"exit code {left.exit_code}, after its last step"
-    reason = left.run_reason if left.run_status == "failed" else None
-    return FAILED, "failed", reason or f"the batch script ended with exit code {left.exit_code}{_progress(left)}"
+    if folder.done and folder.run_status == "success":
+        return FAILED, "success", f"exit code {end.exit_code}, after its last step"
+    reason = folder.run_reason if folder.run_status == "failed" else None
+    return FAILED, "failed", reason or f"the batch script ended with exit code {end.exit_code}{_progress(folder)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from llmb.errors import EnvironmentProblem, UsageError, unknown
-from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Kind, Status
+from llmb.jobs.job import CHANGING, COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Job, Kind, Status
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.short_id import may_be_short_id
 
@@ -205,12 +205,10 @@ class Store:
             self.db.execute("UPDATE queries SET latest = latest + 1")
             return self._single("SELECT latest FROM queries", ())
 
-    def apply(self, changes: Iterable[Change], query: int) -> None:
+    def apply(self, jobs: Iterable[Job], query: int) -> None:
         """Writes the results of a query, except for jobs that were queried later."""
-        rows = [{**asdict(change), "query": query} for change in changes]
-        if not rows:
-            return
-        values = ", ".join(f"{name} = :{name}" for name in rows[0] if name != "key")
+        rows = [{**asdict(job), "query": query} for job in jobs]
+        values = ", ".join(f"{name} = :{name}" for name in (*CHANGING, "query"))
         with self._transaction():
             self.db.executemany(f"UPDATE jobs SET {values} WHERE key = :key AND query <= :query", rows)  # noqa: S608
 

@@ -108,8 +108,7 @@ class Watch:
 
 def refresh_and_retry(store: Store, install: Path, environ: Mapping[str, str]) -> list[str]:
     """Updates all jobs, and resubmits those that may be retried; returns messages for the user."""
-    found = refresh(store, install)
-    return [*found.warnings, *retry_failed(store, install, environ, time.time())]
+    return [*refresh(store, install), *retry_failed(store, install, environ, time.time())]
 
 
 def last_try(store: Store, key: str) -> Job:

@@ -11,11 +11,11 @@ from llmb.jobs.job import Job
 from llmb.report.numbers import known, number
 from llmb.report.table import Column, Table, number_column, result_table, table_of
 from llmb.runs.folder import RunFolder
+from llmb.verdict.sentence import headline
 
 if TYPE_CHECKING:
-    from llmb.jobs.details import JobDetails
     from llmb.jobs.nodes import NodeRecord
-    from llmb.runs.record import Attempt
+    from llmb.runs.record import Attempt, RunRecord
 
 LONGEST_REASON = 100
 # States that add nothing to the status of the run.
@@ -80,21 +80,21 @@ def runs_table(runs: Sequence[Job], total: int) -> Table:
     return table_of(f"Runs: {shown}", runs, columns)
 
 
-def job_document(job: Job, details: "JobDetails") -> dict[str, Any]:
-    """The JSON of ``llmb jobs show``; its keys are a contract."""
+def job_document(job: Job, record: "RunRecord | None", last_lines: Sequence[str] = ()) -> dict[str, Any]:
+    """The JSON of ``llmb jobs show``; its keys are a contract. ``record`` is that of a run."""
     return {
         **job.document(),
         "files": {name: str(path) for name, path in _files(job).items()},
-        "attempts": [attempt.model_dump(mode="json") for attempt in details.attempts],
-        "last_lines": list(details.last_lines),
-        "verdict_sentence": details.verdict,
+        "attempts": [attempt.model_dump(mode="json") for attempt in record.attempts] if record else [],
+        "last_lines": list(last_lines),
+        "verdict_sentence": _verdict(record),
     }
 
 
-def job_table(job: Job, details: "JobDetails") -> Table:
+def job_table(job: Job, record: "RunRecord | None") -> Table:
     table = result_table(f"Job {job.job_id or 'without an id'}: {job.name}", "", "")
     run = job.status + (f": {job.reason}" if job.reason else "")
-    _add_known(table, {"verdict": details.verdict, "state": job.state, "run": run})
+    _add_known(table, {"verdict": _verdict(record), "state": job.state, "run": run})
     table.add_row("as of", local_time(job.checked_s) if job.checked_s else "its submission")
     table.add_row("recipe" if job.kind == "run" else job.kind, f"{job.title} on {job.scale} x {job.gpu_type}")
     if job.kind == "run":
@@ -119,13 +119,18 @@ def job_table(job: Job, details: "JobDetails") -> Table:
         "repeats": job.retry_of,
     }
     _add_known(table, values)
-    if len(details.attempts) > 1:
-        for attempt in details.attempts:
+    if record and len(record.attempts) > 1:
+        for attempt in record.attempts:
             table.add_row(f"attempt {attempt.number}", attempt_text(attempt))
     for name, path in _files(job).items():
         if name != "batch_output" or path.exists():  # a run on this machine has none
             table.add_row(name.replace("_", " "), str(path))
     return table
+
+
+def _verdict(record: "RunRecord | None") -> str | None:
+    verdict = record.result.verdict if record and record.result else None
+    return headline(verdict) if verdict else None
 
 
 def _add_known(table: Table, values: Mapping[str, object]) -> None:

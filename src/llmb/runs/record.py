@@ -102,6 +102,10 @@ class JobEnd(Record):
     signal: str
     ended_at: Time
 
+    @property
+    def ended_s(self) -> float:
+        return datetime.fromisoformat(self.ended_at).timestamp()
+
 
 class VboostOutcome(Record):
     """What came of ``nvidia-smi boost-slider --vboost`` on the nodes of a job, by its batch script."""

@@ -12,7 +12,7 @@ from llmb.catalogue.records import Record
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import BegunJob, Process
+from llmb.runs.record import BegunJob, SubmittedJob
 from llmb.site.site import Site
 
 UNKNOWN = "UNKNOWN"
@@ -64,17 +64,25 @@ class JobState(Record):
         return self.phase not in ("queued", "running", "unknown", "unrecognized")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedJob:
-    """A job that is asked for."""
+class AskedJob(Protocol):
+    """What a scheduler has to know of a job of the history."""
 
-    key: str
-    job_id: str | None
-    base: RunFolder
-    """Holds what was submitted: the run's folder, or of an array the one that its runs share."""
-    array_index: int | None
-    live: bool
-    """It had not ended when it was last asked for."""
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def job_id(self) -> str | None: ...
+
+    @property
+    def base(self) -> RunFolder:
+        """Holds what was submitted: the run's folder, or of an array the one that its runs share."""
+
+    @property
+    def array_index(self) -> int | None: ...
+
+    @property
+    def live(self) -> bool:
+        """It had not ended when it was last asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +91,6 @@ class JobAnswers:
 
     states: Mapping[str, JobState]
     warnings: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """Ids by the index of an array, or by None."""
-
-    ids: Mapping[int | None, str]
-    cluster: str | None = None
-    """Where the scheduler serves several."""
-    process: Process | None = None
-    """Of a job that is a process of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +240,10 @@ class Scheduler(Protocol):
 
     def submit(
         self, spec: JobSpec, base: RunFolder, environ: Mapping[str, str], held: Sequence[int] = (), *, again: bool
-    ) -> Submitted:
+    ) -> dict[int | None, SubmittedJob]:
         """Hands over the job whose files are below ``base``; ``again`` for one that was handed over before.
+
+        By the index of an array, or by None.
 
         Programs that it calls inherit the descriptors ``held``. Raises UsageError if it is rejected.
         """

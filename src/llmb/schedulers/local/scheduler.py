@@ -17,7 +17,7 @@ from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
-from llmb.runs.record import BegunJob, Process, RunRecord, read_job, read_record
+from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record
 from llmb.schedulers.local.command import local_command
 from llmb.schedulers.port import (
     UNKNOWN,
@@ -32,7 +32,6 @@ from llmb.schedulers.port import (
     Phase,
     Scheduler,
     SchedulerSetup,
-    Submitted,
 )
 from llmb.site.site import Site
 from llmb.tools import ask_program
@@ -118,8 +117,9 @@ class LocalScheduler(Scheduler):
         held: Sequence[int] = (),  # noqa: ARG002
         *,
         again: bool,  # noqa: ARG002
-    ) -> Submitted:
-        return Submitted({None: f"local-{secrets.token_hex(4)}"}, process=this_process())
+    ) -> dict[int | None, SubmittedJob]:
+        job_id, process = f"local-{secrets.token_hex(4)}", this_process()
+        return {None: SubmittedJob(scheduler=self.name, job_id=job_id, submitted_at=now(), process=process)}
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:  # noqa: ARG002
         return JobAnswers({job.key: _state(job) for job in jobs if job.live})

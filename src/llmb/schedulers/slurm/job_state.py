@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a job in Slurm's terms, parsed from its output. Pure."""
 
-from llmb.catalogue.records import Record
-from llmb.schedulers.port import UNKNOWN, Phase
+from llmb.schedulers.port import UNKNOWN, JobState, Phase
 
 ENDED: dict[str, Phase] = {
     "BOOT_FAIL": "boot_fail",
@@ -29,22 +28,13 @@ SQUEUE_FIELDS = (
 ).replace("|", FIELD) + RECORD
 
 
-class SlurmJob(Record):
-    """A job as Slurm reports it; exit code and signal are of the batch script, None where they are not known."""
+class SlurmJob(JobState):
+    """A job as Slurm reports it."""
 
-    job_id: str
-    state: str = UNKNOWN
-    exit_code: int | None = None
-    signal: int | None = None
     reason: str | None = None
-    nodes: str | None = None
-    restarts: int = 0
     command: str | None = None
     """What was submitted; it ends with the path of the batch script, as it was given."""
     submitted_s: float | None = None
-    """Seconds since 1970, as all times."""
-    started_s: float | None = None
-    ended_s: float | None = None
     cancelled_by: str | None = None
     """Id of the user who did that."""
 

@@ -59,8 +59,8 @@ def phase_of(state: str) -> Phase:
     return "unknown" if state == UNKNOWN else ENDED.get(state, "unrecognized")
 
 
-def told(job: SlurmJob) -> JobState:
-    """The same in terms that apply to every scheduler."""
+def with_meaning(job: SlurmJob) -> JobState:
+    """``job`` with its state in terms that apply to every scheduler."""
     phase = phase_of(job.state)
     meaning = None
     if phase == "unrecognized":
@@ -69,18 +69,7 @@ def told(job: SlurmJob) -> JobState:
         meaning = _live_meaning(job)
     elif phase not in ("unknown", "completed"):
         meaning = _end_meaning(job)
-    return JobState(
-        job_id=job.job_id,
-        state=job.state,
-        phase=phase,
-        meaning=meaning,
-        exit_code=job.exit_code,
-        signal=job.signal,
-        nodes=job.nodes,
-        restarts=job.restarts,
-        started_s=job.started_s,
-        ended_s=job.ended_s,
-    )
+    return job.model_copy(update={"phase": phase, "meaning": meaning})
 
 
 def _live_meaning(job: SlurmJob) -> str | None:

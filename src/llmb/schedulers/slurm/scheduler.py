@@ -12,7 +12,7 @@ from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
 from llmb.options.option import made
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import BegunJob
+from llmb.runs.record import BegunJob, SubmittedJob, now
 from llmb.schedulers.port import (
     AskedJob,
     Defaults,
@@ -24,7 +24,6 @@ from llmb.schedulers.port import (
     Overlay,
     Scheduler,
     SchedulerSetup,
-    Submitted,
 )
 from llmb.schedulers.slurm import client, queries
 from llmb.schedulers.slurm.asked import (
@@ -40,7 +39,7 @@ from llmb.schedulers.slurm.complete import completed_spec
 from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, parse_additional
 from llmb.schedulers.slurm.hostlist import compress, expand
 from llmb.schedulers.slurm.job_state import SlurmJob
-from llmb.schedulers.slurm.meaning import WORDS, told
+from llmb.schedulers.slurm.meaning import WORDS, with_meaning
 from llmb.schedulers.slurm.nodes import read_nodes
 from llmb.schedulers.slurm.offer import slurm_offer
 from llmb.schedulers.slurm.partitions import gpu_type_within, site_partition
@@ -135,7 +134,7 @@ class SlurmScheduler(Scheduler):
 
     def submit(
         self, spec: JobSpec, base: RunFolder, environ: Mapping[str, str], held: Sequence[int] = (), *, again: bool
-    ) -> Submitted:
+    ) -> dict[int | None, SubmittedJob]:
         arguments: list[str] = []
         if again and spec.excluded_nodes:
             arguments.append(f"--exclude={spec.excluded_nodes}")
@@ -144,14 +143,17 @@ class SlurmScheduler(Scheduler):
         job_id, cluster = client.submit(base.batch_script, environ, held, arguments, spec.secrets)
         indices = [spec.array_index] if spec.array_index is not None else spec.array
         ids: dict[int | None, str] = {index: f"{job_id}_{index}" for index in indices}
-        return Submitted(ids or {None: job_id}, cluster)
+        return {
+            index: SubmittedJob(scheduler=self.name, job_id=own, cluster=cluster, submitted_at=now(), array_index=index)
+            for index, own in (ids or {None: job_id}).items()
+        }
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         """From the controller; for live jobs that it has forgotten, from accounting."""
         ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
         answers = queries.controller_states(ids, time_out_s) if ids else {}
         known = {
-            job.key: told(answers[job.job_id])
+            job.key: with_meaning(answers[job.job_id])
             for job in jobs
             if job.job_id in answers and is_same(job, answers[job.job_id])
         }
@@ -220,7 +222,7 @@ def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
     found = accounts.get(str(job.job_id))
     if found is None or not is_same(job, found):
         return JobState(job_id=str(job.job_id))
-    state = told(found)
+    state = with_meaning(found)
     return state if state.ended else JobState(job_id=state.job_id, restarts=state.restarts, may_be_told=True)
 
 
