@@ -17,8 +17,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.jobs.job import Job
 from llmb.jobs.task import TaskRecord
-from llmb.jobspec.container import ContainerSettings
-from llmb.jobspec.node_setup import Binding
+from llmb.jobspec.node_setup import Binding, ContainerSettings
 from llmb.jobspec.spec import JobSpec
 from llmb.prepare.sample_files import SampleFiles
 from llmb.prepared.packed_dataset import PackedDataset

@@ -23,8 +23,7 @@ from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.checkpoints.origin import Origin
 from llmb.errors import UsageError, unknown
-from llmb.jobs.here import plan_here
-from llmb.jobs.local_run import raise_unless_successful
+from llmb.jobs.local_run import plan_here, raise_unless_successful
 from llmb.logs.files import ParsedFile, find_logs, parse_file
 from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import made, options_of

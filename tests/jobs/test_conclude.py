@@ -13,8 +13,7 @@ from quick_order import spec_of
 
 from llmb.errors import UsageError
 from llmb.jobs.begin import begin
-from llmb.jobs.conclude import conclude_job
-from llmb.jobs.finish import finish_job
+from llmb.jobs.finish import conclude_job, finish_job
 from llmb.jobs.folder_state import read_folder
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import SETTLE_S, look

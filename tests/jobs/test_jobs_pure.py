@@ -10,13 +10,12 @@ from recorded_runs import gpu_record, times_around, write_run
 from llmb.catalogue.data_files import CatalogueError
 from llmb.errors import UsageError
 from llmb.jobs.faults import faults_of, find_fault, read_faults, worth_a_retry
+from llmb.jobs.find import parse_since
 from llmb.jobs.folder_state import read_run
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord, node_records
-from llmb.jobs.point_in_time import parse_since
 from llmb.jobs.refresh import matching
-from llmb.jobs.retry import excluded, repeated
-from llmb.jobs.wait import exit_code
+from llmb.jobs.wait import excluded, exit_code, repeated
 from llmb.report.jobs_report import job_document, job_table, jobs_table
 from llmb.report.output import styled_lines
 from llmb.runs.failure import failure_line

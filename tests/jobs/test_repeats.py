@@ -20,9 +20,9 @@ from llmb.catalogue.resolve import Request
 from llmb.cli.main import app
 from llmb.cli.repeated_run import requests_of, run_several
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
-from llmb.jobs.here import LocalRun, plan_here
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
+from llmb.jobs.local_run import LocalRun, plan_here
 from llmb.jobs.repeats import Turn, interleaved, remaining, spread_of
 from llmb.jobs.store import Filter
 from llmb.runs.choices import Choices

@@ -18,10 +18,9 @@ from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
 from llmb.jobs.order import prepare, send
 from llmb.jobs.refresh import refresh
-from llmb.jobs.retry import retry_failed
 from llmb.jobs.store import KeyTaken, Store
 from llmb.jobs.submit import new_job, submit_order
-from llmb.jobs.wait import last_try, wait_for
+from llmb.jobs.wait import last_try, retry_failed, wait_for
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job, read_record
 

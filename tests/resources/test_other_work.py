@@ -15,7 +15,7 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
-from llmb.jobs.here import plan_here
+from llmb.jobs.local_run import plan_here
 from llmb.resources.host import TICKS_PER_S, find_cpu_limit, read_host
 from llmb.resources.other_work import NOT_SAMPLED, find_other_work, run_text
 from llmb.resources.processes import NodeProcesses

@@ -9,9 +9,8 @@ from fake_steps import step_of
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.jobs.order import Order
-from llmb.jobspec.arguments import RUN_FOLDER
 from llmb.jobspec.options import JobOptions
-from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.spec import RUN_FOLDER, JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step, step_to_json

@@ -15,9 +15,8 @@ from llmb.catalogue.resolve import CPU
 from llmb.errors import RunFailed, UsageError
 from llmb.jobs.job import Job
 from llmb.jobs.task import BENCHMARKS, TaskOrder, TaskRecord
-from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.options import JobOptions, StartMode
-from llmb.jobspec.placement import Placement
+from llmb.jobspec.spec import PYTHON, RUN_FOLDER, Placement
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.site.site import Site

@@ -21,9 +21,8 @@ from llmb.jobs.history import open_history
 from llmb.jobs.job import NOT_SUBMITTED
 from llmb.jobs.order import Order, make_order
 from llmb.jobs.refresh import TIME_OUT_S
-from llmb.jobs.resolve import resolve_submissions
 from llmb.jobs.store import Store
-from llmb.jobs.submit import submit_order
+from llmb.jobs.submit import resolve_submissions, submit_order
 from llmb.runs.record import now
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
 from llmb.site.site import Site

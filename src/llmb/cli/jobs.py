@@ -18,10 +18,9 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
-from llmb.jobs.find import find_job, find_jobs, unknown_values
+from llmb.jobs.find import find_job, find_jobs, parse_since, unknown_values
 from llmb.jobs.history import database_path, open_history, read_history, rename_damaged
 from llmb.jobs.job import Job, Kind, stale
-from llmb.jobs.point_in_time import parse_since
 from llmb.jobs.store import Damaged, Filter, Store, check_states
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
 from llmb.report.output import log_writer, print_json, print_table, print_text

@@ -11,7 +11,7 @@ from llmb.catalogue.resolve import Request
 from llmb.cli.messages import say
 from llmb.cli.progress import RunProgress
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
-from llmb.jobs.here import LocalRun
+from llmb.jobs.local_run import LocalRun
 from llmb.jobs.repeats import EndedRun, Turn, earlier_runs, interleaved, remaining, turn_of
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.plan_report import start_lines

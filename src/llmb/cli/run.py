@@ -21,7 +21,7 @@ from llmb.cli.repeated_run import print_order, requests_of, run_several
 from llmb.cli.result import print_result
 from llmb.cli.root import install_here
 from llmb.errors import UsageError
-from llmb.jobs.here import LocalRun, plan_here
+from llmb.jobs.local_run import LocalRun, plan_here
 from llmb.options.option import arguments_of
 from llmb.report.output import print_json, print_table, print_text
 from llmb.report.plan_report import plan_document, plan_table, start_lines

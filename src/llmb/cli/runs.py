@@ -9,7 +9,7 @@ import typer
 from llmb.cli.completion import labels
 from llmb.cli.jobs import DEFAULT_LIMIT, listed_jobs
 from llmb.cli.json_option import Json
-from llmb.jobs.point_in_time import parse_since
+from llmb.jobs.find import parse_since
 from llmb.jobs.store import Filter
 from llmb.report.jobs_report import runs_document, runs_table
 from llmb.report.output import print_json, print_table

@@ -11,9 +11,8 @@ from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import submit_task
 from llmb.jobs.task import TaskOrder, TaskRecord
-from llmb.jobspec.arguments import PYTHON
 from llmb.jobspec.options import JobOptions
-from llmb.jobspec.placement import Placement
+from llmb.jobspec.spec import PYTHON, Placement
 from llmb.schedulers.port import NodeState
 from llmb.site.site import Site
 

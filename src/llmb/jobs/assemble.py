@@ -7,11 +7,9 @@ from types import MappingProxyType
 from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.job_defaults import JobDefaults
 from llmb.errors import UsageError
-from llmb.jobspec.container import ContainerSettings
-from llmb.jobspec.node_setup import Binding, Boost
+from llmb.jobspec.node_setup import Binding, Boost, ContainerSettings
 from llmb.jobspec.options import JobOptions
-from llmb.jobspec.placement import Placement
-from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.spec import JobSpec, Placement
 from llmb.jobspec.variables import Variable, VariableLayer, layered
 from llmb.programs.port import ProgramWork
 from llmb.runs.folder import CLUSTER_CONFIG

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds jobs by id or name."""
+"""Finds jobs by what users write: ids, names, points in time."""
 
+import re
 import time
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import NoReturn
 
 from llmb.errors import UsageError, closest, did_you_mean
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
 
+_AGO = re.compile(r"(\d+)\s*([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 NEAR = 5
 SHOWN_BY = {
     "preparation": "'llmb prepare verify'",
@@ -104,3 +108,15 @@ def _unknown(store: Store, text: str) -> UsageError:
         choices=near,
         do="see 'llmb jobs list'; 'llmb jobs rebuild' reads the run folders again",
     )
+
+
+def parse_since(text: str, now_s: float) -> float:
+    """Seconds since 1970 of a date, a time or an age; in local time without a zone. Raises UsageError."""
+    ago = _AGO.fullmatch(text.strip())
+    if ago:
+        return now_s - int(ago[1]) * _SECONDS[ago[2]]
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError as error:
+        choices = ("30m", "12h", "7d", "2w", "2026-11-21", "2026-11-21T14:00")
+        raise UsageError(f"'{text}' is no point in time", choices=choices) from error

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job calls after its workers ended: ``python -m llmb.jobs.finish RUN_FOLDER EXIT_CODE SIGNAL``.
+"""Writes the result of a job's run: the job itself, or, if it could not, whoever refreshes the history.
 
-SIGNAL is empty if there was none.
+``python -m llmb.jobs.finish RUN_FOLDER EXIT_CODE SIGNAL`` is what a job calls after its workers ended; SIGNAL is empty
+if there was none.
 """
 
 import sys
@@ -9,12 +10,15 @@ from pathlib import Path
 
 from llmb.jobs.begin import link_as_documented
 from llmb.jobspec.spec import read_spec
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import conclude_run, finished_result
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import read_record
+from llmb.runs.record import read_job_end, read_record
 from llmb.runs.result import Result
 from llmb.schedulers.lookup import find_scheduler
+from llmb.schedulers.port import JobState
+
+KILLED = 137
 
 
 def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
@@ -25,6 +29,20 @@ def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
     result = conclude_run(folder, record, End(exit_code, cause))
     link_as_documented(folder, spec, record.plan)
     return result
+
+
+def conclude_job(folder: RunFolder, state: JobState, scheduler_title: str) -> Result:
+    """The result that the job wrote; without one, the result that follows from its files and its state."""
+    record = read_record(folder)
+    if record.status not in ("queued", "running"):
+        return finished_result(folder, record)
+    end = read_job_end(folder)
+    if end and record.job and end.job_id != record.job.job_id:
+        end = None  # of a second job, which was rejected
+    if end and state.phase in ("unknown", "completed", "failed"):
+        return finish_job(folder, end.exit_code, end.signal)
+    cause = f"{scheduler_title} ({state.state})"
+    return conclude_run(folder, record, End(end.exit_code if end else state.exit_code or KILLED, cause))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A complete run on this machine: specification, record, workers, result, and its row in the history."""
+"""A run on this machine, from its request to its result and its row in the history."""
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
@@ -16,32 +18,112 @@ from llmb.jobs.refresh import refresh_job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_job, new_key, record_handle
 from llmb.jobspec.options import FrameworkOptions
-from llmb.jobspec.placement import Placement
-from llmb.jobspec.spec import JobSpec, write_spec
+from llmb.jobspec.spec import JobSpec, Placement, write_spec
 from llmb.jobspec.variables import layered
 from llmb.processes.signals import Interrupted
 from llmb.programs.conclude import conclude_run
+from llmb.programs.engine.here import check_here
+from llmb.programs.engine.nsys import with_profiler
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End, ProgramRequest
+from llmb.resources.nvml import find_gpus
+from llmb.resources.other_work import run_text
+from llmb.resources.processes import NodeProcesses
 from llmb.runs.choices import Choices
+from llmb.runs.claim import create_run_folder
+from llmb.runs.disk_space import check_space
 from llmb.runs.failure import last_lines
-from llmb.runs.folder import RunFolder, cannot_write
+from llmb.runs.folder import RunFolder, cannot_write, experiment_name, run_parent
 from llmb.runs.latest_link import link_latest
 from llmb.runs.log_tail import tail
 from llmb.runs.plan import EnginePlan
+from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
-from llmb.schedulers.local.command import local_command
+from llmb.schedulers.local.command import local_command, local_variables
 from llmb.schedulers.local.scheduler import INTERRUPTED, JOB_VARIABLE, WORDS
 from llmb.schedulers.local.workers import run_workers
 from llmb.schedulers.lookup import LOCAL, find_scheduler
+from llmb.site.machine import Machine, check_machine, recipe_for, this_machine
 from llmb.site.site import Site
 
 LAST_LINES = 12
 CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 """They name the image inside of a container."""
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRun:
+    """A run that is planned, but not started."""
+
+    plan: EnginePlan
+    asked: EnginePlan
+    """The plan before a profiler was chosen."""
+    machine: Machine
+    install: Path
+    environ: Mapping[str, str]
+    label: str | None = None
+    missing: NotPrepared | None = None
+    """What has to be prepared before it can be started."""
+
+    def sample(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The workers' command and variables, for a folder that need not exist."""
+        folder = RunFolder(run_parent(self.install, self.plan) / "SECONDS" / experiment_name(self.plan))
+        spec = local_spec(self.plan, self.install, self.environ, folder)
+        return local_command(spec, folder), self._variables(spec)
+
+    def check(self) -> None:
+        """Raises NotPrepared, and EnvironmentProblem if this machine cannot run it."""
+        if self.missing:
+            raise self.missing
+        check_machine(self.plan, self.machine)
+        check_here(self.asked)
+        saved_in = Path(self.plan.checkpoint_dir) if self.plan.checkpoint_dir else run_parent(self.install, self.plan)
+        check_space(self.plan, saved_in)
+
+    def beside(self) -> Iterator[str]:
+        """What else works on this machine now: other runs of llmb, and processes on its GPUs."""
+        processes = NodeProcesses()
+        processes.look()
+        for run in processes.others():
+            yield f"warning: another run is on this machine: {run_text(run)}; step times of both will be rough"
+        gpus = find_gpus() if self.plan.device == "cuda" else ""
+        if not isinstance(gpus, str) and (pids := sorted({pid for each in gpus.processes() for pid in each or ()})):
+            yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
+
+    def start(self, on_step: Callable[[StepNews], None], say: Say) -> tuple[RunFolder, Result]:
+        """Runs it to its end, successful or not. Raises UserInterrupt and EnvironmentProblem."""
+        folder = create_run_folder(self.install, self.plan)
+        spec = local_spec(self.plan, self.install, self.environ, folder)
+        result = run_here(self.plan, spec, folder, self.install, self._variables(spec), on_step, say, self.label)
+        return folder, result
+
+    def _variables(self, spec: JobSpec) -> dict[str, str]:
+        return local_variables(spec, self.machine.cores, self.environ)
+
+
+def plan_here(
+    catalogue: Catalogue, request: Request, choices: Choices, environ: Mapping[str, str], install: Path
+) -> LocalRun:
+    """Raises UsageError with everything that is wrong with the request."""
+    machine = this_machine()
+    recipe = recipe_for(catalogue, request, machine)
+    missing = None
+    try:
+        asked = plan_training(catalogue, recipe, choices, install)
+    except NotPrepared as error:
+        asked, missing = error.plan, error
+    return LocalRun(
+        plan=with_profiler(asked),
+        asked=asked,
+        machine=machine,
+        install=install,
+        environ=environ,
+        label=choices.label,
+        missing=missing,
+    )
 
 
 def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], folder: RunFolder) -> JobSpec:

@@ -12,10 +12,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, gpu_type_of, resolve
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.assemble import mounted_folders, on_site
-from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.options import FrameworkOptions, JobOptions
-from llmb.jobspec.placement import place
-from llmb.jobspec.spec import JobSpec, write_spec
+from llmb.jobspec.spec import PYTHON, RUN_FOLDER, JobSpec, place, write_spec
 from llmb.programs.lookup import find_program
 from llmb.programs.port import ProgramRequest
 from llmb.runs.choices import Choices

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
-from llmb.jobs.conclude import conclude_job
 from llmb.jobs.faults import faults_of, find_fault
+from llmb.jobs.finish import conclude_job
 from llmb.jobs.folder_state import read_figures, read_folder
 from llmb.jobs.job import Job
-from llmb.jobs.resolve import resolve_submissions
 from llmb.jobs.states import FAILED, FolderState, decide
 from llmb.jobs.store import Store
+from llmb.jobs.submit import resolve_submissions
 from llmb.runs.folder import RunFolder
 from llmb.runs.log_tail import tail
 from llmb.schedulers.lookup import LOCAL, find_scheduler

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from llmb.jobs.here import LocalRun
 from llmb.jobs.history import read_history
 from llmb.jobs.job import Job
+from llmb.jobs.local_run import LocalRun
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import finished_result

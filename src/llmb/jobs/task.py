@@ -11,11 +11,9 @@ from typing import Any, Literal
 
 from llmb.catalogue.record import Record
 from llmb.jobs.assemble import mounted_folders, on_site
-from llmb.jobspec.arguments import Word
-from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import JobOptions, StartMode
-from llmb.jobspec.placement import Placement
-from llmb.jobspec.spec import JobSpec, write_spec
+from llmb.jobspec.spec import JobSpec, Placement, Word, write_spec
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder, cannot_write, write_atomically
 from llmb.runs.log_tail import tail

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
-from llmb.jobspec.container import text_problems
-from llmb.jobspec.node_setup import CpuBinding, NumaBinding, Vboost
+from llmb.jobspec.node_setup import CpuBinding, NumaBinding, Vboost, text_problems
 from llmb.options.option import Option
 from llmb.secrets import holds_secret
 

@@ -1,19 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job, decided in every respect but its folder: what a scheduler gets, and what the run folder keeps of it."""
 
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import Field
 
 from llmb.catalogue.records import Record
-from llmb.jobspec.arguments import Word
-from llmb.jobspec.container import ContainerSettings
-from llmb.jobspec.node_setup import Binding, Boost
+from llmb.errors import UsageError
+from llmb.jobspec.node_setup import Binding, Boost, ContainerSettings
 from llmb.jobspec.options import StartMode
-from llmb.jobspec.placement import Placement
 from llmb.jobspec.variables import Variable
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.record_file import read_record_file
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Equal nodes, with a process per GPU (or as many on a CPU)."""
+
+    nodes: int
+    processes_per_node: int
+    whole_nodes: bool
+    """Every GPU of the nodes is used."""
+
+    @property
+    def processes(self) -> int:
+        return self.nodes * self.processes_per_node
+
+
+def place(scale: int, gpus_per_node: int | None) -> Placement:
+    """Nodes for ``scale`` processes; None means one node. Raises UsageError if they do not fill nodes evenly."""
+    per_node = gpus_per_node or scale
+    if scale < per_node:
+        return Placement(1, scale, whole_nodes=False)
+    nodes, rest = divmod(scale, per_node)
+    if rest:
+        fitting = [size for size in range(per_node, 0, -1) if scale % size == 0]
+        raise UsageError(
+            f"a scale of {scale} is not divisible by {per_node} GPUs per node",
+            choices=(f"--gpus-per-node {size}" for size in fitting),
+            do="give another --scale, or take fewer GPUs of each node",
+        )
+    return Placement(nodes, per_node, whole_nodes=True)
+
+
+class Placeholder(Record):
+    """What only whoever starts the job knows."""
+
+    slot: Literal["run_folder", "python"]
+    """The run folder, or the interpreter that has llmb and torch where the process runs."""
+    before: str = ""
+    """Text before it without a space, with no character that a shell interprets."""
+    after: str = ""
+    """Text that follows, likewise."""
+
+
+Word = str | Placeholder
+RUN_FOLDER = Placeholder(slot="run_folder")
+PYTHON = Placeholder(slot="python")
+
+
+def filled(word: Word, run_folder: str, python: str) -> str:
+    """The word as text."""
+    if isinstance(word, str):
+        return word
+    return word.before + {"run_folder": run_folder, "python": python}[word.slot] + word.after
 
 
 class JobSpec(Record):

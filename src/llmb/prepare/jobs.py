@@ -16,9 +16,8 @@ from llmb.jobs.job import LIVE, Job
 from llmb.jobs.refresh import refresh
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.task import PREPARATIONS, TaskOrder, TaskRecord
-from llmb.jobspec.arguments import PYTHON
 from llmb.jobspec.options import JobOptions
-from llmb.jobspec.placement import Placement
+from llmb.jobspec.spec import PYTHON, Placement
 from llmb.options.option import Option, limit_problems
 from llmb.prepared.folders import WORKLOADS, prepared_folders
 from llmb.schedulers.lookup import QUEUE, find_scheduler

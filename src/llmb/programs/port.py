@@ -8,9 +8,9 @@ from typing import Protocol
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.jobspec.arguments import Word
-from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, StartMode
+from llmb.jobspec.spec import Word
 from llmb.jobspec.variables import VariableLayer
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder

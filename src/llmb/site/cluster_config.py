@@ -12,8 +12,7 @@ from llmb.catalogue.data_files import CatalogueError, read_data, schema_problems
 from llmb.catalogue.records import Record
 from llmb.doc_pages import see
 from llmb.errors import UsageError
-from llmb.jobspec.container import ContainerSettings, text_problems
-from llmb.jobspec.node_setup import Binding, Vboost
+from llmb.jobspec.node_setup import Binding, ContainerSettings, Vboost, text_problems
 from llmb.jobspec.variables import variable_problems
 from llmb.reference_suite.cluster_config import ReferenceForm, form_of, told, translated
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, user_config

@@ -19,7 +19,7 @@ from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
 from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order, make_order
-from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import write_spec
 from llmb.prepared.folders import prepared_folders

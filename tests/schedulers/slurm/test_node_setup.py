@@ -13,8 +13,7 @@ import pytest
 from slurm_cluster import NODES, SlurmCluster
 
 from llmb.jobspec.node_setup import Binding, Boost
-from llmb.jobspec.placement import Placement
-from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.spec import JobSpec, Placement
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import VboostOutcome
 from llmb.runs.record_file import read_record_file

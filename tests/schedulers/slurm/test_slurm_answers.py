@@ -13,8 +13,8 @@ from job_rows import job_row
 
 from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.jobs.job import Job
-from llmb.jobs.resolve import resolve_submissions
 from llmb.jobs.store import Store
+from llmb.jobs.submit import resolve_submissions
 from llmb.schedulers.slurm.client import submit
 from llmb.schedulers.slurm.job_state import FIELD, RECORD, parse_accounts, parse_queue
 from llmb.schedulers.slurm.queries import controller_states

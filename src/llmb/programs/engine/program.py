@@ -7,9 +7,9 @@ from pathlib import Path
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.errors import UsageError
-from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
-from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
+from llmb.jobspec.spec import PYTHON, RUN_FOLDER
 from llmb.jobspec.variables import VariableLayer
 from llmb.programs.engine.nsys import with_profiler
 from llmb.programs.engine.profiled_worker import worker_module

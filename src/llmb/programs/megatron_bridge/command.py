@@ -11,7 +11,7 @@ from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.errors import UsageError
-from llmb.jobspec.arguments import RUN_FOLDER, Word
+from llmb.jobspec.spec import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
 from llmb.programs.megatron_bridge.squad import ENTER, PACKED, WORKING_FOLDER, Squad
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING

@@ -6,7 +6,7 @@ from pathlib import Path
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.errors import UsageError
-from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.variables import VariableLayer
 from llmb.programs.megatron_bridge.command import (

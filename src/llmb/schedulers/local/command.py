@@ -4,8 +4,7 @@
 import sys
 from collections.abc import Mapping
 
-from llmb.jobspec.arguments import filled
-from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.spec import JobSpec, filled
 from llmb.processes.ranks import words
 from llmb.runs.folder import RunFolder
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from llmb.catalogue.resolve import CPU
 from llmb.errors import UsageError
 from llmb.jobspec.options import Flags, JobOptions
-from llmb.jobspec.placement import Placement
-from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.spec import JobSpec, Placement
 from llmb.schedulers.slurm.asked import array_indices
 from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, asked, duration, flag_problems, minutes, on_top
 from llmb.schedulers.slurm.partitions import site_partition

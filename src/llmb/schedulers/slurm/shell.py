@@ -4,7 +4,7 @@
 import shlex
 from collections.abc import Iterable
 
-from llmb.jobspec.arguments import Word
+from llmb.jobspec.spec import Word
 
 
 class Shell(str):

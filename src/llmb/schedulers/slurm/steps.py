@@ -3,9 +3,8 @@
 
 from collections.abc import Sequence
 
-from llmb.jobspec.arguments import Word
-from llmb.jobspec.container import ContainerSettings
-from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.node_setup import ContainerSettings
+from llmb.jobspec.spec import JobSpec, Word
 from llmb.processes import ranks
 from llmb.schedulers.slurm.node_setup import bound
 from llmb.schedulers.slurm.shell import Shell, ShellWord, shell_word
