@@ -25,7 +25,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record
 from llmb.runs.steps import step_to_json
-from llmb.schedulers.slurm.job_state import FIELD, SlurmJob, parse_accounts
+from llmb.schedulers.slurm.job_state import SlurmJob
 from llmb.schedulers.slurm.meaning import with_meaning
 
 IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTART_COUNT": "1"}
@@ -163,46 +163,6 @@ def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
     late = look(row, ended, 1000.0 + SETTLE_S)
     assert late and late.status == "success"
     assert read_record(folder).status == "success"
-
-
-@pytest.mark.parametrize(
-    ("text", "state"),
-    [
-        ("", SlurmJob(job_id="5")),
-        (
-            "5|CANCELLED by 0|0:15|node1|None|1|2|3|sbatch x.sh\n",
-            SlurmJob(
-                job_id="5",
-                state="CANCELLED",
-                exit_code=0,
-                signal=15,
-                nodes="node1",
-                command="sbatch x.sh",
-                submitted_s=1,
-                started_s=2,
-                ended_s=3,
-                cancelled_by="0",
-            ),
-        ),
-        (
-            "5|REQUEUED|0:0|node1|None|1|2|3|\n5|COMPLETED|0:0|node[1-2]|None|1|2|3|\n",
-            SlurmJob(
-                job_id="5",
-                state="COMPLETED",
-                exit_code=0,
-                signal=0,
-                nodes="node[1-2]",
-                restarts=1,
-                submitted_s=1,
-                started_s=2,
-                ended_s=3,
-            ),
-        ),
-        ("5|PENDING|0:0|None assigned|None|1|Unknown|Unknown|\n", SlurmJob(job_id="5", state="PENDING", submitted_s=1)),
-    ],
-)
-def test_accounts_tell_the_last_state(text: str, state: SlurmJob) -> None:
-    assert parse_accounts(text.replace("|", FIELD)).get("5", SlurmJob(job_id="5")) == state
 
 
 @pytest.mark.parametrize(("state", "code"), [("FAILED", 1), ("OUT_OF_MEMORY", 137), ("TIMEOUT", 143)])

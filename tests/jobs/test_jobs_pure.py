@@ -212,12 +212,15 @@ ACCOUNTS = """\
 8|COMPLETED|0:0|node[1-2]|None|1795277300|1795277301|1795277302|sbatch --parsable of_a_controller_before.sh
 8|NODE_FAIL|0:0|node[1-2]|None|1795277468|1795277469|1795277470|sbatch --parsable --requeue a.sh
 8|RUNNING|0:0|node[1-2]|BeginTime|1795277470|1795277477|Unknown|sbatch --parsable --requeue a.sh
+9|PENDING|0:0|None assigned|None|1795277480|Unknown|Unknown|
+10|REQUEUED|0:0|node1|None|1|2|3|
+10|CANCELLED by 1000|0:15|node1|None|1|2|3|
 """
 
 
 def test_accounts_as_a_real_slurmdbd_prints_them() -> None:
     found = parse_accounts("".join(line.replace("|", FIELD, 8) for line in ACCOUNTS.splitlines(keepends=True)))
-    assert list(found) == ["1", "2", "4", "5_1", "8"]
+    assert list(found) == ["1", "2", "4", "5_1", "8", "9", "10"]
     assert (found["1"].state, found["1"].exit_code, found["1"].ended_s) == ("COMPLETED", 0, 1795277429)
     assert (found["2"].exit_code, found["2"].reason, found["2"].command) == (
         3,
@@ -227,6 +230,8 @@ def test_accounts_as_a_real_slurmdbd_prints_them() -> None:
     assert (found["4"].state, found["4"].cancelled_by) == ("CANCELLED", "0")
     assert found["4"].command == "sbatch -J 'odd|name' --comment=a=b c=d /x/a.sh"
     assert (found["8"].state, found["8"].restarts, found["8"].ended_s) == ("RUNNING", 1, None)
+    assert found["9"] == SlurmJob(job_id="9", state="PENDING", submitted_s=1795277480)
+    assert (found["10"].exit_code, found["10"].signal, found["10"].restarts) == (0, 15, 1)
     assert parse_accounts("") == {}
 
 

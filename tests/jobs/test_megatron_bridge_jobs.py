@@ -7,12 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from slurm_client import Client, wait_until
+from slurm_client import Client, ended, wait_until
 
 from llmb.jobs.history import open_history
-from llmb.jobs.job import Job
-from llmb.jobs.refresh import refresh
-from llmb.jobs.store import Store
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import read_record
@@ -75,18 +72,6 @@ def call(client: Client, *command: str, code: int = 0) -> str:
         return client.run(*command, code=code).stdout
     finally:
         type(cluster).environ = own
-
-
-def ended(store: Store, client: Client, key: str) -> Job:
-    def over() -> bool:
-        refresh(store, client.install)
-        job = store.by_key(key)
-        return job is not None and not job.live
-
-    wait_until(over, f"the end of {key}\n{client.cluster.talk()}")
-    found = store.by_key(key)
-    assert found
-    return found
 
 
 def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretend: Callable[..., None]) -> None:

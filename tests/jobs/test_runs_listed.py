@@ -5,6 +5,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,26 @@ def test_the_latest_is_the_newest_run_not_a_preparation(store: Store, job: Calla
     assert find_job(store, "latest").key == "k3"
 
 
+def test_jobs_are_listed_by_kind_and_only_runs_have_results(store: Store, job: Callable[..., Job]) -> None:
+    kinds = {"preparation": "dataset", "benchmark": "gpus", "check": "node7"}
+    others = [job(n, kind=kind, subject=kinds[kind]) for n, kind in enumerate(kinds, 2)]
+    store.add([job(1), *(replace(one, workload="", size="") if one.kind != "preparation" else one for one in others)])
+
+    def listed(*words: str) -> list[str]:
+        done = CliRunner().invoke(app, ["jobs", "list", *words, "--json"])
+        return [row["subject"] for row in json.loads(done.stdout)["jobs"]]
+
+    assert listed() == ["", *kinds.values()]
+    assert [listed("--kind", kind) for kind in kinds] == [[subject] for subject in kinds.values()]
+    rows = CliRunner().invoke(app, ["jobs"]).stdout.splitlines()[2:]
+    cells = [row.split()[2:4] for row in rows[1:]]
+    assert cells == [["preparation", "w"], ["benchmark", "gpus"], ["check", "node7"]]
+    for words in (["result"], ["watch", "--once"]):
+        done = CliRunner().invoke(app, [*words, "4003"])
+        assert isinstance(done.exception, UsageError)
+        assert "job 4003 is a benchmark (gpus)" in done.exception.what
+
+
 def test_a_retried_run_is_listed_once(store: Store, job: Callable[..., Job]) -> None:
     first = job(1, status="failed", state="FAILED")
     again = job(1, key="k1#2", retry_of="k1", job_id="5000", submitted_s=2000.0)
@@ -118,16 +139,12 @@ def test_runs_are_listed_by_label_status_and_time(store: Store, job: Callable[..
     assert listed("--limit", "1") == [3]
     assert listed("--since", "1d") == []
     assert listed("-w", "w_8b") == [1, 2, 3]
+    jobs = json.loads(CliRunner().invoke(app, ["jobs", "list", "--label", "a", "--json"]).stdout)["jobs"]
+    assert [one["label"] for one in jobs] == ["a", "a"]
     table = CliRunner().invoke(app, ["runs"]).stdout.splitlines()
     assert table[1].split() == ["id", "label", "date", "recipe", "scale", "status", "step", "s", "verdict"]
     assert table[2].split()[:2] == [job(1).id, "a"]
     assert table[2].split()[-3:] == ["success", "1.5", "pass"]
-
-
-def test_jobs_are_listed_by_label(store: Store, job: Callable[..., Job]) -> None:
-    store.add([job(1, label="a"), job(2)])
-    done = CliRunner().invoke(app, ["jobs", "list", "--label", "a", "--json"])
-    assert [one["label"] for one in json.loads(done.stdout)["jobs"]] == ["a"]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from slurm_accounts import ACCOUNT, ClusterWithAccounts
-from slurm_client import Client, wait_until
+from slurm_client import Client, up, wait_until
 
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import refresh
@@ -29,11 +29,6 @@ ONCE_AGAIN = f'if [ -z "$SLURM_RESTART_COUNT" ]; then scontrol requeue "$SLURM_J
 def slurm(slurm_with_accounts: ClusterWithAccounts) -> ClusterWithAccounts:
     """In place of the one without accounts."""
     return slurm_with_accounts
-
-
-def up(job: Job) -> None:
-    log = RunFolder(Path(job.run_dir)).log
-    wait_until(lambda: log.exists() and "up" in log.read_text().splitlines(), job.run_dir)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from quick_order import QuickOrder
-from slurm_client import LLMB, WITHIN_S, Client, wait_until
+from slurm_client import LLMB, WITHIN_S, Client, ended, up, wait_until
 from slurm_cluster import SEARCHED
 
 from llmb.errors import InfrastructureError, UsageError
@@ -31,30 +31,11 @@ HALF = 'head -n 5 "$1" >> "$0/metrics.jsonl"'
 WAIT = "echo up; exec sleep 300"
 
 
-def after(store: Store, client: Client, job: Job) -> Job:
-    """The job once it has ended; retries are left alone."""
-
-    def ended() -> bool:
-        refresh(store, client.install)
-        found = store.by_key(job.key)
-        return found is not None and not found.live
-
-    wait_until(ended, f"the end of {job.job_id}\n{client.cluster.talk()}")
-    found = store.by_key(job.key)
-    assert found
-    return found
-
-
-def up(job: Job) -> None:
-    log = RunFolder(Path(job.run_dir)).log
-    wait_until(lambda: log.exists() and "up" in log.read_text().splitlines(), job.run_dir)
-
-
 def test_a_run_that_gets_through_is_a_success_with_its_numbers(submit: Submit, store: Store, shell: Client) -> None:
     job = submit(ALL_STEPS)
     assert (job.state, job.status) == ("PENDING", "queued")
     assert job.job_id
-    found = after(store, shell, job)
+    found = ended(store, shell, job.key)
     assert (found.state, found.status, found.reason, found.exit_code) == ("COMPLETED", "success", None, 0)
     assert (found.step_time_s, found.nodes, found.restarts) == (0.05, "node1", 0)
     assert found.submitted_s - 1 <= (found.started_s or 0) <= (found.ended_s or 0) <= time.time()
@@ -68,7 +49,7 @@ def test_a_run_that_gets_through_is_a_success_with_its_numbers(submit: Submit, s
 
 def test_a_run_that_fails_says_why_in_its_last_lines(submit: Submit, store: Store, shell: Client) -> None:
     job = submit(f"{HALF}; echo first; echo 'ValueError: bad shapes'; exit 3")
-    found = after(store, shell, job)
+    found = ended(store, shell, job.key)
     assert (found.state, found.status, found.exit_code) == ("FAILED", "failed", 3)
     assert found.reason == "the workers ended with exit code 3, after 5 of 10 steps"
     assert found.fault is None
@@ -88,7 +69,7 @@ def test_jobs_are_cancelled_by_their_ids(submit: Submit, store: Store, shell: Cl
     assert held and held.reason and held.reason.startswith("held;")
     shell.run("jobs", "cancel", str(running.job_id), waiting.name)
     for job, steps in ((running, 5), (waiting, 0)):
-        found = after(store, shell, job)
+        found = ended(store, shell, job.key)
         assert (found.state, found.status) == ("CANCELLED", "cancelled")
         assert found.reason == f"cancelled, after {steps} of 10 steps"
         assert read_record(RunFolder(Path(job.run_dir))).status == "failed"
@@ -110,12 +91,12 @@ def test_a_time_limit_after_the_last_step_is_a_success(submit: Submit, store: St
         up(job)
         # Slurm looks for jobs that are out of time twice a minute.
         shell.cluster.run("scontrol", "update", f"jobid={job.job_id}", "EndTime=now")
-    found = after(store, shell, through)
+    found = ended(store, shell, through.key)
     assert (found.state, found.status) == ("TIMEOUT", "success")
     assert found.reason == "ended at its time limit, after its last step"
     assert found.step_time_s == 0.05
     assert read_record(RunFolder(Path(through.run_dir))).status == "success"
-    found = after(store, shell, half)
+    found = ended(store, shell, half.key)
     assert (found.state, found.status) == ("TIMEOUT", "failed")
     assert found.reason == "ended at its time limit, after 5 of 10 steps"
     assert shell.run("jobs", "wait", str(through.job_id), code=0)
@@ -136,7 +117,7 @@ def test_workers_that_end_before_their_script_is_told_why_have_ended_at_its_sign
     submit_order(store, order(line), environ, key="a")
     job = store.by_key("a")
     assert job
-    after(store, shell, job)
+    ended(store, shell, job.key)
     record = read_record(RunFolder(Path(job.run_dir)))
     assert (record.status, record.reason) == ("success", None)
 
@@ -172,7 +153,7 @@ def test_a_controller_that_is_down_leaves_what_is_known(
     finally:
         shell.cluster.start_controller()
     assert waiting.wait(WITHIN_S) == 0, complaints.read_text()
-    found = after(store, shell, job)
+    found = ended(store, shell, job.key)
     assert (found.state, found.status) == ("COMPLETED", "success")
 
 
@@ -182,7 +163,7 @@ def test_jobs_that_slurm_has_forgotten_are_read_from_their_marks(
     through, failed = submit(ALL_STEPS), submit("exit 3", "b")
     killed = submit(f"{HALF}; {WAIT}", "c")
     for job in (through, failed):
-        after(store, shell, job)
+        ended(store, shell, job.key)
     up(killed)
     refresh(store, shell.install)
     assert {job.status for job in store.jobs()} == {"success", "failed", "running"}
@@ -280,7 +261,7 @@ def test_a_fault_of_the_infrastructure_is_tried_again_elsewhere(submit: Submit, 
 
 def test_retries_have_an_end_and_happen_once(submit: Submit, store: Store, shell: Client) -> None:
     submit(f'echo "{NCCL}"; exit 1', retries=1)
-    found = after(store, shell, last_try(store, "a"))
+    found = ended(store, shell, last_try(store, "a").key)
     assert found.fault == "nccl_system_error"
     # Two clients that see the failure at the same time.
     with open_history(shell.install, lambda _: None) as other:

@@ -11,6 +11,11 @@ from typing import Any
 
 from slurm_cluster import SlurmCluster
 
+from llmb.jobs.job import Job
+from llmb.jobs.refresh import refresh
+from llmb.jobs.store import Store
+from llmb.runs.folder import RunFolder
+
 LLMB = ["-m", "llmb.cli.main"]
 SETTINGS = """\
 gpu_type: cpu
@@ -53,6 +58,25 @@ class Client:
     def wait_for_steps(self, run_dir: str, count: int) -> None:
         steps = Path(run_dir) / "metrics.jsonl"
         wait_until(lambda: steps.exists() and steps.read_text().count("\n") >= count, f"{count} steps in {run_dir}")
+
+
+def ended(store: Store, client: Client, key: str) -> Job:
+    """The job once it has ended; retries are left alone."""
+
+    def over() -> Job | None:
+        refresh(store, client.install)
+        return next((job for job in store.jobs() if job.key == key and not job.live), None)
+
+    wait_until(lambda: over() is not None, f"the end of {key}\n{client.cluster.talk()}")
+    job = over()
+    assert job
+    return job
+
+
+def up(job: Job) -> None:
+    """Waits until the shell line of a job has said so."""
+    log = RunFolder(Path(job.run_dir)).log
+    wait_until(lambda: log.exists() and "up" in log.read_text().splitlines(), job.run_dir)
 
 
 def wait_until(true: Callable[[], bool], what: str, within_s: float = WITHIN_S) -> None:
