@@ -26,7 +26,7 @@ from llmb.engine.device import exact_fp32
 from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import join_ranks
-from llmb.prepare.packing import pack
+from llmb.prepare.packed_files import pack
 from llmb.prepared.packed_dataset import ANSWERS, DOCUMENTS, PACKS, TOKENS, PackedDataset, TokenizerRecord
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, TrainingDataset, make_plan

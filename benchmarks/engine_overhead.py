@@ -31,7 +31,7 @@ from llmb.engine.loop import train
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialize import initialize
 from llmb.engine.parallel.mesh import join_ranks
-from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.heartbeat import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.jobs.local_run import local_spec
 from llmb.processes.ranks import STORE

@@ -26,7 +26,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.loop import train
 from llmb.engine.parallel.mesh import join_ranks
-from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.heartbeat import Progress
 from llmb.resources.start import Sampler, start_sampler
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder

@@ -20,7 +20,9 @@ from llmb.runs.plan import Plan, make_plan
 
 pytest_plugins = ["marked_secrets"]
 
-hypothesis.settings.register_profile("any machine", deadline=None)  # how long an example takes depends on the machine
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, derandomize=not os.environ.get("LLMB_MUTATIONS")
+)  # how long an example takes depends on the machine
 hypothesis.settings.load_profile("any machine")
 
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # whoever runs the tests may have defaults of their own

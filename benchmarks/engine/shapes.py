@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from llmb.bench.cases import Weights, attention_dtype, product_case, weights_of
 from llmb.bench.jobs import (
     PASSES,
     AttentionCase,
@@ -16,7 +17,6 @@ from llmb.bench.jobs import (
     Timing,
     Timings,
 )
-from llmb.bench.shapes import Weights, attention_dtype, product_case, weights_of
 from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.runs.attention import BACKENDS as GPU_BACKENDS
 

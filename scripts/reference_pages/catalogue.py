@@ -4,10 +4,9 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.load import Catalogue, Figure, layout_of
 from llmb.catalogue.published import Document
-from llmb.catalogue.records import Gpu, Model
+from llmb.catalogue.records import Fabric, Gpu, Model
 from llmb.catalogue.resolve import sizes_of
 from llmb.catalogue.schema import JobEntry, LayoutTable, WorkloadFile
 from llmb.metrics.parameters import parameter_count

@@ -9,8 +9,8 @@ import pytest
 from quick_order import step
 
 from llmb.analysis.forecast import Expected
-from llmb.analysis.watch_run import Watcher, watch
 from llmb.analysis.watched import KEPT_STEPS, Circumstances, Outlook, StepHistory, outlook
+from llmb.analysis.watched_run import Watcher, watch
 from llmb.runs.step_follower import StepNews
 from llmb.verdict.causes_evidence import Work
 

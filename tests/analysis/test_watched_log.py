@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmb.analysis.watch_run import Watcher
 from llmb.analysis.watched_log import SILENT_S, WatchedLog
+from llmb.analysis.watched_run import Watcher
 from llmb.logs.step_line import format_step_line
 
 STEPS = 20

@@ -26,7 +26,7 @@ from benchmarks.engine.shapes import Floor, floor_of, job_of, request_of
 from benchmarks.engine.store import locked, open_document, save
 from engine_comparison import CATALOGUE, SETTINGS, case_result, subject
 
-from llmb.bench.shapes import weights_of
+from llmb.bench.cases import weights_of
 from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
 from llmb.metrics.flops import model_flops

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from llmb.analysis.forecast import Expected
 from llmb.analysis.watched import Circumstances, Outlook, StepHistory, outlook
-from llmb.cli.live_view import LineView, frame
+from llmb.cli.watch import LineView, frame
 from llmb.report.watch_report import WatchedTitle
 from llmb.runs.plan import Plan
 from llmb.runs.step_follower import StepNews

@@ -40,8 +40,7 @@ from llmb.site.cluster_config import read_cluster_file
 from llmb.traces.breakdown import StepBreakdown
 from llmb.traces.classify import Rules
 from llmb.traces.files import find_traces, read_traces
-from llmb.traces.nccl_files import find_nccl_files
-from llmb.traces.nccl_log import read_nccl_logs
+from llmb.traces.nccl_log import find_nccl_files, read_nccl_logs
 from llmb.traces.nccl_summary import Codes, summarize_nccl
 from llmb.traces.nccl_tests import read_test_tables
 from llmb.traces.summary import summarize

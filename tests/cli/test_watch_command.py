@@ -18,9 +18,9 @@ import pytest
 from recorded_runs import gpu_record, write_run
 from slowed_runs import Slow, slowed
 
-from llmb.cli import watched
+from llmb.cli import watch as watched
 from llmb.cli.main import app, exit_code_of
-from llmb.cli.watched import job_of_label
+from llmb.cli.watch import job_of_label
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.logs.step_line import format_step_line

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from llmb.engine.checkpoint.shared_folder import check_shared_folder
+from llmb.engine.checkpoint.save import check_shared_folder
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 from llmb.errors import EnvironmentProblem

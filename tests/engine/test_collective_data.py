@@ -9,8 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from llmb.bench.collective_records import CollectiveJob
-from llmb.bench.collectives import COLLECTIVES, expected_data, extent, sent_data
+from llmb.bench.collectives import COLLECTIVES, CollectiveJob, expected_data, extent, sent_data
 from llmb.bench.gpus import gpu_files, gpus_job
 from llmb.bench.worker import collectives as worker
 from llmb.bench.worker import every_gpu

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llmb.checkpoints.checkpoint import partial_path
-from llmb.engine.checkpoint import finalize
-from llmb.engine.checkpoint.finalize import await_discarded, discard
+from llmb.engine.checkpoint import save
+from llmb.engine.checkpoint.save import await_discarded, discard
 
 
 def test_it_waits_for_the_rank_that_removes_it(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_it_waits_for_the_rank_that_removes_it(tmp_path: Path) -> None:
 
 
 def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finalize, "DISCARDED_WITHIN_S", 0.05)
+    monkeypatch.setattr(save, "DISCARDED_WITHIN_S", 0.05)
     partial_path(tmp_path / "step=10").mkdir()
     await_discarded(tmp_path / "step=10")
 
@@ -44,4 +44,4 @@ def test_nor_for_a_folder_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "stat", stale)
     began = time.monotonic()
     await_discarded(tmp_path / "step=10")
-    assert time.monotonic() - began < finalize.DISCARDED_WITHIN_S
+    assert time.monotonic() - began < save.DISCARDED_WITHIN_S

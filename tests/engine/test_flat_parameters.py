@@ -21,8 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.engine import loop, transformations
 from llmb.engine.attention_backend import attention_kernel
-from llmb.engine.checkpoint.load import load_checkpoint
-from llmb.engine.checkpoint.load_weights import load_weights
+from llmb.engine.checkpoint.load import load_checkpoint, load_weights
 from llmb.engine.checkpoint.state import RANDOM, training_state
 from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.data.build import build_data

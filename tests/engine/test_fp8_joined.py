@@ -28,7 +28,7 @@ from llmb.engine.precision.apply import (
 )
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.recompute import apply_recompute
-from llmb.runs.fp8_product import ProductDtype
+from llmb.runs.attention import ProductDtype
 
 Randomised = Callable[[Model], Decoder]
 STEPS = (join_casts, fuse_activations, fuse_norms, partial(fuse_rotation, in_place=True))

@@ -28,7 +28,7 @@ from llmb.engine.precision.scaling import (
     scale_from,
 )
 from llmb.errors import EnvironmentProblem
-from llmb.runs.fp8_product import ProductDtype
+from llmb.runs.attention import ProductDtype
 
 ROUNDED = 2**-8
 """Relative: the results are bf16."""

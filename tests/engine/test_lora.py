@@ -10,8 +10,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from llmb.catalogue.lora import ADAPTED
-from llmb.catalogue.records import Lora, Model
+from llmb.catalogue.records import ADAPTED, Lora, Model
 from llmb.engine.lora import apply_lora
 from llmb.engine.model.adapter_dropout import Dropout, TokenKeys
 from llmb.engine.model.decoder import Decoder, build_model

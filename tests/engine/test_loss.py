@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from llmb.catalogue.records import Model
-from llmb.engine.data.synthetic import SyntheticData
+from llmb.engine.data.build import SyntheticData
 from llmb.engine.model import softmax
-from llmb.engine.model.chunking import LARGEST_CHUNK, chunk_bytes, chunk_length, chunk_slices
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.loss import IGNORED, Head
+from llmb.engine.model.softmax import LARGEST_CHUNK, chunk_bytes, chunk_length, chunk_slices
 
 IN_ONE, IN_PIECES = math.inf, 0
 

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.load import Catalogue
-from llmb.engine.model.chunking import SMALLEST_BYTES
 from llmb.engine.model.loss import Head
+from llmb.engine.model.softmax import SMALLEST_BYTES
 
 
 class StorageTracker(TorchDispatchMode):

@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from llmb.bench.jobs import PASSES, AttentionCase, Case, CaseList, CopyCase, LaunchCase, ProductCase
-from llmb.bench.worker import memory_need, timing
+from llmb.bench.worker import run as worker_run
+from llmb.bench.worker import timing
 from llmb.bench.worker.attention import AttentionChoices
-from llmb.bench.worker.copies import copy
-from llmb.bench.worker.launches import MANY, add_many
-from llmb.bench.worker.memory_need import free_bytes, needed_bytes
 from llmb.bench.worker.products import DTYPES, product
-from llmb.bench.worker.run import run_job
+from llmb.bench.worker.run import MANY, add_many, copy, free_bytes, needed_bytes, run_job
 from llmb.bench.worker.timing import PreparedCall, last_part, timed
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 
@@ -201,7 +199,7 @@ def test_memory_is_what_the_kernel_or_the_container_leaves(tmp_path) -> None:
 
 
 def test_the_memory_a_product_needs_is_at_least_that_of_its_matrices() -> None:
-    for dtype, size in memory_need.BYTES.items():
+    for dtype, size in worker_run.BYTES.items():
         case = ProductCase(m=M, k=K, n=N, dtype=dtype, training_pass="forward")
         assert needed_bytes(case) == size * (M * K + N * K + M * N)
 

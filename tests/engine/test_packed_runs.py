@@ -15,7 +15,7 @@ from llmb.engine import loop
 from llmb.engine.data.build import build_data
 from llmb.engine.data.steps import Figures, figures
 from llmb.engine.parallel.mesh import arrange
-from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.heartbeat import Progress
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Start, TrainingDataset

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from llmb.engine.data.batches import MicroBatch
-from llmb.engine.data.synthetic import SyntheticData
+from llmb.engine.data.build import SyntheticData
 from llmb.engine.model.attention import document_masks
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.loss import IGNORED

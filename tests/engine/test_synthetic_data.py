@@ -6,7 +6,7 @@ import torch
 
 from llmb.catalogue.records import Layout
 from llmb.engine.data.batches import rank_samples
-from llmb.engine.data.synthetic import SyntheticData
+from llmb.engine.data.build import SyntheticData
 
 
 def data(seed: int = 1, distribution: str = "uniform") -> SyntheticData:

@@ -24,7 +24,7 @@ from llmb.engine.precision.apply import CAPABILITY
 from llmb.engine.precision.step import fp8_counts
 from llmb.engine.profile import TorchRecorder
 from llmb.engine.timing import StepReader
-from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.heartbeat import Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profiling import Profiling

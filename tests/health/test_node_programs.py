@@ -16,11 +16,9 @@ import pytest
 from recorded_node import CHRONY, SOFTWARE, RecordedNode
 
 from llmb import __version__
-from llmb.health.checks.clock import clock_checks
-from llmb.health.checks.container import container_checks
 from llmb.health.checks.disk import disk_checks
-from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
+from llmb.health.checks.system import Silent, clock_checks, container_checks, scheduler_checks
 from llmb.health.facts.clock import read_clock
 from llmb.health.facts.container import EnrootFolder, expanded, read_containers
 from llmb.health.facts.disk import DiskFacts, Mount, Rates, mount_of, read_disk

@@ -17,7 +17,7 @@ from llmb.health import check_nodes
 from llmb.health.check_nodes import NodesCheck, Problem, stored
 from llmb.health.compare_nodes import compared
 from llmb.health.exclusion import excluded_nodes
-from llmb.health.facts.shared_clock import TICK_S, read_shared_clock, reading
+from llmb.health.facts.clock import TICK_S, read_shared_clock, reading
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check, write_result
 from llmb.health.node_jobs import CheckTerms, check_order
 from llmb.health.records import ANSWER, Check, NodeReport, worst

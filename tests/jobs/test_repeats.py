@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.cli.main import app
-from llmb.cli.repeated_run import requests_of, run_several
+from llmb.cli.run import requests_of, run_several
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job

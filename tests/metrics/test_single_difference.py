@@ -6,7 +6,7 @@ import math
 import pytest
 
 from llmb.metrics.statistics import describe
-from llmb.verdict.against_figure import single_difference
+from llmb.verdict.judgement import single_difference
 
 TIMES = [12.9, 12.95, 12.91, 12.88, 12.92, 12.9, 12.93, 12.89, 12.94, 12.9]
 

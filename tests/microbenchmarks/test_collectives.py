@@ -10,15 +10,19 @@ from llmb.bench.collective_bench import (
     named_collectives,
     raise_if_wrong,
 )
-from llmb.bench.collective_records import (
+from llmb.bench.collectives import (
+    COLLECTIVES,
     CollectiveJob,
     CollectiveResult,
     CollectiveRow,
     NotTimed,
     RankReport,
     Way,
+    bus_factor,
+    extent,
+    extents,
+    sizes_between,
 )
-from llmb.bench.collectives import COLLECTIVES, bus_factor, extent, extents, sizes_between
 from llmb.bench.jobs import DeviceReport
 from llmb.bench.nccl_table import collective_texts
 from llmb.errors import UsageError

@@ -4,9 +4,8 @@
 import pytest
 
 from llmb.bench.cases import Asked, meaning, memory_cases
-from llmb.bench.history import changes
 from llmb.bench.jobs import Case, DeviceReport, LaunchCase, Timing
-from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
+from llmb.bench.records import Measurement, MeasurementFile, NotMeasured, changes
 from llmb.catalogue.load import Catalogue
 
 GPUS = Catalogue().gpus

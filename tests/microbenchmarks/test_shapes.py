@@ -5,9 +5,16 @@ import math
 
 import pytest
 
-from llmb.bench.cases import attention_cases, gemm_cases
+from llmb.bench.cases import (
+    attention_cases,
+    attention_shapes,
+    gemm_cases,
+    passes_of,
+    product_case,
+    product_text,
+    weights_of,
+)
 from llmb.bench.jobs import AttentionCase, ProductCase
-from llmb.bench.shapes import attention_shapes, passes_of, product_case, product_text, weights_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve, sizes_of
 from llmb.metrics.flops import model_flops

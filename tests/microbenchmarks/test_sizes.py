@@ -3,7 +3,7 @@
 
 import pytest
 
-from llmb.bench.sizes import bytes_of
+from llmb.bench.cases import bytes_of
 from llmb.errors import UsageError
 
 

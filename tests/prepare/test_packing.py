@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.prepare.packing import fill, first_fit, pack
+from llmb.prepare.packed_files import fill, first_fit, pack
 
 
 def squad_like(count: int, seed: int = 7) -> np.ndarray:

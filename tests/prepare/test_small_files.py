@@ -12,8 +12,7 @@ from llmb.huggingface.config import config_differences
 from llmb.huggingface.formats import format_of
 from llmb.huggingface.tensors import StoredTensor, match_tensors
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
-from llmb.prepare.small_files import MODEL, SAMPLES, squad_rows, write_small_files
-from llmb.prepare.small_model import parameter_shapes
+from llmb.prepare.small_files import MODEL, SAMPLES, parameter_shapes, squad_rows, write_small_files
 from llmb.prepare.tokenizer import load_tokenizer
 from llmb.prepared.folders import prepared_folders
 from llmb.weights.worker.weights_import import parameter_shapes as engine_shapes

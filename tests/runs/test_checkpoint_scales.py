@@ -11,9 +11,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.report.plan_report import plan_document, plan_table
 from llmb.report.recipe_report import recipe_document, recipe_tables
-from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.choices import Choices
-from llmb.runs.plan import Plan, Start, make_plan
+from llmb.runs.plan import Plan, Start, make_plan, scale_warnings
 from llmb.runs.planning import origin_here
 
 CATALOGUE = Catalogue()

@@ -12,10 +12,9 @@ from llmb.metrics.packing import synthetic_packing
 from llmb.report.plan_report import plan_table
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
-from llmb.runs.document_packing import with_documents
 from llmb.runs.folder import experiment_name
 from llmb.runs.parallelism import DpSharding, Parallelism
-from llmb.runs.plan import EnginePlan, make_plan
+from llmb.runs.plan import EnginePlan, make_plan, with_documents
 
 RECIPE_LORA = Lora(rank=16, alpha=32, dropout=0, targets="qkv")
 

@@ -10,7 +10,7 @@ from fake_steps import steps_of
 from step_series import step_times
 
 from llmb.metrics.steady_state import NO_STEADY_STATE
-from llmb.programs.engine.program import EngineProgram
+from llmb.programs.engine.program import EngineProgram, with_steady_window
 from llmb.programs.port import End
 from llmb.report.run_report import run_document, run_table
 from llmb.runs.attempts import with_window
@@ -18,7 +18,6 @@ from llmb.runs.claim import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, BegunJob, RunRecord, queued_record
 from llmb.runs.result import conclude
-from llmb.runs.steady_window import with_steady_window
 from llmb.runs.steps import Step, step_to_json
 
 

@@ -4,10 +4,10 @@
 from pathlib import Path
 
 from llmb.campaigns.entry import Entry
+from llmb.campaigns.files import YamlReader
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.keys import campaign_keys
 from llmb.campaigns.text_file import TextReader
-from llmb.campaigns.yaml_file import YamlReader
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.reference_suite.variables import documented_variables

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import UsageError
-from llmb.traces import chrome, json_events
+from llmb.traces import chrome
 from llmb.traces.breakdown import PARTS, StepBreakdown, break_down
 from llmb.traces.chrome import read_chrome
 from llmb.traces.classify import Activity, Rules
@@ -170,7 +170,7 @@ def test_events_may_end_anywhere_in_a_chunk(gpu_trace: Path, tmp_path: Path, mon
     bare = tmp_path / "bare.json"
     bare.write_text(json.dumps(json.loads(gpu_trace.read_text())["traceEvents"], indent=1))
     for size in (1, 7, 64, 1000):
-        monkeypatch.setattr(json_events, "CHUNK_BYTES", size)
+        monkeypatch.setattr(chrome, "CHUNK_BYTES", size)
         assert break_down(read_chrome(gpu_trace, Rules())) == whole
         assert [step.duration_s for step in break_down(read_chrome(bare, Rules()))] == [100e-6, 60e-6]
 
@@ -250,7 +250,7 @@ def test_steps_without_a_duration_are_left_out(write_trace: Callable[..., Path],
 def test_an_unfinished_event_is_not_parsed_anew_with_each_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_events, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(chrome, "CHUNK_BYTES", 1000)
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"name": "' + "x" * 4_000_000)
     tries = 0

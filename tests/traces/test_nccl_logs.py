@@ -9,8 +9,7 @@ import pytest
 
 from llmb.errors import UsageError
 from llmb.traces import nccl_log
-from llmb.traces.nccl_files import find_nccl_files
-from llmb.traces.nccl_log import read_nccl_logs
+from llmb.traces.nccl_log import find_nccl_files, read_nccl_logs
 from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
 
 STEP_LINE = (

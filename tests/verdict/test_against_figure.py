@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from llmb.metrics.statistics import describe
-from llmb.verdict.against_figure import judge
-from llmb.verdict.judgement import Measured
+from llmb.verdict.judgement import Measured, judge_against_figure
 from llmb.verdict.records import Condition, Reference, Verdict
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
@@ -19,7 +18,7 @@ TOLERANCE = Tolerance(5.0, "--tolerance")
 def judged(
     times: Sequence[float], *conditions: Condition, flaw: str | None = None, reference: Reference = FIGURE
 ) -> Verdict:
-    return judge(Measured(step_time_s=describe(times), flaw=flaw), reference, conditions, TOLERANCE)
+    return judge_against_figure(Measured(step_time_s=describe(times), flaw=flaw), reference, conditions, TOLERANCE)
 
 
 def around(mean: float, spread: float = 0.01) -> list[float]:
@@ -55,7 +54,7 @@ def test_a_run_that_is_no_measurement_is_invalid() -> None:
     found = judged(around(10.0), flaw="the window includes the first step, which includes warm-up")
     assert found.verdict == "invalid"
     assert found.sentence == "invalid: the window includes the first step, which includes warm-up"
-    failed = judge(Measured(step_time_s=None, flaw="killed by signal 9"), FIGURE, (), TOLERANCE)
+    failed = judge_against_figure(Measured(step_time_s=None, flaw="killed by signal 9"), FIGURE, (), TOLERANCE)
     assert (failed.verdict, failed.delta_pct, failed.reason) == ("invalid", None, "killed by signal 9")
 
 
@@ -69,7 +68,7 @@ def test_a_published_figure_is_soft_and_an_expectation_only_with_what_weakens() 
 
 def test_other_work_makes_a_verdict_soft_and_is_named() -> None:
     measured = Measured(step_time_s=describe(around(12.0)), disturbed="other processes used 3.1 of 8 cores")
-    found = judge(measured, EXPECTED, (), TOLERANCE)
+    found = judge_against_figure(measured, EXPECTED, (), TOLERANCE)
     assert (found.verdict, found.soft) == ("regressed", True)
     assert found.conditions[0].own == "other processes used 3.1 of 8 cores"
     assert "; other work beside yours: other processes used 3.1 of 8 cores" in found.sentence

@@ -7,8 +7,7 @@ import pytest
 
 from llmb.metrics.group_difference import SINGLE_RUNS
 from llmb.metrics.statistics import describe
-from llmb.verdict.against_runs import judge
-from llmb.verdict.judgement import Measured
+from llmb.verdict.judgement import Measured, judge_against_runs
 from llmb.verdict.records import Reference, Verdict
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
@@ -22,7 +21,7 @@ def run(mean_s: float, node: str = "a", flaw: str | None = None, **conditions: s
 
 
 def judged(own: list[Measured], baseline: list[Measured], tolerance: Tolerance | None = None) -> Verdict:
-    return judge(own, baseline, BASELINE, tolerance)
+    return judge_against_runs(own, baseline, BASELINE, tolerance)
 
 
 def group(mean_s: float, **options: str) -> list[Measured]:

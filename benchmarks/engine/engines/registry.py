@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from benchmarks.engine.wheels import importable
 from llmb import __version__
-from llmb.catalogue.parts import Parts, part_differences
 from llmb.catalogue.records import Dtype, Model
+from llmb.huggingface.formats import Parts, part_differences
 
 LLMB = "llmb"
 DENSE: Parts = {"moe": None, "chunked_attention": None, "qk_norm": None, "tied_embeddings": False}

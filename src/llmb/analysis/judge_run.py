@@ -18,11 +18,9 @@ from llmb.metrics.window import STEADY
 from llmb.runs.identity import Value
 from llmb.runs.published_verdict import no_figure, published_verdict, steps_text, verdict_of_recipe
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
-from llmb.verdict.against_figure import judge as judge_against_figure
-from llmb.verdict.against_runs import judge as judge_against_runs
 from llmb.verdict.conditions import condition_values, find_conditions, title_of
 from llmb.verdict.expectations_file import Expectations, read_expectations
-from llmb.verdict.judgement import Measured, without_reference
+from llmb.verdict.judgement import Measured, judge_against_figure, judge_against_runs, without_reference
 from llmb.verdict.records import Reference, Verdict
 from llmb.verdict.tolerance import Tolerance
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Self
 
-from llmb.analysis.log_identity import log_identity
+from llmb.analysis.records import log_identity
 from llmb.catalogue.records import Window
 from llmb.checkpoints.origin import Origin
 from llmb.logs.files import ParsedFile, parse_file

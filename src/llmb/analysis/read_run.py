@@ -4,8 +4,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from llmb.analysis.log_identity import log_identity
-from llmb.analysis.records import AnalyzedRun
+from llmb.analysis.records import AnalyzedRun, log_identity
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.files import ParsedFile

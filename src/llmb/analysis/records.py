@@ -1,14 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run in the form in which it is judged and compared, whichever program trained it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmb.catalogue.records import Recipe, Window
+from llmb.logs.files import ParsedFile
 from llmb.metrics.statistics import Statistics
 from llmb.runs.identity import RunIdentity, Value
 from llmb.runs.record import RunRecord
+
+_AROUND_EXPERIMENT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out(?:\.gz)?$")
+"""Of a log's name: the account, and the numbers of the job and of its start."""
+
+
+def log_identity(file: ParsedFile) -> RunIdentity:
+    """Equal for logs of repeats.
+
+    The name counts as a whole if it does not tell what was trained: two runs are not taken for repeats because nothing
+    is known of either.
+    """
+    outcome = file.outcome
+    known = dict(outcome.configuration)
+    if outcome.format:
+        known["program"] = outcome.format
+    if "workload" not in known:
+        known["experiment"] = _AROUND_EXPERIMENT.sub("", file.path.name)
+    return RunIdentity(configuration=known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import llmb
 from llmb.bench.cases import Device
-from llmb.bench.collective_records import (
+from llmb.bench.collectives import (
+    COLLECTIVES,
     JOB,
     PROGRAM,
     RESULT,
+    Collective,
     CollectiveJob,
     CollectiveResult,
     CollectiveRow,
     Way,
+    algorithm_gb_per_s,
+    bus_factor,
+    sizes_between,
 )
-from llmb.bench.collectives import COLLECTIVES, Collective, algorithm_gb_per_s, bus_factor, sizes_between
 from llmb.bench.measure import OnProgress, run_ranks
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.errors import RunFailed, UsageError

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives as nccl-tests defines them: sizes, bandwidths, and the data that shows whether a result is right. Pure.
-
-https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-"""
+"""Collectives of a benchmark: sizes, data and expected results, bandwidths, and the job's records. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from llmb.bench.jobs import DeviceReport
+from llmb.catalogue.records import Record
+
+PROGRAM = "llmb.bench.worker.collectives"
+JOB, RESULT = "collectives_job.json", "collectives_result.json"
+"""Files in the folder that the program is called with."""
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]
 """By the names of nccl-tests."""
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
@@ -21,6 +24,73 @@ UNCHECKED_IN_PLACE: frozenset[Collective] = frozenset(["alltoall", "sendrecv"])
 """Data that is sent may be overwritten before: there is no right result."""
 BASES, WEIGHTS = 61, 64
 """Values are small enough for sums of 8,000 ranks to be exact in fp32."""
+
+
+class CollectiveJob(Record):
+    """What every rank measures, in this order. ``sizes`` in bytes."""
+
+    device: Literal["cpu", "cuda"]
+    collectives: tuple[Collective, ...]
+    sizes: tuple[int, ...]
+    limited_by_memory: bool = False
+    """Sizes that do not fit are left out; else they are an error."""
+    warm_ups: int
+    iterations: int
+
+
+class Way(Record):
+    """Calls out of place, or in place."""
+
+    time_s: float
+    """Of one call: the mean of all iterations and ranks, as in nccl-tests."""
+    wrong: int | None
+    """Elements of all ranks that differ from the expected result; None where there is no expected result."""
+
+
+class CollectiveRow(Record):
+    """One collective at one size. A way is None if the library has no such call."""
+
+    collective: Collective
+    size_bytes: int
+    count: int
+    out_of_place: Way | None
+    in_place: Way | None
+
+
+class NotTimed(Record):
+    """A size and all larger ones, or without a size a whole collective, that could not be measured."""
+
+    collective: Collective
+    size_bytes: int | None
+    reason: str
+    out_of_memory: bool = False
+
+
+class RankReport(Record):
+    """One rank, and where it ran."""
+
+    rank: int
+    node: str
+    local_rank: int
+    pid: int
+    device: str
+    bus_id: str | None
+    """Of the GPU, as in ``0000:04:00``."""
+
+
+class CollectiveResult(Record):
+    """What rank 0 writes."""
+
+    backend: str
+    device: DeviceReport
+    """Of rank 0."""
+    ranks: tuple[RankReport, ...]
+    rows: tuple[CollectiveRow, ...]
+    not_timed: tuple[NotTimed, ...]
+
+    @property
+    def nodes(self) -> list[str]:
+        return list(dict.fromkeys(rank.node for rank in self.ranks))
 
 
 @dataclass(frozen=True, slots=True)

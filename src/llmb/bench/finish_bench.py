@@ -11,7 +11,7 @@ from pathlib import Path
 import llmb
 from llmb.bench.bench_job import END, REQUEST, BenchEnd, BenchRequest
 from llmb.bench.collective_bench import TABLE, measurement_file, read_result
-from llmb.bench.collective_records import JOB, CollectiveJob
+from llmb.bench.collectives import JOB, CollectiveJob
 from llmb.bench.gpus import gpu_files, read_parts
 from llmb.bench.kept_measurements import write_measurements
 from llmb.bench.nccl_table import collective_texts

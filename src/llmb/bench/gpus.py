@@ -10,11 +10,10 @@ from statistics import median
 
 import llmb
 from llmb.bench.cases import SQUARE, Device
-from llmb.bench.gpu_records import JOB, PARTS, PROGRAM, PartReport
 from llmb.bench.jobs import PASSES, Case, CaseList, ProductCase, ProductDtype
 from llmb.bench.measure import OnProgress, run_ranks
 from llmb.bench.outliers import OutlierRule, below_median_pct, slow_ones
-from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
+from llmb.bench.records import JOB, PARTS, PROGRAM, Measurement, MeasurementFile, NotMeasured, PartReport
 
 DTYPE: dict[Device, ProductDtype] = {"cpu": "fp32", "cuda": "bf16"}
 

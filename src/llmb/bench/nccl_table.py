@@ -3,12 +3,16 @@
 
 from collections.abc import Iterator
 
-from llmb.bench.collective_records import CollectiveJob, CollectiveResult, CollectiveRow, RankReport, Way
 from llmb.bench.collectives import (
     ALIGNED,
     SHOWN_AS_SUM,
     UNCHECKED_IN_PLACE,
     Collective,
+    CollectiveJob,
+    CollectiveResult,
+    CollectiveRow,
+    RankReport,
+    Way,
     algorithm_gb_per_s,
     bus_factor,
 )

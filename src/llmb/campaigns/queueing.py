@@ -18,52 +18,18 @@ from llmb.catalogue.load import Catalogue
 from llmb.doc_pages import see
 from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.history import open_history
-from llmb.jobs.job import NOT_SUBMITTED
+from llmb.jobs.job import NOT_SUBMITTED, Job
 from llmb.jobs.order import Order, make_order
 from llmb.jobs.refresh import TIME_OUT_S
 from llmb.jobs.store import Store
-from llmb.jobs.submit import resolve_submissions, submit_order
+from llmb.jobs.submit import new_key, resolve_submissions, submit_order, unanswered_is_explained
 from llmb.runs.record import now
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
 from llmb.site.site import Site
 
-POLL_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class HistorySender:
-    """``order_of`` plans a job; ``environ`` is what the scheduler gets; ``say`` reports lost submissions."""
-
-    order_of: Callable[[CampaignJob], Order]
-    install: Path
-    environ: Mapping[str, str]
-    history: Store
-    say: Callable[[str], None]
-
-    def find(self, job: CampaignJob) -> CampaignJob | None:
-        row = self.history.by_key(job.key)
-        while row and row.job_id is None and row.state != NOT_SUBMITTED:
-            # A submission is given up only after a while, since the scheduler may be busy with it.
-            for line in resolve_submissions(self.history, self.install, row.scheduler, TIME_OUT_S):
-                self.say(line)
-            row = self.history.by_key(job.key)
-            if row and row.job_id is None and row.state != NOT_SUBMITTED:
-                time.sleep(POLL_S)
-        return _submitted(job, row.job_id, row.run_dir) if row and row.job_id else None
-
-    def send(self, job: CampaignJob) -> CampaignJob:
-        campaign = job.key.rpartition("-")[0]
-        (queued,) = submit_order(self.history, self.order_of(job), self.environ, key=job.key, campaign=campaign)
-        return _submitted(job, str(queued.job_id), queued.run_dir)
-
-
-def _submitted(job: CampaignJob, job_id: str, folder: str) -> CampaignJob:
-    return job.model_copy(update={"state": "submitted", "folder": folder, "job_id": job_id, "reason": None})
-
-
-MOST_SHOWN = 30
-
 Say = Callable[[str], None]
+POLL_S = 1.0
+MOST_SHOWN = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +198,55 @@ def listed(what: str, items: Iterable[str]) -> str:
     found = list(dict.fromkeys(items))
     more = [f"  ... and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
     return "\n".join([f"{what}:" if found else what, *(f"  {item}" for item in found[:MOST_SHOWN]), *more])
+
+
+def plan_one(context: CampaignContext, wanted: JobRequest, *, wait: bool) -> Order:
+    """The job, which is to be waited for if ``wait``. Raises UsageError."""
+    order = context.order(wanted)
+    if wait and order.sample().array:
+        raise UsageError("--wait follows one job, and --array makes several", do="omit one of them")
+    return order
+
+
+def queue_one(context: CampaignContext, order: Order, say: Say) -> list[Job]:
+    """The job that was queued, or those of an array.
+
+    Raises UsageError and EnvironmentProblem if it is rejected; InfrastructureError and UserInterrupt if it may be
+    queued all the same.
+    """
+    with open_history(context.install, say) as store, unanswered_is_explained():
+        return submit_order(store, order, context.environ, key=new_key())
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySender:
+    """``order_of`` plans a job; ``environ`` is what the scheduler gets; ``say`` reports lost submissions."""
+
+    order_of: Callable[[CampaignJob], Order]
+    install: Path
+    environ: Mapping[str, str]
+    history: Store
+    say: Callable[[str], None]
+
+    def find(self, job: CampaignJob) -> CampaignJob | None:
+        row = self.history.by_key(job.key)
+        while row and row.job_id is None and row.state != NOT_SUBMITTED:
+            # A submission is given up only after a while, since the scheduler may be busy with it.
+            for line in resolve_submissions(self.history, self.install, row.scheduler, TIME_OUT_S):
+                self.say(line)
+            row = self.history.by_key(job.key)
+            if row and row.job_id is None and row.state != NOT_SUBMITTED:
+                time.sleep(POLL_S)
+        return _submitted(job, row.job_id, row.run_dir) if row and row.job_id else None
+
+    def send(self, job: CampaignJob) -> CampaignJob:
+        campaign = job.key.rpartition("-")[0]
+        (queued,) = submit_order(self.history, self.order_of(job), self.environ, key=job.key, campaign=campaign)
+        return _submitted(job, str(queued.job_id), queued.run_dir)
+
+
+def _submitted(job: CampaignJob, job_id: str, folder: str) -> CampaignJob:
+    return job.model_copy(update={"state": "submitted", "folder": folder, "job_id": job_id, "reason": None})
 
 
 def _checked(context: CampaignContext, wanted: WantedJobs) -> tuple[list[CampaignJob], list[str]]:

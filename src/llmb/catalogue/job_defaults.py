@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The resources that a recipe requests from a scheduler."""
 
-from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Recipe, Record
+from llmb.catalogue.records import Fabric, Recipe, Record
 from llmb.errors import unknown
 
 

@@ -10,10 +10,9 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from llmb.catalogue.data_files import CatalogueError, located, read_file, schema_problems
-from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.published import Document, Expectation
-from llmb.catalogue.records import Gpu, Layout, Model
+from llmb.catalogue.records import Fabric, Gpu, Layout, Model
 from llmb.catalogue.schema import (
     ConditionEntry,
     DocumentsFile,

@@ -38,6 +38,22 @@ class Convention(StrEnum):
     PACKED = "packed"
 
 
+LoraTargets = Literal["qkv", "qkv-split", "qv", "attention", "all-linear"]
+"""``qkv``: the query, key and value projections as one fused projection, with one A for the three; the others have one
+A for every projection. ``qv``: query and value, as by default in peft; ``attention``: also the output projection;
+``all-linear``: also the feed-forward layers."""
+QKV = ("q_proj", "k_proj", "v_proj")
+ATTENTION = (*QKV, "o_proj")
+ADAPTED: dict[LoraTargets, tuple[str, ...]] = {
+    "qkv": QKV,
+    "qkv-split": QKV,
+    "qv": ("q_proj", "v_proj"),
+    "attention": ATTENTION,
+    "all-linear": (*ATTENTION, "gate_proj", "up_proj", "down_proj"),
+}
+"""Names of the layers of a block that have an adapter; a feed-forward layer without a gate has no ``gate_proj``."""
+
+
 class Gpu(Record):
     """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` is the sum of both directions."""
 
@@ -67,6 +83,20 @@ class Gpu(Record):
         if missing:
             raise ValueError(f"{self.gpu_type} has no source for {', '.join(missing)}")
         return self
+
+
+class Fabric(Record):
+    """A network between nodes: the NCCL settings that make NCCL use it, and only it."""
+
+    fabric: str
+    title: str
+    variables: dict[str, str] = Field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    """Variables whose value only the site knows."""
+    profile: str | None = None
+    """A file on the nodes that sets more variables; the batch script sources it."""
+    source: str
+    notes: tuple[str, ...] = ()
 
 
 class RopeScaling(Record):
@@ -264,12 +294,6 @@ class Window(Record):
     first: int
     last: int
     rule: str
-
-
-LoraTargets = Literal["qkv", "qkv-split", "qv", "attention", "all-linear"]
-"""``qkv``: the query, key and value projections as one fused projection, with one A for the three; the others have one
-A for every projection. ``qv``: query and value, as by default in peft; ``attention``: also the output projection;
-``all-linear``: also the feed-forward layers."""
 
 
 class Lora(Record):

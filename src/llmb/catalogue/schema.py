@@ -5,9 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.published import Checkpoint, Document, PublishedCondition, Source
-from llmb.catalogue.records import Dtype, Gpu, Lora, Packing, Recipe, Record, Training
+from llmb.catalogue.records import Dtype, Fabric, Gpu, Lora, Packing, Recipe, Record, Training
 
 
 class HardwareFile(Record):

@@ -11,6 +11,7 @@ from llmb.bench.cases import (
     Asked,
     Device,
     attention_cases,
+    bytes_of,
     gemm_cases,
     launch_cases,
     memory_cases,
@@ -30,7 +31,6 @@ from llmb.bench.device_bench import (
 from llmb.bench.jobs import BenchProgress, ProductDtype
 from llmb.bench.kept_measurements import bench_folder, read_measurements
 from llmb.bench.records import BENCHMARKS
-from llmb.bench.sizes import bytes_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe

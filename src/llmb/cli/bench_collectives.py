@@ -9,6 +9,7 @@ import typer
 
 import llmb
 from llmb.bench.bench_job import BenchProgram
+from llmb.bench.cases import bytes_of
 from llmb.bench.collective_bench import (
     LEAST_BYTES,
     TABLE,
@@ -19,13 +20,12 @@ from llmb.bench.collective_bench import (
     named_collectives,
     raise_if_wrong,
 )
-from llmb.bench.collective_records import JOB as FILE
-from llmb.bench.collective_records import PROGRAM
+from llmb.bench.collectives import JOB as FILE
+from llmb.bench.collectives import PROGRAM
 from llmb.bench.device_bench import DeviceChoice, device_here, raise_if_missing
 from llmb.bench.jobs import BenchProgress
 from llmb.bench.nccl_table import collective_texts
 from llmb.bench.records import MeasurementFile
-from llmb.bench.sizes import bytes_of
 from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue
 from llmb.cli.bench_keep import save_and_show
 from llmb.cli.json_option import Json

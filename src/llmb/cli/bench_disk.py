@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from llmb.bench.cases import bytes_of
 from llmb.bench.device_bench import recipe_of, recipe_text
 from llmb.bench.disk import DiskJob, Prediction, prediction, rate, whole_blocks
 from llmb.bench.disk_bench import (
@@ -19,7 +20,6 @@ from llmb.bench.disk_bench import (
 )
 from llmb.bench.jobs import BenchProgress
 from llmb.bench.records import MeasurementFile
-from llmb.bench.sizes import bytes_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe

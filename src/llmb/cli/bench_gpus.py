@@ -10,12 +10,11 @@ import typer
 
 from llmb.bench.bench_job import BenchProgram
 from llmb.bench.device_bench import DeviceChoice, device_here
-from llmb.bench.gpu_records import JOB as FILE
-from llmb.bench.gpu_records import PROGRAM
 from llmb.bench.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts
 from llmb.bench.jobs import BenchProgress
 from llmb.bench.outliers import outlier_rule
-from llmb.bench.records import MeasurementFile
+from llmb.bench.records import JOB as FILE
+from llmb.bench.records import PROGRAM, MeasurementFile
 from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue
 from llmb.cli.bench_keep import save_and_show
 from llmb.cli.json_option import Json

@@ -2,14 +2,72 @@
 """``llmb docs``."""
 
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
+from llmb import __version__
+from llmb.cli.full_help import option_names
 from llmb.cli.json_option import Json
 from llmb.doc_pages import DocPage, doc_pages, find_doc_page
+from llmb.errors import LlmbError
 from llmb.report.output import print_json, print_markdown, print_table, print_text
 from llmb.report.table import result_table
+
+ENVIRONMENT = {
+    "LLMB_INSTALL": "The root of installation: where runs, logs and prepared data are. Default: the nearest folder "
+    "above that holds cluster_config.yaml, else ~/.llmb.",
+    "NO_COLOR": "No colors and no bold text.",
+    "COLUMNS": "The width of tables.",
+}
+
+
+def man_page(commands: dict[str, tuple[str, Any]]) -> str:
+    """``commands`` by their full names: what each does, and the command itself with its options."""
+    lines = [
+        f'.TH LLMB 1 "" "llmb {__version__}" "User Commands"',
+        *_section("NAME", ["llmb \\- measures how fast a machine or a cluster trains large language models"]),
+        *_section("SYNOPSIS", [".B llmb", r"\fICOMMAND\fR [\fIOPTION\fR]..."]),
+        ".SH COMMANDS",
+        *(line for name, (meaning, command) in commands.items() for line in _command(name, meaning, command)),
+        *_section("EXIT STATUS", _terms(_exit_codes())),
+        *_section("ENVIRONMENT", _terms(ENVIRONMENT)),
+        *_section("SEE ALSO", _terms({f"llmb docs {page.name}": page.title for page in doc_pages()})),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, lines: Iterator[str] | list[str]) -> Iterator[str]:
+    yield f".SH {name}"
+    yield from lines
+
+
+def _command(name: str, meaning: str, command: Any) -> Iterator[str]:  # noqa: ANN401 (typer keeps its types private)
+    yield f".SS llmb {name}"
+    yield _text(meaning)
+    for item in getattr(command, "params", ()):
+        yield from _terms({option_names(item): item.help or ""})
+
+
+def _exit_codes() -> dict[str, str]:
+    """As the errors themselves describe them."""
+    meanings = {item.exit_code: (item.__doc__ or "").split(" (exit code")[0] for item in LlmbError.__subclasses__()}
+    return {"0": "The command did what it was asked for.", **{str(code): meanings[code] for code in sorted(meanings)}}
+
+
+def _terms(terms: dict[str, str]) -> Iterator[str]:
+    for term, meaning in terms.items():
+        yield ".TP"
+        yield rf"\fB{_text(term)}\fR"
+        yield _text(meaning)
+
+
+def _text(text: str) -> str:
+    """One line of text that roff takes for no request."""
+    plain = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace("`", "").replace("**", "")
+    return rf"\&{plain}" if plain.startswith((".", "'")) else plain
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -74,8 +132,8 @@ def _entry(page: DocPage) -> dict[str, str]:
 
 
 def _man_page() -> str:
+    from llmb.cli.docs import man_page
     from llmb.cli.main import COMMANDS, named_commands
-    from llmb.cli.man_page import man_page
 
     commands: dict[str, tuple[str, Any]] = {}
     for name in COMMANDS:

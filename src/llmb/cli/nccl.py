@@ -11,8 +11,7 @@ from llmb.cli.json_option import Json
 from llmb.errors import UsageError
 from llmb.report.nccl_report import nccl_document, nccl_tables
 from llmb.report.output import print_json, print_tables
-from llmb.traces.nccl_files import EXPECTED, find_nccl_files
-from llmb.traces.nccl_log import read_nccl_logs
+from llmb.traces.nccl_log import EXPECTED, find_nccl_files, read_nccl_logs
 from llmb.traces.nccl_summary import Codes, summarize_nccl
 from llmb.traces.nccl_tests import read_test_tables
 

@@ -22,7 +22,7 @@ from llmb.errors import RunFailed, UsageError, unknown
 from llmb.logs.files import find_all_logs, parse_file
 from llmb.logs.parallel_reader import read_in_parallel
 from llmb.metrics.window import DEFAULT_RULE, check_rule
-from llmb.report import parse_groups as tables
+from llmb.report import parse_table as tables
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
 from llmb.report.parse_table import parse_tables

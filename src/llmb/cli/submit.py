@@ -11,9 +11,8 @@ import typer
 from llmb.campaigns.campaign import JobRequest
 from llmb.campaigns.entry import Entry
 from llmb.campaigns.job_request import job_request
-from llmb.campaigns.queueing import CampaignContext, WantedJobs
+from llmb.campaigns.queueing import CampaignContext, WantedJobs, plan_one, queue_one
 from llmb.campaigns.selection import selection_of, single_model
-from llmb.campaigns.single import plan_one, queue_one
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import JOB, NAMED_SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.excluded import with_excluded
@@ -29,8 +28,8 @@ from llmb.jobs.order import Order
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.report.output import print_json, print_text
 from llmb.report.plan_report import flags_text, script_document, start_lines, submit_document, submit_text
-from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
+from llmb.runs.plan import scale_warnings
 
 COMMAND_LINE = "the command line"
 

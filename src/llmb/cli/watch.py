@@ -3,35 +3,194 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from llmb.analysis.forecast import Expected
-from llmb.analysis.log_identity import log_identity
-from llmb.analysis.watch_run import Watcher, expectation, expectation_of_file, watch
-from llmb.analysis.watched import Outlook
+from llmb.analysis.records import log_identity
+from llmb.analysis.watched import Kind, Outlook
 from llmb.analysis.watched_log import WatchedLog
-from llmb.analysis.watched_run import WatchedRun
+from llmb.analysis.watched_run import WatchedRun, Watcher, expectation, expectation_of_file, watch
 from llmb.cli.completion import runs
 from llmb.cli.json_option import Json
-from llmb.cli.live_view import LineView, Show, live_view
 from llmb.cli.messages import say
 from llmb.cli.result import print_result
-from llmb.cli.watched import Target, find_target
-from llmb.errors import InvalidRun, RunFailed, UsageError, UserInterrupt
+from llmb.cli.root import install_here
+from llmb.errors import EnvironmentProblem, InfrastructureError, InvalidRun, RunFailed, UsageError, UserInterrupt
+from llmb.jobs.find import LATEST, find_run
+from llmb.jobs.follow import current
+from llmb.jobs.history import read_history
+from llmb.jobs.job import Job
 from llmb.jobs.local_run import raise_unless_successful
-from llmb.jobs.wait import exit_code
+from llmb.jobs.store import Filter, Store
+from llmb.jobs.wait import exit_code, last_try
 from llmb.logs.files import parse_file
 from llmb.logs.outcome import FINISHED
+from llmb.prepared.folders import WORKLOADS
 from llmb.programs.conclude import finished_result
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.run_report import run_document
-from llmb.report.watch_report import watch_document, watch_tables
+from llmb.report.table import table_lines
+from llmb.report.watch_report import MOST_STEPS, WatchedTitle, watch_document, watch_line, watch_tables
+from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of
+from llmb.runs.record import unreadable_record
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    subject: WatchedRun | WatchedLog
+    title: WatchedTitle
+
+
+@contextmanager
+def find_target(text: str | None, say: Say) -> Iterator[Target]:
+    """Raises UsageError if ``text`` names nothing, or nothing that trains."""
+    with ExitStack() as stack:
+        path = Path(text).expanduser() if text else None
+        if path and text != LATEST and ("/" in str(text) or path.exists()):
+            yield _at(path.resolve(), say, stack)
+            return
+        install = install_here()
+        store = stack.enter_context(read_history(install, say))
+        ask = asker(store, install)
+        job = (
+            _newest_that_lasts(store, ask) if text is None else job_of_label(store, text, ask) or find_run(store, text)
+        )
+        yield _run(RunFolder(Path(job.run_dir)), last_try(store, job.key), ask)
+
+
+def asker(store: Store, install: Path) -> Callable[[Job], Job]:
+    """Brings a job up to date; that of a retried one is its last attempt."""
+
+    def ask(job: Job) -> Job:
+        now = current(store, install, job)
+        last = last_try(store, now.key)
+        return now if last.key == now.key else last  # a history that must not be changed has it as it was
+
+    return ask
+
+
+def _newest_that_lasts(store: Store, ask: Callable[[Job], Job]) -> Job:
+    """Running ones first; a job of the history may have ended since."""
+    if job := _lasting(store.live(), ask):
+        return job
+    do = "name a job, a run folder or a log, or 'latest'; 'llmb jobs list' shows all"
+    raise UsageError("no run is running or queued here", where=str(store.path), do=do)
+
+
+def job_of_label(store: Store, text: str, ask: Callable[[Job], Job]) -> Job | None:
+    """Of the runs with that label the one that lasts, or the newest; None if none has it, or if it is an id, too."""
+    jobs = store.jobs(Filter(label=text, runs_only=True))
+    if not jobs or store.named(text) or store.with_short_id(text):
+        return None
+    return _lasting([job for job in jobs if job.live], ask) or jobs[-1]
+
+
+def _lasting(jobs: Iterable[Job], ask: Callable[[Job], Job]) -> Job | None:
+    """The first that has not ended since: running ones are asked first, then the newest."""
+    for job in sorted(jobs, key=lambda job: (job.status == "running", job.submitted_s), reverse=True):
+        try:
+            now = ask(job)
+        except (InfrastructureError, EnvironmentProblem):
+            now = job
+        if now.live and now.kind == "run":
+            return now
+    return None
+
+
+def _run(folder: RunFolder, job: Job | None, ask: Callable[[Job], Job]) -> Target:
+    try:
+        run = WatchedRun(folder, job, ask)
+    except (OSError, ValueError) as error:
+        raise unreadable_record(folder, error) from error
+    return Target(run, WatchedTitle(path=folder.path, job_id=job.job_id if job else None, plan=run.plan))
+
+
+def _at(path: Path, say: Say, stack: ExitStack) -> Target:
+    """A run folder or a file in one, the only run folder in a folder, or a log."""
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    if path.is_dir() and not folder.record.exists():
+        below = sorted(path.glob("*/run.json"))
+        if len(below) != 1:
+            do = "name a folder with run.json, or a log"
+            raise UsageError("there is no run in this folder", where=str(path), do=do)
+        folder = RunFolder(below[0].parent)
+    if path.is_dir() or (folder.record.exists() and path in (folder.log, folder.steps, folder.record)):
+        return _in_its_install(folder, say, stack)
+    if not path.is_file():
+        raise UsageError("there is no such file or folder", where=str(path), do="'llmb jobs list' shows all jobs")
+    return Target(WatchedLog(path), WatchedTitle(path=path))
+
+
+def _in_its_install(folder: RunFolder, say: Say, stack: ExitStack) -> Target:
+    """With the run's job in the history of the install root that the folder is in; a copy has none."""
+    install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
+    if install is None:
+        return _run(folder, None, lambda job: job)
+    store = stack.enter_context(read_history(install, say))
+    own = [job for job in store.named(folder.path.parent.name) if Path(job.run_dir) == folder.path]
+    return _run(folder, last_try(store, own[-1].key) if own else None, asker(store, install))
+
+
+Show = Callable[[Outlook], None]
+OTHER_LINES = 4
+"""The headings of the steps, the empty line before them, and the cursor's."""
+
+
+@contextmanager
+def live_view(title: WatchedTitle) -> Iterator[Show]:
+    """In a terminal; nothing of it is left at the end."""
+    console = Console()
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show(seen: Outlook) -> None:
+            live.update(frame(title, seen, console.width, console.height), refresh=True)
+
+        yield show
+
+
+def frame(title: WatchedTitle, seen: Outlook, width: int, height: int) -> Text:
+    """As many of the last steps as there are lines for."""
+    first, *_ = watch_tables(title, seen, 0)
+    space = height - len(list(table_lines(first, width))) - OTHER_LINES
+    lines: list[Text] = []
+    for table in watch_tables(title, seen, min(MOST_STEPS, space)):
+        lines += [Text()] if lines else []
+        for line in table_lines(table, width):
+            style = "bold" if line.is_heading else "bold red" if line.text.startswith("WARNING") else ""
+            lines.append(Text(line.text, style))
+    return Text("\n").join(lines)
+
+
+class LineView:
+    """Writes a line when there is something new, and one for each new warning."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write = write
+        self.told: set[Kind] = set()
+        self.last: tuple[object, ...] | None = None
+
+    def show(self, seen: Outlook) -> None:
+        here = seen.circumstances
+        news = (here.state, here.why, here.attempt, seen.done)
+        if news != self.last:
+            self.write(watch_line(seen))
+        for concern in seen.concerns:
+            if concern.kind not in self.told:
+                self.write(f"WARNING: {concern.text}")
+        self.last, self.told = news, {concern.kind for concern in seen.concerns}
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

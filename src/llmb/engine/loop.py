@@ -2,21 +2,22 @@
 """The training loop."""
 
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llmb.catalogue.records import Layout, Training
+from llmb.catalogue.records import Convention, Layout, Training
 from llmb.checkpoints.times import CheckpointTime, add_checkpoint_time
 from llmb.engine.attention_backend import attention_kernel, choose_attention
-from llmb.engine.checkpoint.load import load_checkpoint
-from llmb.engine.checkpoint.load_weights import load_weights
+from llmb.engine.checkpoint.load import load_checkpoint, load_weights, verify_checkpoint
 from llmb.engine.checkpoint.save import Saver
-from llmb.engine.checkpoint.verify import verify_checkpoint
 from llmb.engine.compile import with_varying_segments
 from llmb.engine.data.batches import MicroBatch, on_device, rank_samples
 from llmb.engine.data.build import build_data
@@ -53,16 +54,56 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
-from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.transformations import transform
-from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.heartbeat import Progress
+from llmb.logs.step_line import format_invalid_line, format_step_line
+from llmb.metrics.throughput import throughput
+from llmb.runs.attention import fp8_product
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.fp8_product import fp8_product
 from llmb.runs.initial_weights import check_weights, loads_weights
-from llmb.runs.plan import EnginePlan
-from llmb.runs.steps import Step
+from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.steps import Step, step_to_json
+
+
+class Reporter:
+    """Writes each step immediately, so that a crash loses at most the current step."""
+
+    def __init__(self, folder: RunFolder, plan: Plan) -> None:
+        self.plan = plan
+        # A restarted run has its earlier steps there.
+        self.stream = folder.steps.open("a", buffering=1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stream.close()
+
+    def report(self, step: Step, memory: Memory) -> None:
+        recipe = self.plan.recipe
+        tflops = throughput(recipe, step.step_time_s).tflops_per_gpu[Convention.FULL]
+        line = format_step_line(
+            step=step.step,
+            steps=self.plan.last_step + 1,
+            lr=step.lr,
+            global_batch_size=recipe.layout.gbs,
+            peak_memory_bytes=memory.peak_bytes,
+            memory_allocated_bytes=memory.allocated_bytes,
+            loss=step.loss,
+            step_time_s=step.step_time_s,
+            tflops_per_gpu=tflops,
+            consumed_samples=self.plan.samples_before(step.step + 1),
+        )
+        sys.stdout.write(line + "\n")
+        if not step.finite:
+            sys.stdout.write(format_invalid_line(step.values_text()) + "\n")
+        sys.stdout.flush()
+        self.stream.write(step_to_json(step) + "\n")
+
 
 STEPS_BETWEEN_COLLECTIONS = 100
 

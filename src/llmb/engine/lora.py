@@ -6,8 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from llmb.catalogue.lora import ADAPTED
-from llmb.catalogue.records import Lora
+from llmb.catalogue.records import ADAPTED, Lora
 from llmb.engine.model.adapter import OWN, Adapter, FusedAdapter
 from llmb.engine.model.adapter_dropout import Dropout, TokenKeys
 from llmb.engine.model.attention import Attention

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmb.engine.device import synchronize
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.heartbeat import Progress
 from llmb.errors import EnvironmentProblem
 from llmb.runs.claim import probe
 from llmb.runs.folder import RunFolder

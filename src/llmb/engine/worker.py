@@ -4,21 +4,36 @@
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from llmb.engine.loop import train
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.profile import ask_for_nccl_log
-from llmb.engine.resource_sampling import resources_sampled
-from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.heartbeat import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.errors import LlmbError
+from llmb.resources.start import start_sampler
 from llmb.runs.attempts import attempt_plan
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
 from llmb.runs.parent_death import end_with_parent
+from llmb.runs.plan import EnginePlan
 from llmb.runs.record import read_record
+
+
+@contextmanager
+def resources_sampled(plan: EnginePlan, folder: RunFolder) -> Iterator[None]:
+    """The last sample is taken when the block ends. If it fails, the sampler ends with this process."""
+    sampler = None
+    if plan.resource_interval_s is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        node = host_name()
+        sampler = start_sampler(folder.resources_of(node), node, plan.resource_interval_s, plan.device)
+    yield
+    if sampler:
+        sampler.end()
 
 
 def work(folder: RunFolder) -> None:

@@ -8,14 +8,20 @@ from functools import cached_property
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError
-from llmb.health.checks.clock import clock_checks
-from llmb.health.checks.container import container_checks
 from llmb.health.checks.disk import disk_checks
 from llmb.health.checks.gpus import gpu_checks
 from llmb.health.checks.network import network_checks
-from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
-from llmb.health.checks.system import cpu_checks, kernel_checks, limit_checks, memory_checks
+from llmb.health.checks.system import (
+    Silent,
+    clock_checks,
+    container_checks,
+    cpu_checks,
+    kernel_checks,
+    limit_checks,
+    memory_checks,
+    scheduler_checks,
+)
 from llmb.health.facts.clock import read_clock
 from llmb.health.facts.container import read_containers
 from llmb.health.facts.disk import DiskFacts, read_disk

@@ -4,8 +4,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from llmb.catalogue.lora import ADAPTED
-from llmb.catalogue.records import Lora, LoraTargets, Model
+from llmb.catalogue.records import ADAPTED, Lora, LoraTargets, Model
 from llmb.huggingface.formats import WeightsFormat
 from llmb.huggingface.tensors import Shape, hugging_face_name
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forms in which Hugging Face keeps models, and which one is a model's. Pure but for its data file."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,33 @@ from typing import Any
 from pydantic import Field
 
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.parts import part, part_differences
 from llmb.catalogue.records import Model, Record
 from llmb.errors import UsageError
+
+Parts = Mapping[str, object]
+"""Required values of a model's fields, by name; ``moe.router`` is the router of its experts, None if it has none."""
+
+
+def part(model: Model, name: str) -> object:
+    """A field of ``model``; None if it belongs to a part that the model lacks."""
+    found: object = model
+    for step in name.split("."):
+        found = getattr(found, step) if isinstance(found, Record) else None
+    return found
+
+
+def part_differences(model: Model, parts: Parts, any_value: Collection[str] = ()) -> Iterator[str]:
+    """In what ``model`` differs from ``parts``. Fields that are in neither argument must have their default, so that a
+    part that is new is not overlooked.
+    """
+    for name, wanted in parts.items():
+        if (found := part(model, name)) != wanted:
+            yield f"{name} is {found}, not {wanted}"
+    named = {name.partition(".")[0] for name in (*parts, *any_value)}
+    for name, field in Model.model_fields.items():
+        if name not in named and not field.is_required() and (found := getattr(model, name)) != field.default:
+            yield f"{name} is {found}, not {field.default}"
+
 
 DATA = Path(__file__).with_name("formats.yaml")
 IN_EVERY_FORM = ("tied_embeddings", "rope_scaling")

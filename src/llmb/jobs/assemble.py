@@ -4,8 +4,8 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.job_defaults import JobDefaults
+from llmb.catalogue.records import Fabric
 from llmb.errors import UsageError
 from llmb.jobspec.node_setup import Binding, Boost, ContainerSettings
 from llmb.jobspec.options import JobOptions

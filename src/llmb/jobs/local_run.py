@@ -22,8 +22,7 @@ from llmb.jobspec.spec import JobSpec, Placement, write_spec
 from llmb.jobspec.variables import layered
 from llmb.processes.signals import Interrupted
 from llmb.programs.conclude import conclude_run
-from llmb.programs.engine.here import check_here
-from llmb.programs.engine.nsys import with_profiler
+from llmb.programs.engine.nsys import check_here, with_profiler
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End, ProgramRequest
 from llmb.resources.nvml import find_gpus

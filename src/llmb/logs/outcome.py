@@ -68,7 +68,7 @@ class LogOutcome:
     format: str | None = None
     """Name of the log's format; None without a step line."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
-    """What the log and its path tell about the run; see ``llmb.logs.configuration``."""
+    """What the log and its path tell about the run; see ``llmb.logs.reader``."""
     digest: str | None = None
     """Of what was logged: equal for copies of a log, whatever their names; None without a step."""
 

@@ -77,6 +77,8 @@ class _Pass:
         self.attempt = attempt
         self.finder = StepFinder()
         self.checkpoint_saves = 0
+        self.dropped_saves = 0
+        """In what was dropped of a line that has not ended."""
 
     def read(self, text: PlainText, chunk_bytes: int, path: Path | None) -> RunLog:
         head, tail, rest = b"", b"", b""
@@ -86,13 +88,15 @@ class _Pass:
                 head = (head + part)[:_HEAD_BYTES]
             tail = (tail + part)[-_TAIL_BYTES:] if len(part) < _TAIL_BYTES else part[-_TAIL_BYTES:]
             if not chunk.end:
-                rest = (rest + part)[-MAX_LINE_BYTES:]
+                rest = self._keep(rest + part)
                 continue
+            self.checkpoint_saves += self.dropped_saves
+            self.dropped_saves = 0
             # Only the first line is joined with the remainder: copying the chunk would cost as much as the search.
             self._add(rest + part[: chunk.first])
             if not self._add_block(chunk.block.result() if chunk.block else None):
                 self._add(part, chunk.first, chunk.end)
-            rest = part[chunk.end :][-MAX_LINE_BYTES:]
+            rest = self._keep(part[chunk.end :])
         unended, truncated_line = self.finder.find_unended(rest)
         self._begin()
         self.attempt.add_lines(unended)
@@ -116,6 +120,13 @@ class _Pass:
         saved = self.finder.format and self.finder.format.saved
         if saved and has(text, saved, start, end):
             self.checkpoint_saves += text.count(saved, start, end)
+
+    def _keep(self, line: bytes) -> bytes:
+        """The end of a line that has not ended."""
+        dropped = max(0, len(line) - MAX_LINE_BYTES)
+        if dropped and self.finder.format and (saved := self.finder.format.saved):
+            self.dropped_saves += line.count(saved, 0, dropped + len(saved) - 1)
+        return line[dropped:]
 
     def _begin(self) -> None:
         """Tells the attempt what came before its first step."""

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts the parameters of a model from its record alone."""
 
-from llmb.catalogue.lora import ADAPTED
-from llmb.catalogue.records import Lora, Mlp, Model
+from llmb.catalogue.records import ADAPTED, Lora, Mlp, Model
 
 MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
 """Of a feed-forward layer."""

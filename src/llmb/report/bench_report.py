@@ -10,9 +10,8 @@ from typing import Any
 
 from llmb.bench.disk import Prediction
 from llmb.bench.gpus import Part, Parts, median_tflops
-from llmb.bench.history import FigureChange, changes
 from llmb.bench.outliers import OutlierRule
-from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
+from llmb.bench.records import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
 from llmb.report.numbers import known, number, whole
 from llmb.report.table import Column, Row, Table, number_column, result_table, table_of
 from llmb.shown_text import printable

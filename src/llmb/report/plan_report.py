@@ -17,11 +17,10 @@ from llmb.metrics.window import STEADY
 from llmb.report.numbers import number, unknown
 from llmb.report.recipe_report import identity_document, origin_document, trained_text
 from llmb.report.table import Table, result_table
-from llmb.runs.checkpoint_scales import scale_warnings
+from llmb.runs.attention import fp8_product
 from llmb.runs.folder import RunFolder
-from llmb.runs.fp8_product import fp8_product
 from llmb.runs.logits import logits_text
-from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.plan import EnginePlan, Plan, scale_warnings
 from llmb.runs.profiling import Profile
 from llmb.runs.result import no_measurement
 from llmb.runs.stall import ranks_text

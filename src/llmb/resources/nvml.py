@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any, TypeVar
 
+from llmb.resources.records import reasons_of
 from llmb.resources.sample import GpuSamples, SampledGpu
-from llmb.resources.throttling import reasons_of
 
 PACKAGE = "pynvml"
 MISSING = "nvidia-ml-py is not installed: pip install 'llmb[resources]'"

@@ -4,8 +4,7 @@
 from pathlib import Path
 
 from llmb.catalogue.records import Record
-from llmb.runs.attention import AttentionReport
-from llmb.runs.fp8_product import Fp8Product
+from llmb.runs.attention import AttentionReport, Fp8Product
 from llmb.runs.record_file import read_record_file
 
 

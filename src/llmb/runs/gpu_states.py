@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from llmb.resources.throttling import reasons_of
+from llmb.resources.records import reasons_of
 from llmb.runs.environment import GpuState
 
 PROGRAM = "nvidia-smi"

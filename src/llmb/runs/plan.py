@@ -2,6 +2,7 @@
 """A plan: a recipe and everything else that decides a run."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from llmb.catalogue.records import (
     DocumentLengths,
@@ -17,12 +18,12 @@ from llmb.catalogue.records import (
 from llmb.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
 from llmb.errors import UsageError
+from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, scaled_mean, synthetic_packing
 from llmb.metrics.window import resolve_window
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.attention import AttentionChoice
 from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Recompute
 from llmb.runs.device import Device
-from llmb.runs.document_packing import document_problems, with_documents, with_packing
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profile
 
@@ -294,3 +295,75 @@ def _start(checkpoint: SavedCheckpoint) -> Start:
         optimizer_state=record.optimizer_state,
         origin=record.origin,
     )
+
+
+def document_problems(training: Training, seq_len: int) -> Iterator[str]:
+    mean = training.document_tokens
+    if not mean:
+        return
+    if mean < SHORTEST_MEAN:
+        yield f"--document-tokens is {mean}; it must be 0 or at least {SHORTEST_MEAN}: one token predicts nothing"
+    elif mean > seq_len:
+        yield f"documents of {mean} tokens on average are longer than a sequence, {seq_len}; lower --document-tokens"
+
+
+def with_documents(recipe: Recipe, training: Training) -> Recipe:
+    """The recipe with ``training``, and with the statistics of the documents that it then trains on.
+
+    If a recipe packs and ``training`` specifies no documents, their length is chosen for the same attention cost.
+    """
+    seq_len = recipe.layout.seq_len
+    usual = _usual_mean(recipe, training)
+    mean = usual if training.document_tokens is None else training.document_tokens
+    if mean == 0:
+        return _unpacked(recipe, training)
+    if mean is None:
+        return recipe.model_copy(update={"training": training})
+    changes: dict[str, Any] = {
+        "training": training.model_copy(update={"document_tokens": mean}),
+        "packing": synthetic_packing(recipe.model, seq_len, mean, training.document_lengths),
+    }
+    if mean != usual:
+        # Published figures hold only for the recipe's own data.
+        reason = f"sequences are packed from documents of {mean} tokens on average"
+        changes |= {"published_flops": None, "expectations": (), "expectations_reason": reason}
+    return recipe.model_copy(update=changes)
+
+
+def with_packing(recipe: Recipe, training: Training, packing: Packing) -> Recipe:
+    """The recipe with ``training`` on a packed dataset, whose statistics are ``packing``."""
+    whole = {"document_tokens": None, "document_lengths": "uniform"}
+    changes = {"training": training.model_copy(update=whole), "packing": packing}
+    return recipe.model_copy(update=changes)
+
+
+def _unpacked(recipe: Recipe, training: Training) -> Recipe:
+    """The recipe with ``training`` on sequences that are one document each."""
+    changes: dict[str, Any] = {"training": training, "packing": None}
+    if recipe.packing:
+        changes |= {"expectations": (), "expectations_reason": "each sequence is one document; the recipe's are packed"}
+    return recipe.model_copy(update=changes)
+
+
+def _usual_mean(recipe: Recipe, training: Training) -> int | None:
+    """Mean tokens of the documents, if they are not specified; None if a sequence is one document."""
+    seq_len = recipe.layout.seq_len
+    if recipe.packing:
+        return fitted_mean(recipe.packing.sum_of_squares, seq_len, training.document_lengths)
+    return scaled_mean(seq_len) if training.document_lengths == "squad" else None
+
+
+def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
+    """``loads`` is given for a plan of a program whose checkpoints llmb does not read."""
+    published, scale = plan.recipe.checkpoint, plan.recipe.scale
+    if published is None:
+        return
+    where = f"{published.source} line {published.line}"
+    if plan.save_checkpoint and published.save_scales:
+        least, most = published.save_scales
+        if not least <= scale <= most:
+            yield f"checkpoints are published as saved by {least} to {most} GPUs, not by {scale} ({where})"
+    resumes = plan.start is not None if loads is None else loads
+    smallest = published.min_load_scale
+    if resumes and smallest and scale < smallest:
+        yield f"checkpoints are published as loaded by {smallest} GPUs or more, not by {scale} ({where})"

@@ -1,19 +1,294 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans a run of the engine: with the checkpoint that it resumes from, and the prepared files that it starts from."""
 
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import CPU
-from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.checkpoints.origin import OriginHere
+from llmb.catalogue.published import Source
+from llmb.catalogue.records import Model, Packing, Recipe
+from llmb.catalogue.resolve import CPU, find_workload
+from llmb.checkpoints.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
+from llmb.checkpoints.origin import DataOrigin, Origin, OriginHere, dataset_title, identity_of
 from llmb.errors import UsageError
+from llmb.metrics.packing import chunked_squares
+from llmb.prepared.folders import PreparedFolders, prepared_folders
+from llmb.prepared.packed_dataset import RECORD, PackedDataset, incomplete_files, map_arrays
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
-from llmb.runs.find_inputs import search_inputs
 from llmb.runs.initial_weights import check_weights
-from llmb.runs.plan import EnginePlan, make_plan
+from llmb.runs.plan import (
+    EnginePlan,
+    InitialWeights,
+    TrainingDataset,
+    TrainingInputs,
+    data_origin,
+    make_plan,
+    saved_base,
+    weights_origin,
+)
+from llmb.trust import check_links
+
+SYNTHETIC = "--synthetic"
+TOKENIZER = "tokenizer.json"
+MOST_DIFFERENCES = 3
+
+
+@dataclass(slots=True)
+class Search:
+    """A search for the inputs of a run. What is ``missing`` can be prepared; ``problems`` cannot be solved so."""
+
+    catalogue: Catalogue
+    recipe: Recipe
+    choices: Choices
+    folders: PreparedFolders
+    missing: dict[str, str] = field(default_factory=dict)
+    """What is not prepared, with the command that prepares it."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def source(self) -> Source | None:
+        """None for a recipe that trains from random weights on synthetic tokens."""
+        return find_workload(self.catalogue, self.recipe.workload).sources.get(self.recipe.size)
+
+    def inputs(self, resumed: SavedCheckpoint | None) -> TrainingInputs:
+        """What can be found. ``resumed`` is the checkpoint that the run resumes from."""
+        if self.choices.synthetic and (given := self._explicit()):
+            self.problems.append(f"{given} is given, but {SYNTHETIC} does without; leave one of them out")
+            return TrainingInputs()
+        imported = resumed if resumed and resumed.record.imported_from else None
+        if resumed and not imported:
+            return self._resumed(resumed)
+        weights = self._imported(imported) if imported else self._weights()
+        inputs = TrainingInputs(weights=weights, **self._data())
+        if inputs.weights and inputs.dataset and _differ_in_tokenizer(inputs.weights, inputs.dataset):
+            again = self._prepare("dataset", f"{self._seq_len_option()} --force")
+            self.problems.append(
+                f"the tokenizer of the dataset in {inputs.dataset.path} is not that of the checkpoint in "
+                f"{inputs.weights.path}: prepare it with the checkpoint's ({again}; --source, if it was local)"
+            )
+        return inputs
+
+    def raise_problems(self) -> None:
+        """Raises UsageError."""
+        if self.problems:
+            lines = "\n".join(f"  - {problem}" for problem in self.problems)
+            name = f"{self.recipe.workload} {self.recipe.size}"
+            raise UsageError(f"{name} cannot train with these weights and data:\n{lines}")
+
+    def not_prepared(self) -> UsageError | None:
+        """The error with everything that is missing, and the commands that prepare it."""
+        if not self.missing:
+            return None
+        lines = "\n".join(f"  - {what}\n    {command}" for what, command in self.missing.items())
+        do = f"run the commands above, or add {SYNTHETIC} for random weights and synthetic data"
+        name = f"{self.recipe.workload} {self.recipe.size}"
+        return UsageError(f"{name} fine-tunes, and this is not prepared:\n{lines}", do=do)
+
+    def once_prepared(self, plan: EnginePlan) -> EnginePlan:
+        """``plan`` with the origin that it has when everything is prepared."""
+        inputs = TrainingInputs(weights=plan.weights, dataset=plan.dataset)
+        return plan.model_copy(update={"declared_origin": self.origin(inputs)})
+
+    def origin(self, inputs: TrainingInputs) -> Origin:
+        """The origin of a run that starts from ``inputs``, once what is missing is prepared."""
+        weights = weights_origin(inputs.weights)
+        if self.source is None or self.choices.synthetic or inputs.dataset:
+            return Origin(weights=weights, data=data_origin(inputs.dataset, self.recipe.training))
+        title = dataset_title(self.source.dataset, self.recipe.layout.seq_len)
+        path = str(self._dataset_path(self.source))
+        return Origin(weights=weights, data=DataOrigin(kind="dataset", name=title, path=path))
+
+    def _explicit(self) -> str | None:
+        return next((f"--{name}" for name in ("weights", "dataset") if getattr(self.choices, name)), None)
+
+    def _weights(self) -> InitialWeights | None:
+        if self.choices.weights:
+            return self._checked(read_checkpoint(Path(self.choices.weights)))
+        if self.source is None or self.choices.synthetic:
+            return None
+        if self.recipe.proxy:
+            proxy = self.recipe.proxy_text
+            self.problems.append(f"{proxy} cannot load the weights of the whole model; add {SYNTHETIC}")
+            return None
+        path = self.folders.model(self.source.model)
+        try:
+            saved = read_checkpoint(path)
+        except UsageError as error:
+            why = f": {error.what}" if path.exists() else ""
+            self._miss(f"the checkpoint of {self.source.model}, in {path}{why}", "checkpoint")
+            return InitialWeights(path=str(path), name=self.source.model)
+        return self._checked(saved, self.source.model)
+
+    def _checked(self, saved: SavedCheckpoint, name: str | None = None) -> InitialWeights | None:
+        differences = list(model_differences(self.recipe.model, saved.record.model))
+        if differences:
+            advice = f"; a proxy needs {SYNTHETIC}" if self.recipe.proxy and self.source else ""
+            shown = "; ".join(differences[:MOST_DIFFERENCES])
+            self.problems.append(f"the checkpoint {saved.path} is of another model: {shown}{advice}")
+            return None
+        return initial_weights(saved, name)
+
+    def _data(self) -> dict[str, TrainingDataset | Packing | None]:
+        """Fields of TrainingInputs."""
+        if self.choices.dataset and self.source is None:
+            workload = self.recipe.workload
+            self.problems.append(f"--dataset is for recipes that fine-tune; {workload} trains on synthetic tokens")
+            return {}
+        if self.source is None or self.choices.synthetic:
+            return {}
+        if self.choices.document_tokens is not None:
+            self.problems.append(f"--document-tokens is for synthetic data; leave it out, or add {SYNTHETIC}")
+            return {}
+        if self.choices.dataset:
+            return self._read(Path(self.choices.dataset))
+        path = self._dataset_path(self.source)
+        if not (path / RECORD).is_file():
+            title = dataset_title(self.source.dataset, self.recipe.layout.seq_len)
+            self._miss(f"the dataset {title}, in {path}", "dataset", self._seq_len_option())
+            return {"packing": self.recipe.packing}
+        return self._read(path)
+
+    def _dataset_path(self, source: Source) -> Path:
+        return self.folders.packed(source.dataset, source.model, "training", self.recipe.layout.seq_len)
+
+    def _read(self, path: Path) -> dict[str, TrainingDataset | Packing | None]:
+        check_links(path)
+        try:
+            packed = PackedDataset.model_validate_json((path / RECORD).read_bytes())
+            problems = list(_dataset_problems(packed, self.recipe, self.source))
+            if incomplete := list(incomplete_files(path, packed.files)):
+                problems.append(f"is damaged: {'; '.join(incomplete)}; prepare it again with --force")
+            packing = None if problems else packing_of(path, packed, self.recipe.model)
+        except FileNotFoundError:
+            give = "give --dataset the folder of a split and sequence length, which contains it"
+            self.problems.append(f"there is no dataset in {path}: it has no {RECORD}; {give}")
+            return {}
+        except (OSError, ValidationError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is damaged, or of another version"
+            self.problems.append(f"the dataset in {path} cannot be read: {why}")
+            return {}
+        self.problems.extend(f"the dataset in {path} {problem}" for problem in problems)
+        return {"dataset": TrainingDataset(path=str(path), packed=packed), "packing": packing}
+
+    def _resumed(self, saved: SavedCheckpoint) -> TrainingInputs:
+        """What the training began with, which its checkpoint records."""
+        began = saved.record.origin
+        if self._rejects_weights(saved):
+            return TrainingInputs()
+        if self.source and saved.record.workload != self.recipe.workload:
+            of = saved.record.workload
+            self.problems.append(f"the checkpoint is of {of}; --weights begins a fine-tuning with its weights")
+            return TrainingInputs()
+        weights = None
+        if began and began.weights.kind == "checkpoint" and began.weights.path and began.weights.name:
+            values = began.weights.model_dump(include={"path", "name", "identity"})
+            weights = InitialWeights(**values)
+        if saved.record.lora:
+            weights = self._base(saved)
+        if began is None or began.data.kind == "synthetic" or began.data.path is None:
+            if self.choices.dataset:
+                self.problems.append("the training that it resumes has synthetic data; leave --dataset out")
+            return TrainingInputs(weights=weights)
+        if self.choices.synthetic:
+            self.problems.append(f"the training that it resumes is on {began.data.name}; leave {SYNTHETIC} out")
+            return TrainingInputs()
+        data = self._read(Path(self.choices.dataset or began.data.path))
+        dataset = data.get("dataset")
+        if isinstance(dataset, TrainingDataset) and identity_of(dataset.packed.crc32) != began.data.identity:
+            self.problems.append(f"the dataset in {dataset.path} is not the one that the checkpoint was trained on")
+        return TrainingInputs(weights=weights, **data)
+
+    def _base(self, adapters: SavedCheckpoint) -> InitialWeights | None:
+        """The weights that saved adapters belong to, where they were or where ``--weights`` says they are now."""
+        recorded = saved_base(adapters.record)
+        if self.choices.weights:
+            return self._checked(read_checkpoint(Path(self.choices.weights)), recorded.name if recorded else None)
+        if recorded is None:
+            return None
+        try:
+            return self._checked(read_checkpoint(Path(recorded.path)), recorded.name)
+        except UsageError as error:
+            belong = f"the adapters belong to {recorded.name} in {recorded.path}"
+            self.problems.append(f"{belong}, but {error.what}; give it with --weights if it was moved")
+            return None
+
+    def _imported(self, saved: SavedCheckpoint) -> InitialWeights | None:
+        """The weights of an imported checkpoint, or those that its adapters belong to."""
+        if self._rejects_weights(saved):
+            return None
+        return self._base(saved) if saved.record.lora else initial_weights(saved)
+
+    def _rejects_weights(self, saved: SavedCheckpoint) -> bool:
+        rejected = bool(self.choices.weights) and not saved.record.lora
+        if rejected:
+            self.problems.append(
+                "--weights begins a training, and --load-checkpoint resumes one; leave one of them out"
+            )
+        return rejected
+
+    def _miss(self, what: str, kind: str, options: str = "") -> None:
+        self.missing[what] = self._prepare(kind, options)
+
+    def _prepare(self, kind: str, options: str) -> str:
+        return f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"
+
+    def _seq_len_option(self) -> str:
+        """Empty if all layouts of the size have the run's sequence length."""
+        tables = find_workload(self.catalogue, self.recipe.workload).layouts
+        lengths = {table.seq_len for table in tables if table.size == self.recipe.size}
+        wanted = self.recipe.layout.seq_len
+        return "" if lengths == {wanted} else f" --seq-len {wanted}"
+
+
+def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: Choices) -> Search:
+    """A search below the root of installation, and in the folders that ``choices`` names."""
+    return Search(catalogue, recipe, choices, prepared_folders(install, recipe.workload))
+
+
+def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialWeights:
+    """``name`` is the model's, by default that of the folder it was imported from, or of the run that saved it."""
+    record = saved.record
+    source = record.imported_from
+    own = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"
+    return InitialWeights(path=str(saved.path), name=name or own, identity=identity_of(record.crc32))
+
+
+def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
+    """The mean statistics of the packs, for the attention of ``model``. Raises OSError and ValueError."""
+    chunked = model.chunked_attention
+    cut = None
+    if chunked and packed.longest_document > chunked.chunk_size:
+        ends = map_arrays(path).documents
+        cut = chunked_squares((ends[1:] - ends[:-1] - 1).tolist(), chunked.chunk_size) / packed.packs
+    return Packing(
+        tokens=packed.places_per_pack,
+        sum_of_squares=packed.squares_per_pack,
+        chunked_sum_of_squares=cut,
+        source=f"mean of the {packed.packs:,} packs of {dataset_title(packed.name, packed.seq_len)}",
+    )
+
+
+def _differ_in_tokenizer(weights: InitialWeights, dataset: TrainingDataset) -> bool:
+    """A model knows only the tokens of its own tokenizer; of a checkpoint that keeps none, nothing is known."""
+    file = Path(weights.path) / CONTEXT / TOKENIZER
+    return file.is_file() and sha256(file.read_bytes()).hexdigest() != dataset.packed.tokenizer.sha256
+
+
+def _dataset_problems(packed: PackedDataset, recipe: Recipe, source: Source | None) -> list[str]:
+    found = []
+    if source and packed.tokenizer.name != source.model:
+        found.append(f"has tokens of {packed.tokenizer.name}; the run trains {source.model}")
+    if packed.seq_len != recipe.layout.seq_len:
+        found.append(f"has packs of {packed.seq_len} tokens; the run has sequences of {recipe.layout.seq_len}")
+    if packed.split != "training":
+        found.append(f"is the {packed.split} split; training needs the split 'training'")
+    if packed.tokenizer.vocab_size > recipe.model.vocab_size:
+        found.append(f"has a vocabulary of {packed.tokenizer.vocab_size}; the model's is {recipe.model.vocab_size}")
+    return found
 
 
 class NotPrepared(UsageError):

@@ -12,9 +12,8 @@ from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result
-from llmb.verdict.against_figure import judge
 from llmb.verdict.conditions import condition_values, find_conditions
-from llmb.verdict.judgement import Measured
+from llmb.verdict.judgement import Measured, judge_against_figure
 from llmb.verdict.records import Condition, Reference, Verdict
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
@@ -78,7 +77,7 @@ def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance |
     found = find_conditions(own, condition_values(published), reference.kind)
     known = {condition.key: condition for condition in recipe.conditions}
     conditions = [_with_estimate(condition, known.get(condition.key)) for condition in found]
-    return judge(measured, reference, conditions, tolerance or default_tolerance(reference.kind))
+    return judge_against_figure(measured, reference, conditions, tolerance or default_tolerance(reference.kind))
 
 
 def _with_estimate(condition: Condition, published: PublishedCondition | None) -> Condition:

@@ -12,11 +12,10 @@ from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import throughput
 from llmb.metrics.window import STEADY
 from llmb.resources.records import OtherWork, ResourceUse
-from llmb.runs.attention import AttentionBackend
+from llmb.runs.attention import AttentionBackend, Fp8Product
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.failure import first_failure
-from llmb.runs.fp8_product import Fp8Product
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.steps import Counters, Step, count_steps

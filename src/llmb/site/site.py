@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.job_defaults import find_fabric
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Fabric
 from llmb.catalogue.resolve import CPU
 from llmb.errors import did_you_mean, unknown
 from llmb.runs.folder import CLUSTER_CONFIG

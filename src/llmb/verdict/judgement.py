@@ -1,15 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A verdict from a difference and the conditions under which it was found. Pure."""
+"""Verdicts: of a run against a figure, of runs against runs, and what conditions leave of them. Pure."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from llmb.metrics.group_difference import (
+    ASSUMED_SPREAD_PCT,
+    MOST_MORE_RUNS,
+    NO_INTERVAL,
+    NORMAL_QUANTILE,
+    KnownSpread,
+    RunMean,
+    decide,
+    group_difference,
+    spread_note,
+)
 from llmb.metrics.statistics import Statistics
-from llmb.verdict.conditions import Values, differing
+from llmb.verdict.conditions import Values, differing, find_conditions, merged, other_work
 from llmb.verdict.records import Condition, Interval, Reference, Verdict, VerdictName
 from llmb.verdict.sentence import UNDECIDED as UNDECIDED
 from llmb.verdict.sentence import with_sentence
-from llmb.verdict.tolerance import Tolerance
+from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+NO_SPREAD = "a single value has no interval"
+SINGLE_RUN = f"one run: another one may differ by {ASSUMED_SPREAD_PCT:g} % and more"
+TOO_MANY_RUNS = f"more than {MOST_MORE_RUNS} more runs would be needed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +53,122 @@ class Finding:
     more_runs: int | None = None
     reason: str | None = None
     """Why it is not clear, or soft."""
+
+
+def judge_against_figure(
+    measured: Measured, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance
+) -> Verdict:
+    """Whether the run is as fast as ``reference`` says, within ``tolerance``; ``conditions`` are what differs."""
+    all_conditions = (*other_work([measured.disturbed]), *conditions)
+    return judgement(_finding_against_figure(measured, reference, tolerance), reference, all_conditions, tolerance)
+
+
+def _finding_against_figure(measured: Measured, reference: Reference, tolerance: Tolerance) -> Finding:
+    times = measured.step_time_s
+    if times is None:
+        return Finding(verdict="invalid", reason=measured.flaw or "it has no statistics")
+    delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
+    if measured.flaw:
+        return Finding(verdict="invalid", delta_pct=delta, ci95_pct=interval, reason=measured.flaw)
+    found = _decided(delta, interval, tolerance.pct)
+    if interval is None or reference.kind != "expectation":
+        return found
+    allowed = _decided(delta, _allowed(interval), tolerance.pct)
+    return found if allowed.verdict == found.verdict else replace(found, soft=True, reason=SINGLE_RUN)
+
+
+def single_difference(
+    statistics: Statistics, reference_s: float, reference_ci95: tuple[float, float] | None = None
+) -> tuple[float, tuple[float, float] | None]:
+    """The run's mean relative to ``reference_s`` in percent, above 0 slower, and the 95 % confidence interval of that.
+
+    The interval is None for a run with a single step. Raises ValueError for a reference that is not above 0.
+    """
+    if not reference_s > 0:
+        raise ValueError("the reference step time has to be above 0")
+    ratio = statistics.mean / reference_s
+    if statistics.ci95 is None:
+        return 100 * (ratio - 1), None
+    widths = [(high - low) / 2 for low, high in (statistics.ci95, reference_ci95 or (reference_s, reference_s))]
+    half = math.hypot(widths[0] / reference_s, ratio * widths[1] / reference_s)
+    return 100 * (ratio - 1), (100 * (ratio - 1 - half), 100 * (ratio - 1 + half))
+
+
+def _allowed(interval: Interval) -> Interval:
+    """The same where the next run may differ from this one by the assumed spread."""
+    low, high = interval
+    half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT)
+    return (low + high) / 2 - half, (low + high) / 2 + half
+
+
+def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> Finding:
+    """By the same rule as ``metrics.group_difference.decide``."""
+    if interval is None:
+        return Finding(verdict="inconclusive", delta_pct=delta, reason=NO_SPREAD)
+    low, high = interval
+    if low > 0 and delta > tolerance_pct:
+        return Finding(verdict="regressed", delta_pct=delta, ci95_pct=interval)
+    if high < 0 and delta < -tolerance_pct:
+        return Finding(verdict="improved", delta_pct=delta, ci95_pct=interval)
+    if high <= tolerance_pct:
+        return Finding(verdict="pass", delta_pct=delta, ci95_pct=interval)
+    return Finding(verdict="inconclusive", delta_pct=delta, ci95_pct=interval, reason=UNDECIDED)
+
+
+def judge_against_runs(
+    runs: Sequence[Measured],
+    baseline: Sequence[Measured],
+    reference: Reference,
+    tolerance: Tolerance | None = None,
+    known: KnownSpread | None = None,
+) -> Verdict:
+    """Whether ``runs``, repeats of each other, are as fast as those of ``baseline``, which is not empty.
+
+    ``reference`` describes the baseline. Without ``tolerance``, the default for these nodes holds. ``known``: how much
+    earlier repeats differed, for a single run on each side.
+    """
+    counted = [run for run in runs if run.step_time_s and not run.flaw] or runs
+    nodes = {node for run in counted for node in run.nodes}
+    same_nodes = bool(nodes) and nodes == {node for run in baseline for node in run.nodes}
+    limit = tolerance or default_tolerance("baseline", same_nodes=same_nodes)
+    disturbed = other_work((run.disturbed for run in counted), (run.disturbed for run in baseline))
+    conditions = (*disturbed, *find_conditions(_side(counted), _side(baseline), reference.kind))
+    return judgement(_finding_against_runs(runs, baseline, limit, known), reference, conditions, limit)
+
+
+def _side(runs: Sequence[Measured]) -> dict[str, str]:
+    nodes = sorted({node for run in runs for node in run.nodes})
+    return merged(run.conditions for run in runs) | ({"nodes": ", ".join(nodes)} if nodes else {})
+
+
+def _finding_against_runs(
+    runs: Sequence[Measured], baseline: Sequence[Measured], tolerance: Tolerance, known: KnownSpread | None
+) -> Finding:
+    valid = [run for run in runs if run.step_time_s and not run.flaw]
+    if not valid:
+        flaws = dict.fromkeys(run.flaw or "it has no statistics" for run in runs)
+        return Finding(verdict="invalid", reason="; ".join(flaws))
+    difference = group_difference(_means(baseline), _means(valid), known)
+    decision = decide(difference, tolerance.pct)
+    no_interval = NO_INTERVAL if difference.ci95_pct is None else None
+    notes = [no_interval or spread_note(difference), difference.node_effect]
+    undecided = UNDECIDED if decision.more_runs else TOO_MANY_RUNS
+    return Finding(
+        verdict=decision.verdict,
+        delta_pct=difference.delta_pct,
+        ci95_pct=difference.ci95_pct,
+        soft=difference.noise_pct is None,
+        more_runs=decision.more_runs,
+        reason="; ".join(filter(None, notes)) or (undecided if decision.verdict == "inconclusive" else None),
+    )
+
+
+def _means(runs: Sequence[Measured]) -> list[RunMean]:
+    return [
+        RunMean(mean_s=run.step_time_s.mean, ci95_s=run.step_time_s.ci95, nodes=run.nodes)
+        for run in runs
+        if run.step_time_s
+    ]
 
 
 def judgement(

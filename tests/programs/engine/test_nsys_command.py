@@ -20,8 +20,7 @@ from llmb.jobs.local_run import local_spec
 from llmb.jobspec.spec import write_spec
 from llmb.programs.conclude import conclude_run
 from llmb.programs.engine import profiled_worker
-from llmb.programs.engine.here import check_here
-from llmb.programs.engine.nsys import nsys_command, with_profiler
+from llmb.programs.engine.nsys import check_here, nsys_command, with_profiler
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End
 from llmb.runs.choices import Choices

@@ -17,30 +17,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llmb.bench.collective_records import (
-    JOB,
-    RESULT,
-    CollectiveJob,
-    CollectiveResult,
-    CollectiveRow,
-    NotTimed,
-    RankReport,
-    Way,
-)
 from llmb.bench.collectives import (
     BASES,
     ELEMENT_BYTES,
+    JOB,
+    RESULT,
     UNCHECKED_IN_PLACE,
     Collective,
+    CollectiveJob,
+    CollectiveResult,
+    CollectiveRow,
     Extent,
+    NotTimed,
     Piece,
+    RankReport,
+    Way,
     expected_data,
     extents,
     sent_data,
 )
 from llmb.bench.jobs import BenchProgress
-from llmb.bench.worker.memory_need import free_bytes
-from llmb.bench.worker.run import describe
+from llmb.bench.worker.run import describe, free_bytes
 from llmb.engine.device import device_name, local_device, synchronize
 from llmb.engine.parallel.mesh import connect_ranks
 from llmb.runs.host import host_name

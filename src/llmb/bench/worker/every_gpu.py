@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from llmb.bench.gpu_records import JOB, PARTS, PartReport
 from llmb.bench.jobs import BenchProgress, CaseList, Timing
+from llmb.bench.records import JOB, PARTS, PartReport
 from llmb.bench.worker.run import run_job
 from llmb.runs.host import host_name
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from llmb.bench.jobs import ProductCase, ProductDtype
 from llmb.bench.worker.timing import Call
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Scaled, multiply
-from llmb.runs.fp8_product import fp8_product
+from llmb.runs.attention import fp8_product
 
 DTYPES: dict[ProductDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

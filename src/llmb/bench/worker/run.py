@@ -2,9 +2,13 @@
 """Runs a job: prepares each case, times it, forgets it."""
 
 import platform
+import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from llmb.bench.jobs import (
     AttentionCase,
@@ -13,20 +17,146 @@ from llmb.bench.jobs import (
     CaseList,
     CopyCase,
     DeviceReport,
+    LaunchCase,
     ProductCase,
     Timing,
     Timings,
     TransferCase,
 )
 from llmb.bench.worker.attention import AttentionChoices, is_backend
-from llmb.bench.worker.copies import copy, transfer
-from llmb.bench.worker.launches import launch
-from llmb.bench.worker.memory_need import Work, free_bytes, needed_bytes
 from llmb.bench.worker.products import product
 from llmb.bench.worker.timing import PreparedCall, timed
-from llmb.engine.device import device_name, exact_fp32
+from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
 from llmb.engine.environment import cudnn_text, node_gpus
 from llmb.runs.host import host_name
+
+MANY = 500
+"""Fewer than a GPU's queue holds: the host never waits for a place in it."""
+HEAD_START_CYCLES = 20_000_000
+"""About 10 ms in which the GPU waits, so that all launches are in its queue when the first one begins."""
+
+
+def launch(case: LaunchCase, device: torch.device) -> PreparedCall:
+    value = torch.zeros(1, device=device)
+    ways: dict[str, Callable[[Tensor, torch.device], float]] = {
+        "host": host_seconds,
+        "device": device_seconds,
+        "round_trip": round_trip_seconds,
+    }
+    if case.way == "graph":
+        seconds = partial(graph_seconds, captured(value, device), device)
+    else:
+        seconds = partial(ways[case.way], value, device)
+    return PreparedCall(seconds, seconds=seconds)
+
+
+def add_many(value: Tensor) -> None:
+    for _ in range(MANY):
+        value.add_(1)
+
+
+def host_seconds(value: Tensor, device: torch.device) -> float:
+    """The host's time for one; on a CPU, which has no queue, that of the whole operation."""
+    synchronize(device)
+    began = time.perf_counter()
+    add_many(value)
+    return (time.perf_counter() - began) / MANY
+
+
+def device_seconds(value: Tensor, device: torch.device) -> float:
+    torch.cuda._sleep(HEAD_START_CYCLES)
+    first = Moment(device)
+    add_many(value)
+    return _since(first, device)
+
+
+def captured(value: Tensor, device: torch.device) -> torch.cuda.CUDAGraph:
+    """All launches as a graph. Capturing needs one that ran before, on another stream than the default one."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        value.add_(1)
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        add_many(value)
+    return graph
+
+
+def graph_seconds(graph: torch.cuda.CUDAGraph, device: torch.device) -> float:
+    torch.cuda._sleep(HEAD_START_CYCLES)
+    first = Moment(device)
+    graph.replay()
+    return _since(first, device)
+
+
+def round_trip_seconds(value: Tensor, device: torch.device) -> float:
+    synchronize(device)
+    began = time.perf_counter()
+    value.add_(1)
+    synchronize(device)
+    return time.perf_counter() - began
+
+
+def _since(first: Moment, device: torch.device) -> float:
+    last = Moment(device)
+    last.wait()
+    return last.seconds_since(first) / MANY
+
+
+def copy(case: CopyCase, device: torch.device) -> PreparedCall:
+    source = torch.randint(0, 255, (case.size_bytes,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return PreparedCall(lambda: target.copy_(source), flushes=True)
+
+
+def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
+    """Copies from pinned memory are queued like kernels; those of pageable memory wait for the host."""
+    here = torch.full((case.size_bytes,), 1, dtype=torch.uint8, pin_memory=case.pinned)
+    there = torch.full((case.size_bytes,), 2, dtype=torch.uint8, device=device)
+    source, target = (here, there) if case.direction == "host_to_device" else (there, here)
+    return PreparedCall(lambda: target.copy_(source, non_blocking=case.pinned))
+
+
+Work = ProductCase | AttentionCase | CopyCase | TransferCase | LaunchCase
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 6}
+"""Of one value of an operand; FP8 is made from bf16, and multiplied as fp32 on a CPU."""
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def needed_bytes(work: Work) -> int:
+    """Of operands and results; kernels need less than these for themselves."""
+    if isinstance(work, ProductCase):
+        return BYTES[work.dtype] * (work.m * work.k + work.n * work.k + work.m * work.n)
+    if isinstance(work, AttentionCase):
+        heads = 4 * work.heads + 4 * work.kv_heads
+        return BYTES[work.dtype] * work.batch * work.seq_len * work.head_dim * heads
+    if isinstance(work, CopyCase):
+        return 2 * work.size_bytes
+    return work.size_bytes if isinstance(work, TransferCase) else 0
+
+
+def free_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+    """What this process can still have, by the kernel and by the limit of its container; None where neither says."""
+    return min(filter(None, (_available(meminfo), _left_in(cgroup))), default=None)
+
+
+def _available(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _left_in(cgroup: Path) -> int | None:
+    try:
+        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return None
+    return max(1, int(limit) - int(used)) if limit.isdecimal() and used.isdecimal() else None
+
 
 GB = 10**9
 CPU_MEMORY_ERRORS = ("can't allocate memory", "not enough memory")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a checkpoint into a model and an optimizer, on any number of ranks."""
+"""Loads and verifies checkpoints: all of the state, or the weights that a run starts from."""
 
 import pickle
 import sys
@@ -9,6 +9,7 @@ from enum import EnumType
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -16,22 +17,83 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from llmb.checkpoints.checkpoint import WEIGHTS
-from llmb.checkpoints.times import CheckpointTime, checkpoint_time
+from llmb.checkpoints.checkpoint import WEIGHTS, damage_error, read_checkpoint_record
+from llmb.checkpoints.checksums import damaged_files
+from llmb.checkpoints.times import CheckpointTime, Verified, checkpoint_time
 from llmb.engine.checkpoint.state import (
+    MODEL,
     RANDOM,
     optimizer_state,
     random_state,
     restore_random,
     trained_state,
 )
-from llmb.engine.checkpoint.torch_errors import torch_message
+from llmb.engine.model.adapter import is_of_adapter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.step import FP8
 from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import LoadLine, format_load_line
+
+MOST_THREADS = 8
+
+
+def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], *, wanted: bool) -> Verified:
+    """A collective: all ranks have to call it. ``on_block`` is called for every few MiB that were read.
+
+    Raises UsageError, on all ranks, with the files whose content is not what was saved.
+    """
+    began = time.perf_counter()
+    if not wanted:
+        return _logged(Verified(verification="skipped"), ranks, f"{path} is not verified: skipped")
+    checksums = read_checkpoint_record(path).crc32
+    # Each rank's file is about as large as any other's.
+    own = dict(sorted(checksums.items())[ranks.rank :: ranks.world_size])
+    threads = min(torch.get_num_threads(), MOST_THREADS)
+    found: list[list[str]] = [[] for _ in range(ranks.world_size)]
+    dist.all_gather_object(found, list(damaged_files(path, own, threads=threads, on_block=on_block)))
+    if damaged := [line for of_rank in found for line in of_rank]:
+        raise damage_error(path, damaged)
+    took_s = round(time.perf_counter() - began, 3)
+    text = f"{path} is verified: {len(checksums)} files in {took_s:.3f} s"
+    return _logged(Verified(verification="verified", verify_s=took_s), ranks, text)
+
+
+def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
+    if ranks.is_first:
+        sys.stdout.write(f"llmb: {text}\n")
+    return verified
+
+
+def load_weights(path: Path, stages: Sequence[Decoder], ranks: Ranks) -> CheckpointTime:
+    """Reads all parameters of ``stages`` but those of adapters, each converted to its own dtype.
+
+    ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raises UsageError if a tensor is
+    missing or cannot be read.
+    """
+    start, began = time.time(), time.perf_counter()
+    each = [
+        {f"{MODEL}{name}": values for name, values in stage.named_values() if not is_of_adapter(name)}
+        for stage in stages
+    ]
+    read_state(path, each)
+    for stage in stages:
+        stage.round_masters()
+    dist.barrier()
+    return log_load(start, time.perf_counter() - began, ranks)
+
+
+BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
+"""The exceptions that reading a damaged pickle can raise, according to pickle's documentation."""
+
+
+def torch_message(error: BaseException) -> str:
+    """The reason of the first rank that failed, or the message of the error, on one line."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = min(error.failures.items())[1][0]
+    return " ".join(str(error).split()) or type(error).__name__
+
 
 # The types that the metadata of a checkpoint of tensors consists of. BytesStorageMetadata is excluded on purpose: it
 # describes objects, which torch would unpickle.

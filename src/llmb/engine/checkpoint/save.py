@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves checkpoints, asynchronously except for the last."""
+"""Saves checkpoints: to a folder that all nodes share, in the background, complete before it takes its name."""
 
+import os
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,10 +17,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from llmb.checkpoints.checkpoint import WEIGHTS, checkpoint_name, partial_path
+from llmb import __version__
+from llmb.checkpoints.checkpoint import RECORD, WEIGHTS, CheckpointRecord, checkpoint_name, partial_path
+from llmb.checkpoints.new_folder import flush_folder
+from llmb.checkpoints.origin import WeightsOrigin
 from llmb.checkpoints.times import add_checkpoint_time, checkpoint_time
-from llmb.engine.checkpoint.finalize import await_discarded, discard, finalize
-from llmb.engine.checkpoint.shared_folder import check_shared_folder
 from llmb.engine.checkpoint.state import training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
 from llmb.engine.model.decoder import Decoder
@@ -25,10 +29,129 @@ from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
+from llmb.errors import EnvironmentProblem
 from llmb.logs.checkpoint_line import SaveLine, format_save_line
-from llmb.runs.folder import RunFolder
+from llmb.runs.claim import PROBE, probe_file
+from llmb.runs.disk_space import check_space
+from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.host import host_name
 from llmb.runs.initial_weights import base_weights
 from llmb.runs.plan import Plan
+from llmb.runs.record import now
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What one rank found: the name of the file that it left, if it is the first of its node, or why it could not."""
+
+    file: str | None = None
+    problem: str | None = None
+
+
+def check_shared_folder(plan: Plan, folder: Path, ranks: Ranks, group: dist.ProcessGroup) -> None:
+    """A collective of ``group``: all ranks have to call it. Creates the folder.
+
+    Raises EnvironmentProblem, on all ranks, if a node cannot write there or sees another folder, or if the disk is too
+    small for the checkpoints of ``plan``.
+    """
+    mine = _leave_file(plan, folder, ranks)
+    tried: list[Tried] = [mine] * ranks.world_size
+    dist.all_gather_object(tried, mine, group=group)
+    problems = [one.problem for one in tried if one.problem]
+    if ranks.is_first and not problems:
+        missing = [one.file for one in tried if one.file and not (folder / one.file).exists()]
+        problems = [f"{missing[0]} of another node is not visible on {host_name()}"] if missing else []
+    said = [problems]
+    dist.broadcast_object_list(said, src=0, group=group)
+    if mine.file:
+        (folder / mine.file).unlink(missing_ok=True)
+    if said[0]:
+        advice = "give --checkpoint-dir a folder that all nodes share and can write to, or leave it out"
+        raise EnvironmentProblem(f"checkpoints cannot be saved: {said[0][0]}", where=str(folder), do=advice)
+
+
+def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> Tried:
+    if int(os.environ.get("LOCAL_RANK", ranks.rank)):
+        return Tried()
+    name = f"{PROBE}-rank{ranks.rank}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe_file(folder / name)
+        if ranks.is_first:
+            check_space(plan, folder)
+    except OSError as error:
+        return Tried(problem=f"rank {ranks.rank} on {host_name()}: {error.strerror}: {error.filename}")
+    except EnvironmentProblem as error:
+        return Tried(file=name, problem=error.what)
+    return Tried(file=name)
+
+
+DISCARDED_WITHIN_S = 60.0
+LOOK_EVERY_S = 0.02
+
+
+def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
+    """Writes the record of the checkpoint that all ranks wrote, and renames its folder.
+
+    ``checksums`` are those of the files in ``weights``, by name; ``base`` are the frozen weights of adapters. The
+    content of every file is on disk before. Raises OSError, also if files of other ranks are not visible here.
+    """
+    partial = partial_path(path)
+    sizes = {file.name: file.stat().st_size for file in (partial / WEIGHTS).iterdir()}
+    if missing := sorted(checksums.keys() - sizes.keys()):
+        raise OSError(f"{missing[0]} is missing: all nodes need to see the same folder")
+    for left in sizes.keys() - checksums.keys():  # by a save that was interrupted, and had more ranks
+        (partial / WEIGHTS / left).unlink()
+    files = {f"{WEIGHTS}/{name}": sizes[name] for name in sorted(checksums)}
+    crc32 = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(checksums.items())}
+    flush_folder(partial / WEIGHTS)
+    record = checkpoint_record(plan, step, files, crc32, base)
+    write_atomically(partial / RECORD, record.model_dump_json(indent=2) + "\n")
+    flush_folder(partial)
+    partial.rename(path)
+    flush_folder(path.parent)
+
+
+def checkpoint_record(
+    plan: Plan, step: int, files: dict[str, int], crc32: dict[str, str], base: WeightsOrigin | None
+) -> CheckpointRecord:
+    recipe = plan.recipe
+    return CheckpointRecord(
+        llmb_version=__version__,
+        saved_at=now(),
+        workload=recipe.workload,
+        size=recipe.size,
+        dtype=recipe.dtype,
+        model=recipe.model,
+        layout=recipe.layout,
+        training=recipe.training,
+        seed=plan.seed,
+        step=step,
+        consumed_samples=plan.samples_before(step),
+        dataset=plan.dataset.packed if plan.dataset else None,
+        origin=plan.origin,
+        lora=plan.lora,
+        base=base,
+        files=files,
+        crc32=crc32,
+    )
+
+
+def discard(path: Path) -> None:
+    """Frees the space of a checkpoint that could not be completed."""
+    shutil.rmtree(partial_path(path), ignore_errors=True)
+
+
+def await_discarded(path: Path) -> None:
+    """Returns when another rank has discarded it, or after a while: as soon as one rank ends, the launcher ends all.
+
+    Nor is a folder waited for that can no longer be looked at.
+    """
+    end = time.monotonic() + DISCARDED_WITHIN_S
+    with suppress(OSError):
+        while partial_path(path).exists() and time.monotonic() < end:
+            time.sleep(LOOK_EVERY_S)
+
 
 LONGEST_SAVE = timedelta(hours=6)
 """Time limit for the other ranks to finish writing."""

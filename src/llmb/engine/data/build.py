@@ -1,10 +1,170 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training data of a plan."""
+"""What a run trains on: random tokens, or packed documents in an order that is computed place by place."""
 
-from llmb.engine.data.batches import TrainingData
-from llmb.engine.data.packed import open_packed
-from llmb.engine.data.synthetic import SyntheticData
-from llmb.runs.plan import EnginePlan
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmb.catalogue.records import DocumentLengths
+from llmb.engine.data.batches import MicroBatch, TrainingData
+from llmb.engine.model.loss import IGNORED
+from llmb.metrics.packing import document_lengths, longest_document
+from llmb.prepared.packed_dataset import PackedArrays, map_arrays
+from llmb.runs.plan import EnginePlan, TrainingDataset
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticData:
+    """Random tokens: uniform, or Zipf-distributed, whose frequencies a model can learn.
+
+    With ``document_tokens`` each sequence is packed from documents of that many tokens on average.
+    """
+
+    vocab_size: int
+    seq_len: int
+    seed: int
+    distribution: Literal["uniform", "zipf"]
+    document_tokens: int | None = None
+    document_lengths: DocumentLengths = "uniform"
+
+    def sample(self, number: int) -> Tensor:
+        """[seq_len + 1] int64: the tokens of one sequence and, shifted by one, its labels."""
+        generator = _generator(f"{self.seed} {number}")
+        shape = (self.seq_len + 1,)
+        if self.distribution == "uniform":
+            return torch.randint(self.vocab_size, shape, generator=generator)
+        # The inverse of the distribution function of 1/k frequencies, treated as continuous: k = (V + 1)^u.
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+        ranks = torch.exp(uniform * math.log(self.vocab_size + 1)).long() - 1
+        return ranks.clamp_(0, self.vocab_size - 1)
+
+    def document_starts(self, number: int, document_tokens: int) -> Tensor:
+        """[seq_len] int64: position in the sequence at which the document of each token begins.
+
+        Lengths are drawn from ``document_lengths``; the last document is truncated at the end of the sequence.
+        """
+        generator = _generator(f"{self.seed} {number} documents")
+        likely = torch.tensor(document_lengths(document_tokens, self.document_lengths))
+        lengths = likely[torch.randint(len(likely), (self.seq_len,), generator=generator)]
+        begins = lengths.cumsum(0) - lengths
+        places = torch.arange(self.seq_len)
+        return begins[torch.searchsorted(begins, places, right=True) - 1]
+
+    def longest_document(self) -> int:
+        if self.document_tokens is None:
+            return self.seq_len
+        return min(self.seq_len, longest_document(self.document_tokens, self.document_lengths))
+
+    def micro_batch(self, numbers: range) -> MicroBatch:
+        """The samples with these numbers. The last token of a document has no label."""
+        samples = torch.stack([self.sample(number) for number in numbers])
+        tokens, labels = samples[:, :-1], samples[:, 1:]
+        if self.document_tokens is None:
+            return MicroBatch(tokens, labels, None)
+        starts = torch.stack([self.document_starts(number, self.document_tokens) for number in numbers])
+        last = torch.ones_like(starts, dtype=torch.bool)
+        last[:, :-1] = starts[:, 1:] != starts[:, :-1]
+        return MicroBatch(tokens, labels.masked_fill(last, IGNORED), starts)
+
+
+def _generator(name: str) -> torch.Generator:
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+ROUNDS = 4
+"""Each mixes both halves of a place; three already look random (Luby and Rackoff, 1988)."""
+
+
+def shuffled(place: int, count: int, key: str) -> int:
+    """The number at ``place`` of a permutation of 0 .. ``count`` - 1, which ``key`` selects.
+
+    A Feistel network on a grid of at least ``count`` numbers; it is applied again to a number beyond ``count``, as
+    described by Black and Rogaway (2002).
+    """
+    rows = math.isqrt(count - 1) + 1
+    columns = -(-count // rows)
+    while True:
+        row, column = divmod(place, columns)
+        for number in range(ROUNDS):
+            row = (row + _random(f"{key} {number} row {column}")) % rows
+            column = (column + _random(f"{key} {number} column {row}")) % columns
+        place = row * columns + column
+        if place < count:
+            return place
+
+
+def _random(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedData:
+    """Sample n is a pack of epoch n // packs. Padding at its end has the token ``padding`` and no labels."""
+
+    arrays: PackedArrays
+    seq_len: int
+    vocab_size: int
+    padding: int
+    seed: int
+
+    @property
+    def packs(self) -> int:
+        return len(self.arrays.packs) - 1
+
+    def pack(self, number: int) -> int:
+        """The pack of a sample."""
+        epoch, place = divmod(number, self.packs)
+        return shuffled(place, self.packs, f"{self.seed} {epoch}")
+
+    def longest_document(self) -> int:
+        """Reads where all documents and packs begin."""
+        documents, packs = self.arrays.documents, self.arrays.packs
+        taken = np.diff(documents[packs]) - np.diff(packs)
+        return int(max((np.diff(documents) - 1).max(), self.seq_len - taken.min()))
+
+    def micro_batch(self, numbers: range) -> MicroBatch:
+        """Raises ValueError if a pack has a token outside the vocabulary."""
+        rows, taken = zip(*(self._row(number) for number in numbers), strict=True)
+        tokens, labels, starts = (torch.stack(parts) for parts in zip(*rows, strict=True))
+        return MicroBatch(tokens, labels, starts, taken)
+
+    def _row(self, number: int) -> tuple[list[Tensor], int]:
+        """Tokens, labels and starts of a sample, [seq_len] each, and the places that documents take."""
+        pack = self.pack(number)
+        first, end = self.arrays.packs[pack : pack + 2]
+        bounds = self.arrays.documents[first : end + 1]
+        of_pack = slice(bounds[0], bounds[-1])
+        tokens = self.arrays.tokens[of_pack].astype(np.int64)
+        if tokens.max() >= self.vocab_size:
+            raise ValueError(f"pack {pack} has the token {tokens.max()}; the vocabulary has {self.vocab_size}")
+        targets = np.where(self.arrays.answers[of_pack], tokens, IGNORED)
+        # The last token of a document is not an input, and its first one is no label.
+        is_input, is_label = np.ones((2, len(tokens)), dtype=np.bool_)
+        is_input[bounds[1:] - bounds[0] - 1] = False
+        is_label[bounds[:-1] - bounds[0]] = False
+        lengths = np.diff(bounds) - 1
+        taken = int(lengths.sum())
+        starts = np.repeat(lengths.cumsum() - lengths, lengths)
+        parts = (tokens[is_input], self.padding), (targets[is_label], IGNORED), (starts, taken)
+        return [torch.from_numpy(_filled(values, self.seq_len, with_)) for values, with_ in parts], taken
+
+
+def _filled(values: np.ndarray, length: int, with_: int) -> np.ndarray:
+    return np.concatenate((values, np.full(length - len(values), with_, dtype=np.int64)))
+
+
+def open_packed(dataset: TrainingDataset, vocab_size: int, seed: int) -> PackedData:
+    """Maps the dataset's arrays. Raises OSError or ValueError if one cannot be mapped."""
+    record = dataset.packed
+    arrays = map_arrays(Path(dataset.path))
+    return PackedData(arrays, record.seq_len, vocab_size, record.tokenizer.eos_id, seed)
 
 
 def build_data(plan: EnginePlan) -> TrainingData:

@@ -11,11 +11,13 @@ local tensors.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional
 
 from llmb.engine.model.adapter import OWN, Adapter
 from llmb.engine.model.adapter_dropout import Dropout
@@ -23,11 +25,11 @@ from llmb.engine.model.attention import Attention
 from llmb.engine.model.biases import Bias
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.local_shard import local_shard
+from llmb.engine.model.loss import Vocabulary
 from llmb.engine.model.moe import Experts
 from llmb.engine.model.norms import Norm
-from llmb.engine.parallel.boundary import Boundary
-from llmb.engine.parallel.collectives import group_of
-from llmb.engine.parallel.vocab_parallel import VocabParallelEmbedding, VocabularyShard
+from llmb.engine.parallel.collectives import Group, all_gather, gradient_sum, group_of, rank_sum, reduce_scatter
 
 OUTPUTS, INPUTS = 0, 1
 SHARDED_DIM = {
@@ -43,8 +45,66 @@ SHARDED_DIM = {
     "lm_head": OUTPUTS,
 }
 """The sharded dimension of a layer's matrix or bias, by the layer's name; everything else is replicated."""
-
 PER_HEAD = ("q_norm", "k_norm")
+SEQUENCE = 1
+"""The dimension of hidden states, [batch, seq, hidden], that sequence parallelism shards."""
+
+
+class Boundary(NamedTuple):
+    """Between such layers a rank holds its shard of the sequence, or the full sequence without sequence parallelism.
+
+    With: Korthikanti et al., 2022, section 4.2. Without: Shoeybi et al., 2019, section 3.
+    """
+
+    group: Group
+    sequence_parallel: bool
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """Gathers the full sequence on every rank."""
+        if self.sequence_parallel:
+            return all_gather(hidden, SEQUENCE, self.group)
+        return gradient_sum(hidden, self.group)
+
+    def leave(self, hidden: Tensor) -> Tensor:
+        """Reduces the partial sums of all ranks, each of the full sequence."""
+        if self.sequence_parallel:
+            return reduce_scatter(hidden, SEQUENCE, self.group)
+        return rank_sum(hidden, self.group)
+
+
+class VocabParallelEmbedding(nn.Embedding):
+    """Takes all tokens, [batch, seq], and returns this rank's hidden states, sharded as between layers."""
+
+    def __init__(self, full: nn.Embedding, boundary: Boundary) -> None:
+        super().__init__(full.num_embeddings, full.embedding_dim, _weight=full.weight)
+        self.weight.requires_grad_(full.weight.requires_grad)
+        self.boundary = boundary
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        weight = local_shard(self.weight)
+        rows, held = held_rows(tokens, weight.shape[0], self.boundary.group)
+        hidden = functional.embedding(rows, weight) * held.unsqueeze(-1)
+        return self.boundary.leave(hidden)
+
+
+def held_rows(tokens: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
+    """The rows of tokens in this rank's ``size`` rows of the vocabulary (any row if not held), and which are held."""
+    rows = tokens - group.rank * size
+    held = (rows >= 0) & (rows < size)
+    return rows.clamp(0, size - 1), held
+
+
+class VocabularyShard(Vocabulary):
+    """This rank's shard of ``size`` columns; all shards have the same size."""
+
+    def __init__(self, group: Group, size: int) -> None:
+        self.group = group
+        self.first = group.rank * size // group.size
+
+    def combine(self, log_sums: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """One collective. The label is in one rank's shard; the others have 0 for its logit."""
+        gathered = all_gather(torch.stack((log_sums, label)).unsqueeze(0), 0, self.group)
+        return gathered[:, 0].logsumexp(0), gathered[:, 1].sum(0)
 
 
 def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:

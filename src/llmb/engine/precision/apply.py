@@ -29,7 +29,7 @@ from llmb.engine.precision.layers import (
 )
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.errors import EnvironmentProblem
-from llmb.runs.fp8_product import ProductDtype, fp8_product
+from llmb.runs.attention import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan
 
 Module = TypeVar("Module", bound=nn.Module)

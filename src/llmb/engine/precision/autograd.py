@@ -20,7 +20,7 @@ from llmb.engine.kernels.norm import normalize_and_cast, normalize_backward, nor
 from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate, rotate_in_place
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, Scaled, cast_tensor, multiply
 from llmb.engine.typed_autograd import save_for_backward
-from llmb.runs.fp8_product import ProductDtype
+from llmb.runs.attention import ProductDtype
 
 Gradients = tuple[Tensor | None, ...]
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -24,7 +24,7 @@ from llmb.engine.precision.scaling import (
     multiply,
 )
 from llmb.engine.typed_autograd import apply, save_for_backward
-from llmb.runs.fp8_product import ProductDtype
+from llmb.runs.attention import ProductDtype
 
 
 @torch.library.custom_op("llmb::expert_products", mutates_args=())

@@ -35,7 +35,7 @@ from llmb.engine.precision.autograd import (
 )
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, LayerScales, cast_tensor
 from llmb.engine.typed_autograd import apply
-from llmb.runs.fp8_product import ProductDtype
+from llmb.runs.attention import ProductDtype
 
 Kept = tuple[Tensor, Tensor]
 """A weight in FP8 and its transpose, [outputs, inputs] and [inputs, outputs]."""

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional
 
 from llmb.engine.kernels.fp8_cast import cast, cast_both_ways, largest_value
-from llmb.runs.fp8_product import ProductDtype
+from llmb.runs.attention import ProductDtype
 
 INPUT, WEIGHT, GRADIENT = range(3)
 """The tensors of a layer that are cast; the last is the gradient of its output."""

@@ -9,6 +9,26 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from llmb.engine.parallel.store import connect
+from llmb.runs.stall import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank is in its training."""
+
+    phase: Phase
+    step: int
+
+
+class Progress:
+    """Set by the training thread, at the cost of an assignment, and read by the watchdog."""
+
+    def __init__(self, step: int) -> None:
+        self.enter("start", step)
+
+    def enter(self, phase: Phase, step: int) -> None:
+        self.position = Position(phase, step)
+
 
 LONGEST_TICK_S = 5.0
 """A thread that slept much longer than intended was itself stopped or starved, and must not blame others for it."""

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from llmb.engine.parallel.store import store_host
 from llmb.engine.watchdog.flight_recorder import Collectives, main_thread_location, pending_collectives
-from llmb.engine.watchdog.heartbeat import LONGEST_TICK_S, Heartbeats
-from llmb.engine.watchdog.progress import Position, Progress
+from llmb.engine.watchdog.heartbeat import LONGEST_TICK_S, Heartbeats, Position, Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
 from llmb.runs.plan import EnginePlan

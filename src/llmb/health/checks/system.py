@@ -1,14 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of CPUs, memory, the kernel's settings, and the limits of processes."""
+"""Checks of the host: processors, memory, kernel, limits, clock, containers, and what the scheduler says of it."""
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from llmb.health.checks.words import GIB, counted, gib, listed
+from llmb.health.checks.disk import is_shared
+from llmb.health.checks.words import GIB, counted, gb, gib, listed
+from llmb.health.facts.clock import ClockFacts
+from llmb.health.facts.container import ContainerFacts
+from llmb.health.facts.disk import DiskFacts
+from llmb.health.facts.source import Missing
 from llmb.health.facts.system import CpuFacts, KernelFacts, LimitFacts, MemoryFacts
 from llmb.health.records import Status
-from llmb.health.rules import Finding, rule
+from llmb.health.rules import Finding, names_of, rule, skipped
 from llmb.health.wanted import WantedFacts
+from llmb.schedulers.port import SchedulerSetup, Trait
+
+CHECKED: tuple[Trait, ...] = ("tracking", "binding", "selection", "gpus", "mpi", "containers")
+
+
+class Silent(NamedTuple):
+    """A scheduler that should answer here, and does not."""
+
+    reason: str
+
+
+def scheduler_checks(
+    setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, wanted: WantedFacts
+) -> Iterator[Finding]:
+    """``gpus`` are those that this node shows."""
+    if isinstance(setup, Missing):
+        yield from skipped(names_of("scheduler"), setup.reason)
+        return
+    of = rule("scheduler_answer")
+    if isinstance(setup, Silent):
+        yield of.found("warn", setup.reason)
+        yield from skipped([name for name in names_of("scheduler") if name != of.name], f"{title} does not answer")
+        return
+    yield of.passed("yes")
+    of = rule("scheduler_version")
+    yield of.passed(f"{title} {setup.version}") if setup.version else of.skipped(f"{title} does not show it")
+    yield from _node(setup, title, gpus)
+    for trait in CHECKED:
+        yield _trait(trait, setup, wanted)
+
+
+def _trait(trait: Trait, setup: SchedulerSetup, wanted: WantedFacts) -> Finding:
+    of = rule(f"scheduler_{trait}")
+    plugin = setup.traits.get(trait)
+    if plugin is None:
+        return of.skipped("its commands do not show it")
+    if plugin.fit:
+        return of.passed(plugin.value)
+    if trait == "gpus" and not wanted.needs_gpus:
+        return of.skipped(f"{plugin.value}, and no GPU is expected")
+    if trait == "containers":
+        asked = wanted.runtime == "pyxis"
+        return of.found("fail", plugin.value) if asked else of.skipped(f"{plugin.value}, and none is asked for")
+    return of.found("warn", plugin.value)
+
+
+def _node(setup: SchedulerSetup, title: str, gpus: int) -> Iterator[Finding]:
+    of = rule("scheduler_node")
+    if setup.node is None:
+        yield of.skipped(f"this machine is no node of {title}, such as a login node")
+        yield rule("scheduler_node_gpus").skipped(f"this machine is no node of {title}")
+        return
+    reason = f": {setup.node.reason}" if setup.node.reason and not setup.node.usable else ""
+    yield of.found("pass" if setup.node.usable else "fail", f"{setup.node.state}{reason}")
+    of = rule("scheduler_node_gpus")
+    if setup.node.gpus is None:
+        yield of.skipped(f"{title} counts no GPUs of this node")
+    else:
+        text = f"{setup.node.gpus} in {title}, {gpus} here"
+        yield of.found("pass" if setup.node.gpus == gpus else "fail", text)
+
+
+PROGRAMS = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
+"""Of which a runtime of cluster_config.yaml needs one."""
+
+
+def container_checks(facts: ContainerFacts, wanted: WantedFacts) -> Iterator[Finding]:
+    of = rule("container_runtime")
+    shown = listed(f"{name} {version}" for name, version in facts.versions.items())
+    needed = PROGRAMS.get(wanted.runtime, ())
+    if needed and not set(needed) & facts.versions.keys():
+        has = f"; only {shown}" if shown else ""
+        yield of.found("fail", f"no {needed[0]}{has}; cluster_config.yaml has runtime: {wanted.runtime}")
+    elif facts.versions:
+        yield of.passed(shown)
+    else:
+        yield of.skipped("no runtime of containers is installed, and none is asked for")
+    yield _enroot(facts)
+
+
+def _enroot(facts: ContainerFacts) -> Finding:
+    of = rule("container_enroot_folders")
+    if isinstance(facts.enroot, Missing):
+        return of.skipped(facts.enroot.reason)
+    known = [folder for folder in facts.enroot if folder.path]
+    if not known:
+        return of.skipped("its settings cannot be read without a shell")
+    seen = [(folder, folder.disk) for folder in known if not isinstance(folder.disk, Missing)]
+    hung = [f"{one.setting} {one.path}: {one.disk.reason}" for one in known if isinstance(one.disk, Missing)]
+    if hung:
+        return of.found("fail", listed(hung), "closed")
+    closed = [f"{folder.setting} {folder.path}" for folder, disk in seen if not disk.writable]
+    if closed:
+        return of.found("fail", f"not writable: {listed(closed)}", "closed")
+    least, disk = min(seen, key=lambda pair: pair[1].free)
+    return of.measured(disk.free / 1e9, f"at least {gb(disk.free)} free ({least.setting} {least.path})")
+
+
+def clock_checks(facts: ClockFacts | Missing, install: DiskFacts | Missing) -> Iterator[Finding]:
+    of = rule("clock_synchronized")
+    if isinstance(facts, Missing):
+        yield of.skipped(facts.reason)
+    elif not facts.synchronized:
+        yield of.found("warn", f"no ({facts.by})")
+    elif facts.ahead_s is None:
+        yield of.passed(f"yes ({facts.by})")
+    else:
+        side = "ahead" if facts.ahead_s > 0 else "behind"
+        yield of.measured(abs(facts.ahead_s), f"{abs(facts.ahead_s):.6f} s {side} ({facts.by})", "skewed")
+    yield _file_clock(install)
+
+
+def _file_clock(install: DiskFacts | Missing) -> Finding:
+    """A file server dates files by its own clock, which all nodes have in common."""
+    of = rule("clock_file_server")
+    if isinstance(install, Missing):
+        return of.skipped(f"no file was written: {install.reason}")
+    if isinstance(install.rates, Missing):
+        return of.skipped(f"no file was written: {install.rates.reason}")
+    if not is_shared(install.mount):
+        return of.skipped("the root of installation is on a local disk")
+    ahead_s = install.rates.clock_ahead_s
+    side = "ahead of" if ahead_s > 0 else "behind"
+    return of.measured(abs(ahead_s), f"{abs(ahead_s):.3f} s {side} the file server")
+
 
 UNSEEN = "Linux does not show it here"
 PASS_THROUGH = re.compile(r"(?:^|\s)(iommu=(?:pt|off)|iommu\.passthrough=1|(?:intel|amd)_iommu=off)(?:\s|$)")

@@ -4,12 +4,28 @@
 import platform
 import shutil
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TypeVar
 
+from llmb.errors import EnvironmentProblem
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import new_report
+
+
+def check_here(plan: Plan) -> None:
+    """Raises EnvironmentProblem where a program is missing that ``plan`` needs."""
+    profile = plan.profile
+    required = profile and profile.profiler == "nsys" and (profile.gpu_metrics or not profile.or_torch)
+    if required and shutil.which(NSYS) is None:
+        raise EnvironmentProblem(
+            "Nsight Systems was requested, but there is no 'nsys' on the PATH",
+            do="install it, put it on the PATH, or take --profiler torch without --profile-gpu-metrics",
+        )
+    if find_spec("torch") is None:
+        raise EnvironmentProblem("training needs torch, which is not installed", do="pip install 'llmb[engine]'")
+
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)
 

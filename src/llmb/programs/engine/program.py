@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """llmb's engine behind the port of programs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Recipe
+from llmb.catalogue.records import Recipe, Window
 from llmb.errors import UsageError
 from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER
 from llmb.jobspec.variables import VariableLayer
+from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
+from llmb.metrics.window import STEADY
 from llmb.programs.engine.nsys import with_profiler
 from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
@@ -29,9 +32,37 @@ from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.resource_use import with_resources
 from llmb.runs.result import Result, conclude
-from llmb.runs.steady_window import with_steady_window
 from llmb.runs.step_follower import StepFollower
-from llmb.runs.steps import read_steps
+from llmb.runs.steps import Step, read_steps
+
+
+def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
+    """The record with the window that statistics are of, and why there is none."""
+    plan = record.plan
+    if plan.window.rule != STEADY:
+        return record, None
+    found = _steady(max(_attempts(record, steps), key=len)[1:])  # the first step of an attempt includes warm-up
+    if found is None:
+        return record, NO_STEADY_STATE
+    return record.model_copy(update={"plan": plan.model_copy(update={"window": found})}), None
+
+
+def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
+    """The steps by the attempt that trained them last, without profiled ones."""
+    rest = [step for step in steps if not step.profiled]
+    parts = []
+    for attempt in reversed(record.attempts):
+        parts.append([step for step in rest if step.step >= attempt.first_step])
+        rest = [step for step in rest if step.step < attempt.first_step]
+    return [*parts, rest]
+
+
+def _steady(steps: Sequence[Step]) -> Window | None:
+    """Steps that are left out of ``steps`` may lie inside of the window."""
+    found = steady_window([step.step_time_s for step in steps], 0)
+    if found is None:
+        return None
+    return Window(first=steps[found.first].step, last=steps[found.last].step, rule=STEADY)
 
 
 class EngineProgram(Program):

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Bridge behind the port of programs."""
 
+import mmap
+from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Recipe
+from llmb.catalogue.records import Recipe, Window
 from llmb.errors import UsageError
 from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.variables import VariableLayer
+from llmb.logs.formats.megatron import FORMAT, MegatronReader
+from llmb.logs.outcome import FINISHED, LogOutcome, judge_log
+from llmb.logs.reader import read_log
+from llmb.metrics.window import STEADY
 from llmb.programs.megatron_bridge.command import (
     bridge_command,
     bridge_data,
@@ -17,18 +24,141 @@ from llmb.programs.megatron_bridge.command import (
     bridge_variables,
     trains_packed,
 )
-from llmb.programs.megatron_bridge.log import NewLogSteps, judge_latest_attempt
-from llmb.programs.megatron_bridge.result import is_done, result_of_log
 from llmb.programs.megatron_bridge.squad import OFFLINE, prepared_squad
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
+from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.profile_report import report_profile
+from llmb.runs.profile_report import ProfileReport, report_profile
 from llmb.runs.record import RunRecord
-from llmb.runs.result import Result
+from llmb.runs.result import Loss, Result, Status, figures_of
+from llmb.runs.step_follower import StepNews
+
+SAVED = "train_state.pt"
+"""Written into a checkpoint's folder, ``iter_<step>``, once it is complete (training/checkpointing.py)."""
+NOT_SAMPLED = "only runs of llmb's own engine are sampled"
+
+
+def result_of_log(
+    plan: Plan,
+    outcome: LogOutcome,
+    end: End,
+    profile: ProfileReport | None = None,
+    contradiction: str | None = None,
+) -> Result:
+    """The result of a run that ended as ``end`` says, and whose log is judged as ``outcome``.
+
+    A framework that has done every step may still fail while it cleans up: the run is a success then.
+    """
+    status: Status = "success" if outcome.status in FINISHED else "invalid" if outcome.status == "invalid" else "failed"
+    reasons = [outcome.reason]
+    if status == "success" and contradiction:
+        status, reasons = "invalid", [contradiction]
+    if end.cause:
+        reasons.append(f"ended by {end.cause}")
+    elif end.exit_code:
+        reasons.append(f"exit code {end.exit_code}")
+    losses = (outcome.loss_first, outcome.loss_last)
+    no_statistics = _no_statistics(plan, status, outcome)
+    times = None if no_statistics else outcome.step_time_s
+    return Result(
+        status=status,
+        reason=None if status == "success" else "; ".join(reasons),
+        steps=outcome.steps or 0,
+        step_time_s=times,
+        loss=None if None in losses or status == "invalid" else Loss(first=_known(losses[0]), last=_known(losses[1])),
+        peak_memory_gib=None,
+        step_time_reason=no_statistics,
+        window=outcome.window if times and outcome.window and outcome.window.rule == STEADY else None,
+        profile=profile,
+        resources_reason=NOT_SAMPLED,
+        other_work_reason=NOT_SAMPLED,
+        **(figures_of(plan, times.mean) if times else {}),
+    )
+
+
+def _no_statistics(plan: Plan, status: Status, outcome: LogOutcome) -> str | None:
+    """The log has the statistics of the window as a whole, without a step that was profiled or with it."""
+    if status != "success":
+        return "the run was not successful"
+    if outcome.window is None:
+        return outcome.reason
+    window = [iteration - FORMAT.first_number for iteration in range(outcome.window.first, outcome.window.last + 1)]
+    profiled = sum(plan.slows_down(step) for step in window)
+    if not profiled:
+        return None if outcome.step_time_s else outcome.reason
+    return f"{profiled} of the {len(window)} steps of the window were profiled, which slows them down"
+
+
+def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:
+    """Whether every step is logged, and the last checkpoint is complete if one is requested."""
+    if outcome.max_step is None or outcome.max_step - FORMAT.first_number < plan.last_step:
+        return False
+    last = folder.checkpoints_of(plan) / f"iter_{plan.last_step + 1:07d}" / SAVED
+    return not plan.save_checkpoint or last.is_file()
+
+
+def _known(loss: float | None) -> float:
+    assert loss is not None
+    return loss
+
+
+LOG_RULES = ("auto", "last", "all")
+"""Window rules that are resolved by what the log says of itself."""
+
+
+def judge_latest_attempt(folder: RunFolder, window: Window) -> LogOutcome:
+    """What the log shows of the latest start: steps of earlier ones do not count.
+
+    The plan's window is in the numbers that the log prints, from 1: iterations 35-44, which NVIDIA's own parsers take.
+    """
+    first = FORMAT.first_number
+    rule = window.rule if window.rule in LOG_RULES else f"{max(window.first, first)}-{max(window.last, first)}"
+    try:
+        with folder.log.open("rb") as stream:
+            begin = _latest_attempt(stream.fileno())
+            if not begin:
+                return judge_log(read_log(stream, rule))
+            stream.seek(begin)
+            return judge_log(read_log(BytesIO(stream.read()), rule))
+    except OSError as error:
+        return LogOutcome("unreadable", f"the log cannot be read: {error.strerror}")
+
+
+def _latest_attempt(handle: int) -> int:
+    """Where in a log the latest attempt begins; 0 for the only one, and for an empty log."""
+    try:
+        with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as log:
+            return log.rfind(f"\n{ATTEMPT}".encode()) + 1
+    except ValueError:
+        return 0
+
+
+class NewLogSteps:
+    """Reads the complete lines that were added to a log."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self.last = -1
+        self.lines = MegatronReader()
+
+    def new(self) -> Iterator[StepNews]:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            text = stream.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        for line in self.lines.find(whole):
+            if line.step != self.last:  # several ranks may log it
+                self.last = line.step
+                number = line.step - FORMAT.first_number
+                yield StepNews(number, line.step_time_s, line.loss, line.grad_norm, line.tflops_per_gpu)
 
 
 class MegatronBridge(Program):

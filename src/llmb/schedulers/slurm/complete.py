@@ -9,7 +9,7 @@ from llmb.jobspec.options import Flags, JobOptions
 from llmb.jobspec.spec import JobSpec, Placement
 from llmb.schedulers.slurm.asked import array_indices
 from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, asked, duration, flag_problems, minutes, on_top
-from llmb.schedulers.slurm.partitions import site_partition
+from llmb.schedulers.slurm.offer import site_partition
 from llmb.schedulers.slurm.settings import SlurmSettings
 from llmb.schedulers.slurm.steps import tasks_of
 

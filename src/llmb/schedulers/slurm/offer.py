@@ -8,17 +8,109 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from llmb.errors import InfrastructureError
-from llmb.schedulers.port import Offer, Partition
+from llmb.catalogue.resolve import CPU
+from llmb.errors import InfrastructureError, UsageError, unknown
+from llmb.schedulers.port import NodeState, Offer, Partition
 from llmb.schedulers.slurm.client import call, message
-from llmb.schedulers.slurm.hostlist import expand
+from llmb.schedulers.slurm.hostlist import compress, expand
+from llmb.schedulers.slurm.settings import SlurmSettings
+from llmb.schedulers.slurm.setup import parse_node
+
+_NODE = re.compile(r"\bNodeName=(\S+)")
+ABSENT = "not found"
+
+
+def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
+    """In the order of the list. Raises UsageError for text that is not a list, and for nodes or partitions that are
+    not of this cluster; InfrastructureError if Slurm does not answer, EnvironmentProblem on a machine without Slurm."""
+    wanted = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
+    names = list(dict.fromkeys(wanted))
+    done = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
+    found = parse_nodes(done.text)
+    if missing := [name for name in names if name not in found]:
+        if done.code and ABSENT not in f"{done.errors}{done.text}":
+            raise InfrastructureError(f"Slurm does not show its nodes: {message(done)}", do="try again")
+        do = "'sinfo -N' lists the nodes of this cluster"
+        raise UsageError(f"this cluster has no node {compress(missing)}", do=do)
+    return {name: found[name] for name in names}
+
+
+def _listed(text: str) -> list[str]:
+    do = "give a list as Slurm does, such as node[1-4,7],login1"
+    try:
+        names = expand(text)
+    except ValueError as error:
+        raise UsageError(f"'{text}' is no list of nodes: {error}", do=do) from error
+    if bad := next((name for name in names if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)), None):
+        raise UsageError(f"'{bad}' is not the name of a node", do=do)
+    if not names:
+        raise UsageError("the list of nodes is empty", do=do)
+    return names
+
+
+def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
+    done = call(["sinfo", "--noheader", "--format=%R|%N"], time_out_s=time_out_s)
+    if done.code:
+        raise InfrastructureError(f"sinfo failed: {message(done)}", do="try again, or see 'scontrol ping'")
+    rows = [line.partition("|")[::2] for line in done.text.splitlines() if "|" in line]
+    if partition and partition not in {name for name, _ in rows}:
+        raise unknown("partition", partition, sorted({name for name, _ in rows}))
+    return [node for name, nodes in rows if partition in (None, name) for node in expand(nodes.strip())]
+
+
+def parse_nodes(text: str) -> dict[str, NodeState]:
+    """Of ``scontrol --oneliner show node``, by name."""
+    found = {}
+    for line in text.splitlines():
+        name, state = _NODE.search(line), parse_node(line)
+        if name and state:
+            found[name[1]] = state
+    return found
+
+
+def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
+    """The cluster's partition for a job that names none: the default, unless another one is for its GPU type."""
+    if gpu_type == CPU:
+        return settings.cpu_partition or settings.partition
+    known = settings.types_of(settings.partition)
+    if gpu_type is None or not settings.partitions or gpu_type in known.values():
+        return settings.partition
+    others = [name for name, partition in settings.partitions.items() if partition.gpu_type == gpu_type]
+    if settings.partition is None or known:
+        return ",".join(others) or settings.partition
+    return settings.partition
+
+
+def gpu_type_within(settings: SlurmSettings, partition: str | None, asked: str | None, site: str | None) -> str | None:
+    """The GPU type of a job in ``partition``, which is None where the job names none: the ``asked`` one, else the
+    partition's, else the ``site``'s.
+
+    Raises UsageError where the partition does not have it, or where several partitions have different ones.
+    """
+    if asked == CPU:
+        return asked
+    named = partition or settings.partition
+    known = settings.types_of(named)
+    if asked is None:
+        if len(set(known.values())) > 1:
+            what = ", ".join(f"{name} has {gpu_type}" for name, gpu_type in known.items())
+            raise UsageError(f"the partitions have different GPU types: {what}", do="give --gpu-type, or one partition")
+        return next(iter(known.values()), site)
+    having = [name for name, item in settings.partitions.items() if item.gpu_type == asked]
+    wrong = {name: gpu_type for name, gpu_type in known.items() if gpu_type != asked}
+    if wrong and (partition or not having):
+        what = ", ".join(f"partition {name} has {gpu_type}" for name, gpu_type in wrong.items())
+        do = None if having else f"add the partition with {asked} to slurm.partitions in cluster_config.yaml"
+        choices = [f"--partition {name}" for name in having] or [f"--gpu-type {item}" for item in set(wrong.values())]
+        raise UsageError(f"{what}, and the job asks for {asked}", choices=choices, do=do)
+    return asked
+
 
 SINFO = ("sinfo", "--noheader", "--format=%P|%D|%G|%N")
 """One line for each group of equal nodes of a partition."""
 SAMPLE = 5
 """Nodes of a partition whose architecture is looked at."""
 _GPUS = re.compile(r"(?:^|,)gpu(?::(?P<type>[A-Za-z][\w-]*))?:(?P<count>\d+)")
-_NODE = re.compile(r"\bNodeName=(\S+)")
 _ARCHITECTURE = re.compile(r"\bArch=(\S+)")
 
 

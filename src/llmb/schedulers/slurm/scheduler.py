@@ -40,9 +40,7 @@ from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, parse_additional
 from llmb.schedulers.slurm.hostlist import compress, expand
 from llmb.schedulers.slurm.job_state import SlurmJob
 from llmb.schedulers.slurm.meaning import WORDS, with_meaning
-from llmb.schedulers.slurm.nodes import read_nodes
-from llmb.schedulers.slurm.offer import slurm_offer
-from llmb.schedulers.slurm.partitions import gpu_type_within, site_partition
+from llmb.schedulers.slurm.offer import gpu_type_within, read_nodes, site_partition, slurm_offer
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings, settings_of
 from llmb.schedulers.slurm.setup import read_setup

@@ -12,9 +12,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from llmb.catalogue.records import Lora
 from llmb.checkpoints.checkpoint import WEIGHTS
-from llmb.engine.checkpoint.load import TensorReader
+from llmb.engine.checkpoint.load import TensorReader, torch_message
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.checkpoint.torch_errors import torch_message
 from llmb.errors import UsageError
 from llmb.huggingface.adapter import adapted_layers, adapter_shapes, own_names
 from llmb.huggingface.tensors import Shape

@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.utils import _create_file_view
 from llmb.catalogue.records import Model
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.nemo_folder import CONVERT, METADATA_FILE
-from llmb.engine.checkpoint.load import METADATA_TYPES, MetadataUnpickler
-from llmb.engine.checkpoint.torch_errors import BROKEN_PICKLE, torch_message
+from llmb.engine.checkpoint.load import BROKEN_PICKLE, METADATA_TYPES, MetadataUnpickler, torch_message
 from llmb.errors import UsageError
 from llmb.huggingface.tensors import Shape
 from llmb.weights.worker.chunks import Chunk, Parameter

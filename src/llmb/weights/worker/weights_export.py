@@ -17,9 +17,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.conversion import ExportJob, OnProgress
 from llmb.checkpoints.new_folder import flush_file
-from llmb.engine.checkpoint.load import TensorReader
+from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.checkpoint.torch_errors import BROKEN_PICKLE, torch_message
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
 from llmb.huggingface.formats import WeightsFormat, format_of
