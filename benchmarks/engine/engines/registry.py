@@ -11,7 +11,8 @@ from llmb.catalogue.records import Dtype, Model
 from llmb.huggingface.formats import Parts, part_differences
 
 LLMB = "llmb"
-DENSE: Parts = {"moe": None, "chunked_attention": None, "qk_norm": None, "tied_embeddings": False}
+WITHOUT_BIASES: Parts = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), False)
+DENSE: Parts = {"moe": None, "chunked_attention": None, "qk_norm": None, "tied_embeddings": False, **WITHOUT_BIASES}
 LLAMA: Parts = {**DENSE, "norm": "rmsnorm", "mlp": "swiglu", "rotary_pairs": "halves", "rotary_fraction": 1.0}
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forms in which Hugging Face keeps models, and which one is a model's. Pure but for its data file."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,10 @@ def part(model: Model, name: str) -> object:
     return found
 
 
-def part_differences(model: Model, parts: Parts, any_value: Collection[str] = ()) -> Iterator[str]:
-    """In what ``model`` differs from ``parts``. Fields that are in neither argument must have their default, so that a
-    part that is new is not overlooked.
-    """
+def part_differences(model: Model, parts: Parts) -> Iterator[str]:
     for name, wanted in parts.items():
         if (found := part(model, name)) != wanted:
             yield f"{name} is {found}, not {wanted}"
-    named = {name.partition(".")[0] for name in (*parts, *any_value)}
-    for name, field in Model.model_fields.items():
-        if name not in named and not field.is_required() and (found := getattr(model, name)) != field.default:
-            yield f"{name} is {found}, not {field.default}"
 
 
 DATA = Path(__file__).with_name("formats.yaml")
@@ -108,7 +101,12 @@ def format_of(model: Model) -> WeightsFormat:
 
 
 def obstacles(model: Model, known: WeightsFormat) -> Iterator[str]:
-    yield from part_differences(model, known.parts, [*IN_EVERY_FORM, *known.equal, *known.settings.values()])
+    """Fields that the form does not name must have their default, so that a part that is new is not overlooked."""
+    yield from part_differences(model, known.parts)
+    named = {name.partition(".")[0] for name in (*IN_EVERY_FORM, *known.parts, *known.equal, *known.settings.values())}
+    for name, field in Model.model_fields.items():
+        if name not in named and not field.is_required() and (found := getattr(model, name)) != field.default:
+            yield f"{name} is {found}, not {field.default}"
     for name, other in known.equal.items():
         if part(model, name) != part(model, other):
             yield f"{name} is {part(model, name)}, not {part(model, other)} as {other}"
