@@ -37,7 +37,7 @@ def test_a_job_that_nobody_waits_for_keeps_its_result(client) -> None:
     assert (row["state"], row["status"], row["nodes"]) == ("COMPLETED", "success", "node[1-2]")
     assert "sendrecv" in client.run("jobs", "log", job_id).stdout
     assert client.json("jobs", "list", "--kind", "run")["jobs"] == client.json("runs")["runs"] == []
-    assert "is a benchmark (collectives), and no run" in client.run("result", job_id, code=2).stderr
+    assert "is a benchmark (collectives), not a run" in client.run("result", job_id, code=2).stderr
     database_path(client.install).unlink()
     (again,) = client.json("jobs", "rebuild")["jobs"]
     assert {name for name in row if row[name] != again[name]} <= {"checked_s", "submitted_s"}

@@ -192,7 +192,7 @@ def test_a_result_is_found_through_the_link(
 
 def test_a_label_is_told_from_an_id(store: Store, job: Callable[..., Job]) -> None:
     store.add([job(1, label="before"), job(2, label="before")])
-    with pytest.raises(UsageError, match="'before' is no id, but the label of 2 runs") as caught:
+    with pytest.raises(UsageError, match="'before' is not an id, but the label of 2 runs") as caught:
         find_job(store, "before")
     assert caught.value.do and "llmb runs --label before" in caught.value.do
 

@@ -64,8 +64,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Of a job: print the bat
 
 def check_is_job(given: Mapping[str, Any], *, wait: bool, dry_run: bool) -> bool:
     """Any option of the scheduler makes a measurement a job. Raises UsageError for options of a job without one."""
-    for flag, asked in {"--wait": wait, "--dry-run": dry_run}.items():
-        if asked and not given:
+    for flag, chosen in {"--wait": wait, "--dry-run": dry_run}.items():
+        if chosen and not given:
             raise UsageError(f"{flag} is of a job, and this measures here", do="add --nodes, such as --nodes 2")
     return bool(given)
 

@@ -58,7 +58,7 @@ class Chosen:
 
 
 def doctor_nodes(
-    install: Path, chosen: Chosen, request: NodesRequest, asked: Mapping[str, Any], limits: Limits, *, json: bool
+    install: Path, chosen: Chosen, request: NodesRequest, values: Mapping[str, Any], limits: Limits, *, json: bool
 ) -> None:
     """Checks the nodes and prints the result, also if it is interrupted.
 
@@ -67,7 +67,7 @@ def doctor_nodes(
     scheduler, catalogue = find_scheduler(QUEUE), Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     check_gpu_type(catalogue, request.gpu_type)
-    options = scheduler.asked({**asked, "time_limit": str(limits.time_limit)}, os.environ, sys.executable)
+    options = scheduler.asked({**values, "time_limit": str(limits.time_limit)}, os.environ, sys.executable)
     states = _states(scheduler, chosen)
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
     nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
@@ -87,9 +87,9 @@ def doctor_nodes(
     result = check.result(request.started_at)
     _print(result, folder, scheduler, json=json)
     if not complete:
-        left = len(result.unchecked)
+        count = len(result.unchecked)
         do = "'llmb doctor --last' shows the result again"
-        raise UserInterrupt(f"interrupted; {left} of {len(states)} nodes were not checked", do=do)
+        raise UserInterrupt(f"interrupted; {count} of {len(states)} nodes were not checked", do=do)
     raise_unless_fit(result.reports)
 
 
@@ -118,7 +118,7 @@ def _only(result: NodesResult, names: Sequence[str]) -> NodesResult:
 
 
 def _states(scheduler: Scheduler, chosen: Chosen) -> dict[str, NodeState]:
-    """Of a list all nodes; of a partition or the cluster the usable ones, and the others are named."""
+    """All nodes of a list, or the usable ones of a partition or the cluster; then the others are named."""
     listed = chosen.listed
     states = scheduler.nodes(listed, chosen.partition if listed is None else None, ASK_S)
     if listed is not None:

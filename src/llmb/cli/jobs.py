@@ -88,7 +88,7 @@ def list_(
 
     - `llmb jobs list -w pretrain_llama3.1 --limit 0 --json`
     """
-    wanted = Filter(
+    selection = Filter(
         states=tuple(state or ()),
         workload=workload,
         kind=kind,
@@ -97,11 +97,11 @@ def list_(
         since_s=parse_since(since, time.time()) if since else None,
         limit=limit or None,
     )
-    found, total = listed_jobs(wanted, refresh=not no_refresh)
+    listed, total = listed_jobs(selection, refresh=not no_refresh)
     if json:
-        print_json(jobs_document(found, total))
+        print_json(jobs_document(listed, total))
     else:
-        print_table(jobs_table(found, total))
+        print_table(jobs_table(listed, total))
 
 
 @app.command()
@@ -178,12 +178,12 @@ def wait(
     with _history() as store:
         keys = [job.key for job in find_jobs(store, job_ids)]
         try:
-            found = _waited(store, keys, timeout)
+            listed = _waited(store, keys, timeout)
         except KeyboardInterrupt as error:
             do = "'llmb jobs wait' waits again, 'llmb jobs cancel' ends them"
             raise UserInterrupt("stopped waiting; the jobs continue", do=do) from error
-    _print_jobs(found, json=json)
-    raise typer.Exit(exit_code(found))
+    _print_jobs(listed, json=json)
+    raise typer.Exit(exit_code(listed))
 
 
 @app.command()
@@ -199,14 +199,14 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
 
     with _history() as store:
         refresh_jobs(store, _install())
-        found = find_jobs(store, job_ids)
-        live = [job for job in found if job.live and job.job_id]
+        listed = find_jobs(store, job_ids)
+        live = [job for job in listed if job.live and job.job_id]
         for name in sorted({job.scheduler for job in live}):
             find_scheduler(name).cancel([job for job in live if job.scheduler == name])
         if live:
             refresh_jobs(store, _install())
-        found = [again for job in found if (again := store.by_key(job.key))]
-    _print_jobs(found, json=json)
+        listed = [again for job in listed if (again := store.by_key(job.key))]
+    _print_jobs(listed, json=json)
 
 
 @app.command()
@@ -225,8 +225,8 @@ def refresh(json: Json = False) -> None:
     with _history() as store:
         for line in refresh_and_retry(store, _install(), os.environ):
             say(line)
-        found = store.live()
-    _print_jobs(found, json=json)
+        listed = store.live()
+    _print_jobs(listed, json=json)
 
 
 @app.command()
@@ -240,11 +240,11 @@ def rebuild(json: Json = False) -> None:
     - `llmb jobs rebuild`
     """
     try:
-        found = _rebuilt()
+        listed = _rebuilt()
     except Damaged as error:  # what the look at the whole file does not show
         say(f"{error.what}; it is kept as {rename_damaged(database_path(_install()))}")
-        found = _rebuilt()
-    _print_jobs(found, json=json)
+        listed = _rebuilt()
+    _print_jobs(listed, json=json)
 
 
 def _rebuilt() -> list[Job]:
@@ -312,16 +312,16 @@ def history_to_read() -> Store:
     return read_history(install_here(), say)
 
 
-def listed_jobs(wanted: Filter, *, refresh: bool) -> tuple[list[Job], int]:
-    """The jobs of the history that are wanted, and how many there are without a limit."""
+def listed_jobs(selection: Filter, *, refresh: bool) -> tuple[list[Job], int]:
+    """The jobs of the history that are selected, and how many there are without a limit."""
     with history_to_read() as store:
         if refresh:
             bring_up_to_date(store)
-        check_states(wanted.states, store)
-        found = store.jobs(wanted)
-        for line in () if found else unknown_values(store, wanted):
+        check_states(selection.states, store)
+        listed = store.jobs(selection)
+        for line in () if listed else unknown_values(store, selection):
             say(line)
-        return found, store.count(wanted)
+        return listed, store.count(selection)
 
 
 def bring_up_to_date(store: Store) -> None:
@@ -338,8 +338,8 @@ def bring_up_to_date(store: Store) -> None:
         say(f"states are as of the last answer, because {error.what}")
 
 
-def _print_jobs(found: list[Job], *, json: bool) -> None:
+def _print_jobs(listed: list[Job], *, json: bool) -> None:
     if json:
-        print_json(jobs_document(found, len(found)))
+        print_json(jobs_document(listed, len(listed)))
     else:
-        print_table(jobs_table(found, len(found)))
+        print_table(jobs_table(listed, len(listed)))

@@ -116,7 +116,7 @@ class NodesCheck:
 
         rejected = submit_checks(self.store, self.terms, self.folder, usable, self.environ, self.jobs, on_node)
         for node, reason in rejected.items():
-            self._found(node, unchecked(reason))
+            self._report(node, unchecked(reason))
 
     def result(self, started_at: str) -> NodesResult:
         """Also written to the folder. Raises NotWritable."""
@@ -128,7 +128,7 @@ class NodesCheck:
     def _open(self) -> list[str]:
         return [node for node in self.jobs if node not in self.reports]
 
-    def _found(self, node: str, problem: Problem) -> None:
+    def _report(self, node: str, problem: Problem) -> None:
         self.reports[node] = problem.report(node)
 
     def _wait(self) -> None:
@@ -136,9 +136,9 @@ class NodesCheck:
         nodes_at = began + NODES_EVERY_S
         while True:
             self._collect()
-            left = self._open()
-            self.on_progress("checked", len(self.states) - len(left), len(self.states))
-            if not left:
+            nodes = self._open()
+            self.on_progress("checked", len(self.states) - len(nodes), len(self.states))
+            if not nodes:
                 return
             now = time.monotonic()
             try:
@@ -158,11 +158,11 @@ class NodesCheck:
             try:
                 self.reports[node] = self.folder.read_report(node)
             except BrokenRecord as error:
-                self._found(node, _broken(error))
+                self._report(node, _broken(error))
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self._found(node, Problem("fail", f"its report cannot be read: {error.strerror}"))
+                self._report(node, Problem("fail", f"its report cannot be read: {error.strerror}"))
 
     def _judge(self, waited_s: float) -> list[str]:
         """Settles jobs that will bring no report; returns the nodes whose jobs are queued."""
@@ -182,7 +182,7 @@ class NodesCheck:
             return
         self._collect()  # it may have been written since
         if node in self._open():
-            self._found(node, problem)
+            self._report(node, problem)
             if cancels:
                 self._cancel([node])
 
@@ -212,7 +212,7 @@ class NodesCheck:
         for node in nodes:
             why = states[node].meaning
             minutes = f"{self.max_wait_s / 60:g} min"
-            self._found(node, unchecked(f"its job was queued for {minutes}{f': {why}' if why else ''}"))
+            self._report(node, unchecked(f"its job was queued for {minutes}{f': {why}' if why else ''}"))
         self._cancel(nodes)
 
     def _drop_unusable(self, waiting: list[str]) -> None:
@@ -220,7 +220,7 @@ class NodesCheck:
         states = self.scheduler.nodes(self.scheduler.host_list(waiting), None, ASK_S)
         lost = {node: state for node, state in states.items() if not state.usable}
         for node, state in lost.items():
-            self._found(node, no_jobs(state))
+            self._report(node, no_jobs(state))
         self._cancel(list(lost))
 
     def _give_up(self, why: str) -> None:
@@ -230,7 +230,7 @@ class NodesCheck:
             self._cancel(self._open())
         for node in self.states:
             if node not in self.reports:
-                self._found(node, unchecked(why))
+                self._report(node, unchecked(why))
 
     def _cancel(self, nodes: list[str]) -> None:
         try:

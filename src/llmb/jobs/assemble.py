@@ -75,9 +75,10 @@ def boost(
     if options.vboost and not placement.whole_nodes:
         do = "leave --vboost out, or take all GPUs of the node"
         raise UsageError("vboost is for all GPUs of a node, and this job uses a part of one", do=do)
-    asked = options.vboost if options.vboost is not None else config.vboost if placement.whole_nodes else None
-    level = of_recipe if asked == "recipe" else asked
-    return Boost(level=level, required=asked != "recipe") if level else None
+    level = options.vboost if options.vboost is not None else config.vboost if placement.whole_nodes else None
+    if level == "recipe":
+        return Boost(level=of_recipe, required=False) if of_recipe else None
+    return Boost(level=level) if level else None
 
 
 def binding(options: JobOptions, config: ClusterConfig) -> Binding:

@@ -35,7 +35,7 @@ def read_faults(path: Path = TABLE) -> FaultTable:
 
 
 def faults_of(scheduler: Scheduler) -> FaultTable:
-    """The same, and the patterns of the scheduler's own messages."""
+    """The patterns for every log, and those of the scheduler's own messages."""
     return FaultTable(faults=(*read_faults().faults, *scheduler.fault_patterns()))
 
 
@@ -52,10 +52,10 @@ def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
     if phase != "failed":
         return None
     for entry in table.faults:
-        found = re.search(entry.pattern, log, re.IGNORECASE)
-        if found:
+        match = re.search(entry.pattern, log, re.IGNORECASE)
+        if match:
             infrastructure = entry.kind == "infrastructure"
-            return Fault(entry.fault, infrastructure, entry.meaning, _nodes(found, log) if infrastructure else ())
+            return Fault(entry.fault, infrastructure, entry.meaning, _nodes(match, log) if infrastructure else ())
     return None
 
 
@@ -73,8 +73,8 @@ MEANINGS = {
 }
 
 
-def _nodes(found: re.Match[str], log: str) -> tuple[str, ...]:
+def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
     """The nodes that the line names; without any, the node of the rank that failed first."""
-    named = [text for name, text in found.groupdict().items() if text]
+    named = [text for name, text in match.groupdict().items() if text]
     host = failed_host(log)
     return tuple(named) or ((host,) if host else ())

@@ -30,16 +30,16 @@ def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
 
     If a run was submitted several times, or an id was reused, the latest job. Raises UsageError.
     """
-    found = [job for text in texts for job in _find(store, text)]
-    return list({job.key: job for job in found}.values())
+    jobs = (job for text in texts for job in _find(store, text))
+    return list({job.key: job for job in jobs}.values())
 
 
 def find_job(store: Store, text: str) -> Job:
-    """The same for one job."""
-    found = _find(store, text)
-    if len(found) > 1:
-        raise _ambiguous(text, found, "give the id of one of its runs, such as")
-    return found[0]
+    """The only job that ``text`` names. Raises UsageError."""
+    jobs = _find(store, text)
+    if len(jobs) > 1:
+        raise _ambiguous(text, jobs, "give the id of one of its runs, such as")
+    return jobs[0]
 
 
 def find_run(store: Store, text: str) -> Job:
@@ -47,7 +47,7 @@ def find_run(store: Store, text: str) -> Job:
     job = find_job(store, text)
     if job.kind != "run":
         do = f"'llmb jobs show {job.job_id}' shows the job, {SHOWN_BY[job.kind]} what came of it"
-        raise UsageError(f"job {job.job_id} is a {job.kind} ({job.subject}), and no run", where=job.run_dir, do=do)
+        raise UsageError(f"job {job.job_id} is a {job.kind} ({job.subject}), not a run", where=job.run_dir, do=do)
     return job
 
 
@@ -71,12 +71,12 @@ def _find(store: Store, text: str) -> list[Job]:
     return list(latest.values())
 
 
-def unknown_values(store: Store, wanted: Filter) -> Iterator[str]:
-    """For each name that ``wanted`` selects by and that no job has: so, and which there are."""
+def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
+    """Names in ``selection`` that no job has, with those that there are."""
     selections = (
-        ("label", wanted.label, Filter(label=wanted.label)),
-        ("campaign", wanted.campaign, Filter(campaign=wanted.campaign)),
-        ("workload", wanted.workload, Filter(workload=wanted.workload)),
+        ("label", selection.label, Filter(label=selection.label)),
+        ("campaign", selection.campaign, Filter(campaign=selection.campaign)),
+        ("workload", selection.workload, Filter(workload=selection.workload)),
     )
     for kind, name, alone in selections:
         if name is None or store.count(alone):
@@ -99,7 +99,7 @@ def _unknown(store: Store, text: str) -> UsageError:
     if text and (count := store.count(Filter(label=text, runs_only=True))):
         runs = "1 run" if count == 1 else f"{count} runs"
         do = f"'llmb runs --label {text}' shows their ids; 'llmb judge' and 'llmb compare' take a label"
-        return UsageError(f"'{text}' is no id, but the label of {runs}", where=str(store.path), do=do)
+        return UsageError(f"'{text}' is not an id, but the label of {runs}", where=str(store.path), do=do)
     names = {name: job for job in store.jobs(Filter(limit=1000)) for name in (job.id, job.job_id, job.name) if name}
     near = closest(text, names, cutoff=0.6, most=NEAR)
     return UsageError(
@@ -119,4 +119,4 @@ def parse_since(text: str, now_s: float) -> float:
         return datetime.fromisoformat(text.strip()).timestamp()
     except ValueError as error:
         choices = ("30m", "12h", "7d", "2w", "2026-11-21", "2026-11-21T14:00")
-        raise UsageError(f"'{text}' is no point in time", choices=choices) from error
+        raise UsageError(f"'{text}' is not a point in time", choices=choices) from error

@@ -73,7 +73,7 @@ def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Conten
 
 
 def read_run(job: Job) -> RunRecord | None:
-    """The record of a job's run; None for a job that is no run, and if it cannot be read."""
+    """The record of a job's run; None for another job, and if it cannot be read."""
     return _readable(read_record, RunFolder(Path(job.run_dir))) if job.kind == "run" else None
 
 

@@ -44,15 +44,15 @@ def log_of(job: Job) -> Path | None:
 def start_of_last(stream: BinaryIO, lines: int) -> int:
     """Offset in bytes of the last ``lines`` lines; reads from the end, so a long log takes no longer."""
     end = position = stream.seek(0, 2)
-    wanted = lines + 1 if lines and _ends_with_newline(stream, end) else lines
-    found = 0
+    needed = lines + 1 if lines and _ends_with_newline(stream, end) else lines
+    count = 0
     while position > 0 and lines:
         begin = max(0, position - CHUNK_BYTES)
         stream.seek(begin)
         chunk = stream.read(position - begin)
         while (at := chunk.rfind(b"\n")) >= 0:
-            found += 1
-            if found == wanted:
+            count += 1
+            if count == needed:
                 return begin + at + 1
             chunk = chunk[:at]
         position = begin
@@ -71,11 +71,11 @@ def follow_log(
 ) -> None:
     """Writes the log of ``job`` as it grows, until the job has ended."""
     reader: _Follower | None = None
-    asked = 0.0
+    queried_s = 0.0
     while True:
         now = time.monotonic()
-        if job.live and now - asked > ASK_EVERY_S:
-            asked = now
+        if job.live and now - queried_s > ASK_EVERY_S:
+            queried_s = now
             job = _current(store, install, job, say)
         reader = _next_reader(reader, job, lines)
         wrote = reader.copy(write) if reader else False

@@ -9,7 +9,6 @@ from pathlib import Path
 from llmb.errors import EnvironmentProblem
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
-from llmb.jobs.rebuild import jobs_of_folders
 from llmb.jobs.store import Damaged, NoHistory, Store
 from llmb.runs.folder import NotWritable, cannot_write
 from llmb.trust import STATE_FOLDER, check_links
@@ -119,6 +118,8 @@ def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
 
 
 def _jobs_of_folders(install: Path) -> Iterator[Job]:
+    from llmb.jobs.rebuild import jobs_of_folders  # a list of jobs needs neither plans nor orders
+
     return jobs_of_folders(install)
 
 

@@ -34,7 +34,7 @@ class Job:
     job_id: str | None = None
     run_dir: str
     array_index: int | None = None
-    """Of a run of an array."""
+    """The index of a run of an array."""
     base_dir: str | None = None
     """The folder whose script runs; None for the run's own."""
     experiment: str
@@ -81,7 +81,7 @@ class Job:
     identity: str | None = None
     """Equal for repeats; None for other jobs than runs."""
     verdict: str | None = None
-    """Of its result; None without one."""
+    """That of its result; None without one."""
     origin: str | None = None
     """Where its weights and data come from; None for other jobs than runs."""
 
@@ -106,7 +106,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """Of its run, which retries share."""
+        """The short id of its run, which retries share."""
         return short_id(Path(self.run_dir))
 
     @property

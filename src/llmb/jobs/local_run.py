@@ -58,7 +58,7 @@ class LocalRun:
     """A run that is planned, but not started."""
 
     plan: EnginePlan
-    asked: EnginePlan
+    unprofiled: EnginePlan
     """The plan before a profiler was chosen."""
     machine: Machine
     install: Path
@@ -78,7 +78,7 @@ class LocalRun:
         if self.missing:
             raise self.missing
         check_machine(self.plan, self.machine)
-        check_here(self.asked)
+        check_here(self.unprofiled)
         saved_in = Path(self.plan.checkpoint_dir) if self.plan.checkpoint_dir else run_parent(self.install, self.plan)
         check_space(self.plan, saved_in)
 
@@ -111,12 +111,12 @@ def plan_here(
     recipe = recipe_for(catalogue, request, machine)
     missing = None
     try:
-        asked = plan_training(catalogue, recipe, choices, install)
+        unprofiled = plan_training(catalogue, recipe, choices, install)
     except NotPrepared as error:
-        asked, missing = error.plan, error
+        unprofiled, missing = error.plan, error
     return LocalRun(
-        plan=with_profiler(asked),
-        asked=asked,
+        plan=with_profiler(unprofiled),
+        unprofiled=unprofiled,
         machine=machine,
         install=install,
         environ=environ,
@@ -129,8 +129,8 @@ def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], fold
     """The job that runs ``plan`` here, in ``folder``, which need not exist."""
     program = find_program(ENGINE)
     site = Site(install=install, shell=environ)
-    asked = ProgramRequest(choices=Choices(), options=FrameworkOptions(), site=site, variables=frozenset(environ))
-    work = program.work(plan, asked, folder)
+    request = ProgramRequest(choices=Choices(), options=FrameworkOptions(), site=site, variables=frozenset(environ))
+    work = program.work(plan, request, folder)
     return JobSpec(
         scheduler=LOCAL,
         program=program.name,

@@ -20,7 +20,7 @@ class NodeRecord:
     runs: int
     """Jobs that ran on it, among others."""
     failures: int
-    """Those jobs that failed."""
+    """How many of them failed."""
     blamed: int
     """Jobs in which it was the node at fault."""
     slowdown: float | None

@@ -109,7 +109,7 @@ class Order:
         return self.spec(self.sample_folder())
 
     def script(self) -> str:
-        """Likewise, as text."""
+        """The batch script in such a folder. Raises UsageError if the job cannot be requested."""
         return self.scheduler.script(self.sample(), self.sample_folder())
 
 
@@ -136,14 +136,14 @@ def make_order(
     """
     chosen = find_scheduler(QUEUE).defaults(site, options, request.gpu_type)
     on_site = replace(request, gpu_type=chosen.gpu_type)
-    asked_for = replace(on_site, scale=scale_of(catalogue, on_site, options, chosen))
-    found = {} if on_site.gpu_type == request.gpu_type else {"gpu_type": CLUSTER_CONFIG}
-    recipe = resolve(catalogue, asked_for, found)
-    asked = framework or FrameworkOptions()
-    program = find_program(asked.framework or ENGINE)
+    scaled = replace(on_site, scale=scale_of(catalogue, on_site, options, chosen))
+    sources = {} if on_site.gpu_type == request.gpu_type else {"gpu_type": CLUSTER_CONFIG}
+    recipe = resolve(catalogue, scaled, sources)
+    chosen_framework = framework or FrameworkOptions()
+    program = find_program(chosen_framework.framework or ENGINE)
     missing = None
     try:
-        plan = program.plan(catalogue, recipe, choices, asked, site.install)
+        plan = program.plan(catalogue, recipe, choices, chosen_framework, site.install)
     except NotPrepared as error:
         if not dry_run:
             raise
@@ -155,7 +155,7 @@ def make_order(
         site=site,
         program=program.name,
         choices=choices,
-        framework=asked,
+        framework=chosen_framework,
         missing=missing,
     )
     order.script()

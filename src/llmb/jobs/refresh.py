@@ -109,7 +109,7 @@ def with_outcome(job: Job, phase: Phase) -> Job:
 
 
 def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``listed`` that are in ``names``, which may include the domain."""
+    """The nodes of ``listed`` that are in ``names``, which may include the domain."""
     return tuple(dict.fromkeys(host for name in names for host in (name, name.split(".")[0]) if host in listed))
 
 

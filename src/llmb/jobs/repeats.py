@@ -52,7 +52,7 @@ class EndedRun:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of the mean step times of repeats, in seconds; ``std`` and ``cv_pct`` are None for one repeat."""
+    """How the mean step times of repeats differ, in seconds; ``std`` and ``cv_pct`` are None for one repeat."""
 
     count: int
     mean: float
@@ -89,12 +89,12 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
     """Successful repeats of ``local`` with its label, each once, in their order; none without a label."""
     if local.label is None:
         return []
-    wanted = Filter(label=local.label, states=("success",), runs_only=True)
+    selection = Filter(label=local.label, states=("success",), runs_only=True)
     with read_history(local.install, say) as store:
-        jobs = store.jobs(wanted)
+        jobs = store.jobs(selection)
     own = identity_of_plan(local.plan, ENGINE, {}).key
-    found = [run for job in jobs if job.identity == own and (run := _ended(job)) and _repeats(run.plan, local.plan)]
-    return list({run.run_id or run.folder.path: run for run in reversed(found)}.values())[::-1]
+    runs = [run for job in jobs if job.identity == own and (run := _ended(job)) and _repeats(run.plan, local.plan)]
+    return list({run.run_id or run.folder.path: run for run in reversed(runs)}.values())[::-1]
 
 
 @contextmanager

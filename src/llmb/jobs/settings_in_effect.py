@@ -69,11 +69,11 @@ def settings_in_effect(
     config = combined(site_file, user_file, schema)
     files = tuple(file for file in (user_file, site_file) if file and file.path.exists())
     site = Site(install=root.path, config=config, shell=environ)
-    found = {item.key: item for item in _of_files(config, files, root.path)}
-    variables = {key: item for key, item in found.items() if key.startswith(("environment.", "workloads."))}
-    settings = {key: item for key, item in found.items() if key not in variables}
+    entries = {item.key: item for item in _of_files(config, files, root.path)}
+    variables = {key: item for key, item in entries.items() if key.startswith(("environment.", "workloads."))}
+    settings = {key: item for key, item in entries.items() if key not in variables}
     for item in find_scheduler(QUEUE).overlays(site, partition):
-        below = found.get(item.place)
+        below = entries.get(item.place)
         if item.source != "setting":
             settings[item.key] = Setting(item.key, item.value, item.source, item.place)
         elif below and not _is_nearer(settings.get(item.key)):
@@ -111,7 +111,7 @@ def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: P
 
 
 def _place(file: SettingsFile, keys: tuple[str, ...]) -> str:
-    """Keys of a file of the reference suite are others: its lines cannot be told."""
+    """Keys of a file of the reference suite are others: its lines are not known."""
     name = file.path.name if file.path.name == CLUSTER_CONFIG else str(file.path)
     return f"{name} ({file.form.title})" if file.form else f"{name}:{line_in(compose_file(file.path), keys)}"
 
@@ -142,28 +142,28 @@ def _variables(
         shipped |= {name: Setting(name, value, CATALOGUE, place) for name, value in fabric.variables.items()}
     if jobs:
         shipped |= {item.key: item for item in jobs.variables}
-    found = dict(shipped)
+    entries = dict(shipped)
     own = {name: environ[name] for name in shipped if name in environ and not holds_secret(name, environ[name])}
-    found |= {name: Setting(name, value, "shell", name) for name, value in own.items()}
+    entries |= {name: Setting(name, value, "shell", name) for name, value in own.items()}
     for name in config.environment:
         item = written[f"environment.{name}"]
-        found[name] = Setting(name, item.value, item.source, item.place)
+        entries[name] = Setting(name, item.value, item.source, item.place)
     if workload:
         for name in config.environment_of(workload):
             item = written[f"workloads.{workload}.environment.{name}"]
-            found[name] = Setting(name, item.value, item.source, item.place)
-    yield from found.values()
+            entries[name] = Setting(name, item.value, item.source, item.place)
+    yield from entries.values()
 
 
 def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> _Jobs:
-    """Of a workload without a size those of its first one."""
+    """``size`` is by default the first one of the workload."""
     sizes = sizes_of(find_workload(catalogue, workload))
     chosen = size or next(name for name in sizes if (name == TINY) == (gpu_type == CPU))
-    found = job_defaults(catalogue, resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type)))
-    place = f"recipe {chosen}: {found.time_limit_source}"
+    defaults = job_defaults(catalogue, resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type)))
+    place = f"recipe {chosen}: {defaults.time_limit_source}"
     return _Jobs(
-        Setting("slurm.flags.time", f"{found.time_limit_min} minutes", CATALOGUE, place),
-        tuple(Setting(item.name, item.value, CATALOGUE, f"recipe {chosen}: {item.source}") for item in found.variables),
+        Setting("slurm.flags.time", f"{defaults.time_limit_min} minutes", CATALOGUE, place),
+        tuple(Setting(one.name, one.value, CATALOGUE, f"recipe {chosen}: {one.source}") for one in defaults.variables),
     )
 
 

@@ -212,18 +212,18 @@ class Store:
         with self._transaction():
             self.db.executemany(f"UPDATE jobs SET {values} WHERE key = :key AND query <= :query", rows)  # noqa: S608
 
-    def jobs(self, wanted: Filter = Filter()) -> list[Job]:
+    def jobs(self, selection: Filter = Filter()) -> list[Job]:
         """The selected jobs, in the order of their submission."""
-        where, values = _where(wanted)
-        limit = "" if wanted.limit is None else " LIMIT ?"
-        values += [] if wanted.limit is None else [wanted.limit]
+        where, values = _where(selection)
+        limit = "" if selection.limit is None else " LIMIT ?"
+        values += [] if selection.limit is None else [selection.limit]
         with self._problems():
-            found = self.db.execute(f"{_SELECT}{where} ORDER BY submitted_s DESC, rowid DESC{limit}", values)
-            return found.fetchall()[::-1]
+            rows = self.db.execute(f"{_SELECT}{where} ORDER BY submitted_s DESC, rowid DESC{limit}", values)
+            return rows.fetchall()[::-1]
 
-    def count(self, wanted: Filter) -> int:
+    def count(self, selection: Filter) -> int:
         """The number of selected jobs, without the limit."""
-        where, values = _where(wanted)
+        where, values = _where(selection)
         return self._single(f"SELECT count(*) FROM jobs{where}", values)  # noqa: S608
 
     def live(self) -> list[Job]:
@@ -252,14 +252,14 @@ class Store:
     def named(self, text: str) -> list[Job]:
         """Jobs with this id, runs of this array, and runs whose folder name starts with ``text``."""
         prefix = _escaped(text)
-        found = self._select(
+        jobs = self._select(
             "WHERE job_id = ? OR (array_index IS NOT NULL AND job_id = ? || '_' || array_index)"
             " OR '/' || run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s",
             text,
             text,
             f"%/{prefix}%/%",
         )
-        return [job for job in found if text in (job.job_id, job.array_id) or job.name.startswith(text)]
+        return [job for job in jobs if text in (job.job_id, job.array_id) or job.name.startswith(text)]
 
     def with_short_id(self, text: str) -> list[Job]:
         """Jobs of runs whose short id starts with ``text``."""
@@ -269,8 +269,8 @@ class Store:
 
     def _select(self, rest: str, *values: object) -> list[Job]:
         with self._problems():
-            found: list[Job] = self.db.execute(f"{_SELECT} {rest}", values).fetchall()
-            return found
+            jobs: list[Job] = self.db.execute(f"{_SELECT} {rest}", values).fetchall()
+            return jobs
 
     def next_try(self, key: str) -> Job | None:
         """The job that was submitted because that of ``key`` had failed."""
@@ -284,12 +284,12 @@ class Store:
         with self._problems():
             cursor = self.db.cursor()
             cursor.row_factory = None
-            (said,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
-            if said == "ok":
+            (problem,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
+            if problem == "ok":
                 (wrong,) = cursor.execute(WRONG).fetchone()
-                said = f"{wrong} jobs have no time or no folder" if wrong else said
-        if said != "ok":
-            raise Damaged(said, self.path)
+                problem = f"{wrong} jobs have no time or no folder" if wrong else problem
+        if problem != "ok":
+            raise Damaged(problem, self.path)
 
     def _row(self, job: Job) -> dict[str, Any]:
         row = asdict(job)
@@ -389,25 +389,25 @@ def _insert(verb: str, where: str = "") -> str:
     return f"{verb} INTO jobs ({', '.join(COLUMNS)}) SELECT {', '.join(f':{name}' for name in COLUMNS)} {where}"
 
 
-def _where(wanted: Filter) -> tuple[str, list[object]]:
+def _where(selection: Filter) -> tuple[str, list[object]]:
     parts: list[str] = []
     values: list[object] = []
-    if wanted.states:
-        marks = ", ".join("?" * len(wanted.states))
+    if selection.states:
+        marks = ", ".join("?" * len(selection.states))
         parts.append(f"(upper(state) IN ({marks}) OR upper(status) IN ({marks}))")
-        values += [state.upper() for state in wanted.states] * 2
-    if wanted.runs_only:
+        values += [state.upper() for state in selection.states] * 2
+    if selection.runs_only:
         parts.append(_RUNS)
         values.append(NOT_SUBMITTED)
-    if wanted.workload is not None:
+    if selection.workload is not None:
         parts.append("? IN (workload, workload || '_' || size)")
-        values.append(wanted.workload)
+        values.append(selection.workload)
     for column, operator, value in (
-        ("kind", "=", wanted.kind),
-        ("campaign", "=", wanted.campaign),
-        ("label", "=", wanted.label),
-        ("submitted_s", ">=", wanted.since_s),
-        ("submitted_s", "<=", wanted.until_s),
+        ("kind", "=", selection.kind),
+        ("campaign", "=", selection.campaign),
+        ("label", "=", selection.label),
+        ("submitted_s", ">=", selection.since_s),
+        ("submitted_s", "<=", selection.until_s),
     ):
         if value is not None:
             parts.append(f"{column} {operator} ?")
@@ -434,7 +434,7 @@ def _code(error: sqlite3.OperationalError) -> int:
 
 
 def _environment_problem(error: sqlite3.OperationalError, path: Path) -> EnvironmentProblem:
-    said, code = str(error), _code(error)
+    problem, code = str(error), _code(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return EnvironmentProblem(
             f"another process has been writing to the history of jobs for {BUSY_S:.0f} s",
@@ -443,5 +443,5 @@ def _environment_problem(error: sqlite3.OperationalError, path: Path) -> Environ
         )
     kind = NotWritable if code in CAUSES else EnvironmentProblem
     do = WRITE_ADVICE[CAUSES[code]] if code in CAUSES else "see whether the folder and the disk can be read"
-    said = "it may be read here, not changed" if code == sqlite3.SQLITE_READONLY else said
-    return kind(f"the history of jobs cannot be used: {said}", where=str(path), do=do)
+    problem = "it may be read here, not changed" if code == sqlite3.SQLITE_READONLY else problem
+    return kind(f"the history of jobs cannot be used: {problem}", where=str(path), do=do)

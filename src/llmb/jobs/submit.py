@@ -179,10 +179,10 @@ def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s:
         claimed = store.job_ids()
         now_s = time.time()
         since_s = min((_submitted_s(job, now_s) for job in unresolved), default=0.0)
-        found = find_scheduler(scheduler).find(unresolved, since_s, claimed, time_out_s) if unresolved else {}
-        claimed |= set(found.values())
+        ids = find_scheduler(scheduler).find(unresolved, since_s, claimed, time_out_s) if unresolved else {}
+        claimed |= set(ids.values())
         for job in unresolved:
-            job_id = found.get(job.key) or _begun_as(job, claimed)
+            job_id = ids.get(job.key) or _begun_as(job, claimed)
             if job_id:
                 claimed.add(job_id)
                 store.submitted({job.key: job_id})

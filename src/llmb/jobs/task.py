@@ -29,7 +29,7 @@ PREPARATIONS = "preparations"
 BENCHMARKS = Path(STATE_FOLDER) / "bench_jobs"
 CHECKS = Path(STATE_FOLDER) / "health"
 FOLDERS = (f"{WORKLOADS}/*/{PREPARATIONS}/*/*", f"{BENCHMARKS}/*/*", f"{CHECKS}/*/.jobs/*/*")
-"""Of such jobs, below the root of installation."""
+"""Folders of such jobs, below the root of installation."""
 ERROR = "llmb: error: "
 """What the message of a command that fails begins with."""
 STARTER = "srun: "
@@ -45,7 +45,7 @@ class TaskRecord(Record):
     subject: str
     """``dataset`` or ``checkpoint``, ``collectives`` or ``gpus``, or the node that is checked."""
     workload: str = ""
-    """Of a preparation, as its size."""
+    """The workload, and its size, that a preparation is for."""
     size: str = ""
     gpus: bool
     gpu_type: str | None
@@ -126,7 +126,7 @@ class TaskOrder:
         return self.spec(self.sample_folder())
 
     def script(self) -> str:
-        """Likewise, as text."""
+        """The batch script in such a folder. Raises UsageError if the job is not possible."""
         return self.scheduler.script(self.sample(), self.sample_folder())
 
     def write(self, folder: RunFolder) -> JobSpec:
@@ -146,7 +146,7 @@ class TaskOrder:
 
 
 def read_task(folder: RunFolder) -> TaskRecord:
-    """Raises OSError, and ValueError for a file that is no record."""
+    """Raises OSError, and ValueError for a file that is not a record."""
     return read_record_file(folder.task, TaskRecord)
 
 

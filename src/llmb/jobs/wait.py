@@ -89,10 +89,10 @@ def wait_for(
             return jobs
         pause = min(max((now - began) / 20, SHORTEST_S), LONGEST_S)
         until = time.monotonic() + (pause if time_out_s is None else min(pause, time_out_s - (now - began)))
-        while (left := until - time.monotonic()) > 0:
+        while (remaining := until - time.monotonic()) > 0:
             if watch:
                 watch.look(jobs[0])
-            time.sleep(min(left, LOOK_EVERY_S))
+            time.sleep(min(remaining, LOOK_EVERY_S))
 
 
 def wait_for_one(
@@ -179,11 +179,11 @@ def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s:
 
 def repeated(job: Job, now_s: float) -> Job:
     """The next attempt at ``job``, which used one retry for each restart. Pure."""
-    found = _NUMBER.fullmatch(job.key)
+    numbered = _NUMBER.fullmatch(job.key)
     fresh = {item.name: item.default for item in fields(Job) if item.default is not MISSING}
     same = {name: getattr(job, name) for name in KEPT}
     kept = {**same, "retries": job.retries - job.restarts - 1}
-    key = f"{found[1]}#{int(found[2]) + 1}" if found else f"{job.key}#2"
+    key = f"{numbered[1]}#{int(numbered[2]) + 1}" if numbered else f"{job.key}#2"
     return replace(job, **{**fresh, **kept, "key": key, "retry_of": job.key, "submitted_s": now_s})
 
 

@@ -99,7 +99,7 @@ class JobSpec(Record):
     flags: dict[str, str | None] = Field(default_factory=dict)
     """The scheduler's own flags, all of them but those that name the run folder, in their order."""
     step_flags: dict[str, str | None] = Field(default_factory=dict)
-    """The same for the start of the workers alone."""
+    """The scheduler's flags for the start of the workers alone."""
     array: tuple[int, ...] = ()
     """Indices of the runs that the job consists of; empty for a single one."""
     array_index: int | None = None

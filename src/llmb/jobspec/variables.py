@@ -40,14 +40,14 @@ def layered(
 
     What holds a secret in that shell does not count as set there.
     """
-    found: dict[str, Variable] = {}
+    variables: dict[str, Variable] = {}
     for layer in shipped:
-        found.update(_variables(layer))
-    own = without_secrets({name: shell[name] for name in found if name in shell})
-    found.update({name: Variable(name, value, "the shell that submitted") for name, value in own.items()})
+        variables.update(_variables(layer))
+    own = without_secrets({name: shell[name] for name in variables if name in shell})
+    variables.update({name: Variable(name, value, "the shell that submitted") for name, value in own.items()})
     for layer in given:
-        found.update(_variables(layer))
-    return tuple(found.values())
+        variables.update(_variables(layer))
+    return tuple(variables.values())
 
 
 def _variables(layer: VariableLayer) -> dict[str, Variable]:
@@ -75,7 +75,7 @@ def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
     """Why variables cannot be written into a batch script."""
     for name, value in variables.items():
         if not NAME.fullmatch(name):
-            yield f"'{name}' is no name of a variable"
+            yield f"'{name}' is not the name of a variable"
         elif name in TAKEN or name in READ_ONLY or name.startswith(PREFIXES):
             yield f"{name} is set by the launcher of the workers"
         elif holds_secret(name, value):

@@ -69,8 +69,8 @@ def preparation_orders(
         raise UsageError(what, choices=_prepared_models(catalogue))
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
-    wanted = {"dataset": not choices.skip_dataset, "checkpoint": not choices.skip_checkpoint}
-    if not any(wanted.values()):
+    chosen = {"dataset": not choices.skip_dataset, "checkpoint": not choices.skip_checkpoint}
+    if not any(chosen.values()):
         raise UsageError("neither the dataset nor the checkpoint is to be prepared", do="leave out one --skip option")
     _check_model(catalogue, workload, size, choices, site)
     gpu_type = choices.gpu_type or find_scheduler(QUEUE).defaults(site, options).gpu_type
@@ -100,7 +100,7 @@ def preparation_orders(
             site,
         )
         for part in PARTS
-        if wanted[part]
+        if chosen[part]
     ]
 
 
@@ -147,6 +147,6 @@ def same_jobs(store: Store, install: Path, orders: Sequence[TaskOrder]) -> dict[
     with suppress(InfrastructureError, EnvironmentProblem):
         refresh(store, install, ASK_S)
     live = store.jobs(Filter(states=LIVE, kind="preparation"))
-    found = {(job.workload, job.size, job.subject): job for job in live}
-    wanted = [(task.workload, task.size, task.subject) for task in (order.task for order in orders)]
-    return {part: found[workload, size, part] for workload, size, part in wanted if (workload, size, part) in found}
+    by_subject = {(job.workload, job.size, job.subject): job for job in live}
+    keys = [(order.task.workload, order.task.size, order.task.subject) for order in orders]
+    return {key[-1]: by_subject[key] for key in keys if key in by_subject}

@@ -11,7 +11,6 @@ from llmb.jobs.job import Job
 from llmb.report.numbers import known, number
 from llmb.report.table import Column, Table, number_column, result_table, table_of
 from llmb.runs.folder import RunFolder
-from llmb.verdict.sentence import headline
 
 if TYPE_CHECKING:
     from llmb.jobs.nodes import NodeRecord
@@ -129,6 +128,8 @@ def job_table(job: Job, record: "RunRecord | None") -> Table:
 
 
 def _verdict(record: "RunRecord | None") -> str | None:
+    from llmb.verdict.sentence import headline  # of the one job that is shown
+
     verdict = record.result.verdict if record and record.result else None
     return headline(verdict) if verdict else None
 

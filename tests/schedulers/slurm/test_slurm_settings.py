@@ -182,7 +182,7 @@ def test_all_that_is_wrong_with_the_settings_comes_at_once_with_its_place(tmp_pa
     with pytest.raises(UsageError) as caught:
         read_cluster_file(tmp_path / "cluster_config.yaml", cluster_schema())
     text = str(caught.value)
-    for part in ("yaml:1: gpu_tpye", "HF_TOKEN looks like a secret", "'A B' is no name", "yaml:4: slurm.start",
+    for part in ("yaml:1: gpu_tpye", "HF_TOKEN looks like a secret", "'A B' is not the name", "yaml:4: slurm.start",
                  "yaml:5: slurm.gpus_per_node", "yaml:6: container", "pyxis needs an image"):  # fmt: skip
         assert part in text
     assert "hf_x" not in text
