@@ -23,6 +23,7 @@ from llmb.health.node_jobs import CheckTerms, check_order
 from llmb.health.records import ANSWER, Check, NodeReport, worst
 from llmb.health.rules import BETWEEN, rule, rules
 from llmb.jobs.history import open_history
+from llmb.jobs.wait import PATIENCE_S
 from llmb.jobspec.options import JobOptions
 from llmb.report.doctor_report import nodes_document, nodes_tables
 from llmb.report.table import table_lines
@@ -296,7 +297,7 @@ def test_a_scheduler_that_never_answers_again_leaves_nodes_unchecked(run: Run, c
     check, complete = run(Silent(), {"node1": UP})
     assert complete
     assert answers(check) == {"node1": ("warn", "not checked: Slurm does not answer")}
-    assert clock[0] - began > check_nodes.PATIENCE_S
+    assert clock[0] - began > PATIENCE_S
 
 
 class Interrupted(Scripted):

@@ -53,14 +53,6 @@ def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
     }
 
 
-def test_a_failure_has_its_reason_from_the_log(client: Client) -> None:
-    with_command(client, "echo 'reading'; echo 'llmb: error: the model is gated' >&2; echo '  do: ask' >&2; exit 3")
-    (job,) = submitted(client, "--skip-dataset")
-    (row,) = client.json("jobs", "wait", job["job_id"], code=4)["jobs"]
-    assert (row["status"], row["reason"], row["exit_code"]) == ("failed", "the model is gated", 3)
-    assert "llmb: error: the model is gated" in client.json("jobs", "show", job["job_id"])["last_lines"]
-
-
 def test_what_is_being_prepared_is_not_submitted_again_and_can_be_cancelled(client: Client) -> None:
     with_command(client, "echo working; exec sleep 600")
     (job,) = submitted(client, "--skip-dataset")

@@ -3,7 +3,6 @@
 
 import json
 import shlex
-import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -157,15 +156,3 @@ def test_a_proxy_without_a_password_reaches_the_job_like_any_variable(
     program("sbatch", f"env >>{tmp_path}/environment; date +%N")
     assert call(LORA, "--yes", "--skip-checkpoint", HTTPS_PROXY="http://proxy:3128").exception is None
     assert "HTTPS_PROXY=http://proxy:3128" in (tmp_path / "environment").read_text().splitlines()
-
-
-def test_what_slurm_rejects_leaves_nothing(
-    call: Callable[..., Result], program: Callable[[str, str], None], tmp_path: Path
-) -> None:
-    program("sbatch", "echo 'sbatch: error: no such partition' >&2; exit 1")
-    error = call(LORA, "--yes").exception
-    assert isinstance(error, UsageError)
-    assert "Slurm rejected the job" in error.what
-    assert list((tmp_path / "install" / "workloads" / LORA / "preparations").iterdir()) == []
-    with sqlite3.connect(tmp_path / "install" / ".llmb" / "jobs.sqlite") as history:
-        assert history.execute("SELECT count(*) FROM jobs").fetchone() == (0,)

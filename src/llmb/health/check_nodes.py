@@ -16,17 +16,14 @@ from llmb.health.records import ANSWER, NodeReport, Status
 from llmb.health.rules import rule
 from llmb.jobs.job import Job
 from llmb.jobs.store import Store
+from llmb.jobs.wait import PATIENCE_S, pause_s
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import JobState, NodeState, Scheduler
 
 ASK_S = 20.0
-SHORTEST_S, LONGEST_S = 1.0, 15.0
-"""Between two queries of the scheduler; it grows with the time waited."""
 NODES_EVERY_S = 30.0
 """The states of nodes whose jobs wait are asked again."""
-PATIENCE_S = 600.0
-"""How long a scheduler may fail to answer."""
 LATE_S = 60.0
 """After which a file that another node has written is seen by every client of the file system."""
 GRACE_S = 120.0
@@ -151,7 +148,7 @@ class NodesCheck:
                 if now - heard > PATIENCE_S:
                     raise
             if self._open():
-                time.sleep(min(max((now - began) / 20, SHORTEST_S), LONGEST_S))
+                time.sleep(pause_s(now - began))
 
     def _collect(self) -> None:
         for node in self._open():

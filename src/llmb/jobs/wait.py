@@ -57,6 +57,11 @@ WORST_FIRST = (
 )
 
 
+def pause_s(waited_s: float) -> float:
+    """How long to wait for the next query."""
+    return min(max(waited_s / 20, SHORTEST_S), LONGEST_S)
+
+
 def wait_for(
     store: Store,
     install: Path,
@@ -87,7 +92,7 @@ def wait_for(
             if watch:
                 watch.look(jobs[0])
             return jobs
-        pause = min(max((now - began) / 20, SHORTEST_S), LONGEST_S)
+        pause = pause_s(now - began)
         until = time.monotonic() + (pause if time_out_s is None else min(pause, time_out_s - (now - began)))
         while (remaining := until - time.monotonic()) > 0:
             if watch:
