@@ -27,9 +27,6 @@ def commands_page() -> str:
 
 
 def command_section(name: str, command: Any) -> str:  # noqa: ANN401 (typer keeps its command types private)
-    first = next((other for other, (module, _) in COMMANDS.items() if module == COMMANDS.get(name, ("",))[0]), name)
-    if first != name:
-        return page(f"## llmb {name}", f"Another name of [`llmb {first}`](#llmb-{first}).")
     if hasattr(command, "commands"):
         return page(f"## llmb {name}", f"{COMMANDS[name][1]} `{'`, `'.join(command.commands)}`; see below.")
     annotations = get_type_hints(command.callback)

@@ -9,8 +9,7 @@ from typing import Any
 from llmb.analysis.forecast import Expected
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.analysis.watched import Circumstances, StepHistory, outlook
-from llmb.campaigns.campaign import CampaignJob, JobRequest, new_campaign
-from llmb.campaigns.plan import planned
+from llmb.campaigns.campaign import CampaignJob, JobRequest, new_campaign, planned
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
@@ -41,17 +40,15 @@ from llmb.prepare.samples import TEMPLATE
 from llmb.prepare.verify import Item, Verification
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, TokenizerRecord
-from llmb.report.campaign_report import campaign_document
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
-from llmb.report.install_report import image_document, install_document
+from llmb.report.install_report import image_document, install_document, settings_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.nccl_report import nccl_document
 from llmb.report.parse_report import parse_document, parse_report
-from llmb.report.plan_report import submit_document
+from llmb.report.plan_report import campaign_document, submit_document
 from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
 from llmb.report.recipe_report import list_document, metrics_document, recipe_document
 from llmb.report.run_report import repeats_document, run_document
-from llmb.report.settings_report import settings_document
 from llmb.report.trace_report import trace_document
 from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices

@@ -15,7 +15,7 @@ from llmb.bench.device_bench import raise_if_missing
 from llmb.bench.kept_measurements import read_measurements, write_measurements
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.cli.bench import app
-from llmb.cli.bench_keep import save_and_show
+from llmb.cli.bench_jobs import save_and_show
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.report.bench_report import history_tables, measurement_tables
 from llmb.report.table import table_lines

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from llmb.campaigns.entry import Selection
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.keys import campaign_keys
-from llmb.cli import bulk, launch, submit
+from llmb.cli.main import app, load_command
 from llmb.errors import InfrastructureError, LlmbError, UsageError, UserInterrupt
 from llmb.options.option import options_of
 from llmb.reference_suite.variables import documented_variables
@@ -38,25 +37,25 @@ def environ(install: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"LLMB_INSTALL": str(install)}
 
 
-def call(module: Any, environ: dict[str, str], *arguments: str) -> Result:
-    return CliRunner().invoke(module.app, arguments, env=environ)
+def call(command: str, environ: dict[str, str], *arguments: str) -> Result:
+    return CliRunner().invoke(app, [command, *arguments], env=environ)
 
 
-def shown(module: Any, environ: dict[str, str], *arguments: str) -> list[dict[str, Any]]:
+def shown(command: str, environ: dict[str, str], *arguments: str) -> list[dict[str, Any]]:
     """The jobs that a campaign would queue."""
-    result = call(module, environ, *arguments, "--dry-run", "--json")
+    result = call(command, environ, *arguments, "--dry-run", "--json")
     assert result.exception is None, result.output
     return json.loads(result.stdout)["jobs"]
 
 
-def refused(module: Any, environ: dict[str, str], *arguments: str) -> LlmbError:
-    error = call(module, environ, *arguments).exception
+def refused(command: str, environ: dict[str, str], *arguments: str) -> LlmbError:
+    error = call(command, environ, *arguments).exception
     assert isinstance(error, UsageError), error
     return error
 
 
 def test_lists_make_a_campaign(environ: dict[str, str]) -> None:
-    jobs = shown(submit, environ, "-w", "pretrain_llama3.1", "-s", "8b,70b", "--dtype", "bf16", "--max-scale", "128")
+    jobs = shown("submit", environ, "-w", "pretrain_llama3.1", "-s", "8b,70b", "--dtype", "bf16", "--max-scale", "128")
     assert [(job["size"], job["scale"], job["nodes"], job["gpu_hours"]) for job in jobs] == [
         ("8b", 128, 16, 64.0),
         ("70b", 128, 16, 64.0),
@@ -78,7 +77,7 @@ def test_a_campaign_is_queued_twice_only_if_that_is_asked_for(
     def queued() -> int:
         return (install / "asked").read_text().count("x")
 
-    command = (submit, environ, "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8,16", "--dtype", "bf16")
+    command = ("submit", environ, "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8,16", "--dtype", "bf16")
     assert call(*command, "--yes").exception is None
     assert queued() == 2
     error = refused(*command, "--yes")
@@ -95,46 +94,46 @@ def test_a_campaign_is_queued_twice_only_if_that_is_asked_for(
 
 def test_one_recipe_is_a_job_and_its_script_is_printed(environ: dict[str, str]) -> None:
     options = ("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "8", "--dry-run")
-    script = call(submit, environ, *options)
+    script = call("submit", environ, *options)
     assert script.stdout.startswith("#!/bin/bash\n# pretrain_llama3.1 8b bf16 on 8 x h100")
-    assert call(submit, environ, "-w", "pretrain_llama3.1_8b", "--dry-run").stdout == script.stdout
-    document = json.loads(call(submit, environ, *options, "--json").stdout)
+    assert call("submit", environ, "-w", "pretrain_llama3.1_8b", "--dry-run").stdout == script.stdout
+    document = json.loads(call("submit", environ, *options, "--json").stdout)
     assert document["script"] == script.stdout
     assert [choice["name"] for choice in document["unspecified"]] == ["GPU type"]
-    assert len(shown(submit, environ, *options, "--repeats", "3")) == 3
+    assert len(shown("submit", environ, *options, "--repeats", "3")) == 3
 
 
 def test_a_scale_at_which_nobody_saves_draws_a_warning(environ: dict[str, str]) -> None:
     recipe = ("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--dry-run", "--save-checkpoint")
-    warned = call(submit, environ, *recipe, "--scale", "8")
+    warned = call("submit", environ, *recipe, "--scale", "8")
     assert warned.exit_code == 0
     assert "llmb: warning: checkpoints are published as saved by 16 to 128 GPUs, not by 8" in warned.stderr
-    assert "warning" not in call(submit, environ, *recipe, "--scale", "16").stderr
+    assert "warning" not in call("submit", environ, *recipe, "--scale", "16").stderr
 
 
 def test_nodes_are_given_as_to_sbatch(environ: dict[str, str]) -> None:
     environ |= {"DTYPE": "fp8", "MODEL_SIZE": "405b"}
     given = ("-A", "research", "-p", "batch", "-N", "72", "--gres=gpu:8")
-    result = call(launch, environ, "pretrain_llama3.1", *given, "--dry-run")
+    result = call("launch", environ, "pretrain_llama3.1", *given, "--dry-run")
     requested = [line.removeprefix("#SBATCH --") for line in result.stdout.splitlines() if line.startswith("#SBATCH")]
     for flag in ("nodes=72", "gres=gpu:8", "account=research", "partition=batch"):
         assert flag in requested
     assert not any(flag.startswith("gpus-per-node") for flag in requested)
     assert "405b fp8 on 576 x h100" in result.stdout
     assert "note: release 24.11, whose document counts the GPUs this way" in result.stderr
-    newest = call(launch, environ | {"NUM_NODES": "128"}, "pretrain_llama3.1", "--release", "25.04", "--dry-run")
+    newest = call("launch", environ | {"NUM_NODES": "128"}, "pretrain_llama3.1", "--release", "25.04", "--dry-run")
     assert "405b fp8 on 1024 x h100" in newest.stdout
-    error = refused(launch, environ | {"JOB_TOTAL_GPUS": "64"}, "pretrain_llama3.1", "-N", "4", "--dry-run")
+    error = refused("launch", environ | {"JOB_TOTAL_GPUS": "64"}, "pretrain_llama3.1", "-N", "4", "--dry-run")
     assert error.what == "4 nodes with 8 GPUs each are 32 GPUs, but the scale is 64"
-    script = call(submit, environ, "-w", "pretrain_llama3.1_405b", "-N", "4", "--dry-run").stdout
+    script = call("submit", environ, "-w", "pretrain_llama3.1_405b", "-N", "4", "--dry-run").stdout
     assert "405b PROXY (8 of 126 layers) bf16 on 32 x h100" in script
 
 
 def test_the_release_follows_from_a_variable_that_only_its_document_has(environ: dict[str, str]) -> None:
     environ |= {"DTYPE": "bf16", "MODEL_SIZE": "405b"}
-    old = call(launch, environ | {"SBATCH_GPUS": "32"}, "pretrain_llama3.1", "--dry-run")
+    old = call("launch", environ | {"SBATCH_GPUS": "32"}, "pretrain_llama3.1", "--dry-run")
     assert "gbs126" in old.stdout
-    new = call(launch, environ | {"JOB_TOTAL_GPUS": "32"}, "pretrain_llama3.1", "--dry-run")
+    new = call("launch", environ | {"JOB_TOTAL_GPUS": "32"}, "pretrain_llama3.1", "--dry-run")
     assert "gbs64" in new.stdout
     assert "release 25.04 (or 24.11)" in new.stderr
     assert "note: release" not in new.stderr
@@ -142,24 +141,24 @@ def test_the_release_follows_from_a_variable_that_only_its_document_has(environ:
 
 def test_a_profile_is_a_run_beside_the_others(environ: dict[str, str], file: Path) -> None:
     one = ("-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8")
-    assert call(submit, environ, *one, "--profile", "--dry-run").stdout.startswith("#!/bin/bash")
-    jobs = shown(submit, environ, *one, "--repeats", "2", "--profile")
+    assert call("submit", environ, *one, "--profile", "--dry-run").stdout.startswith("#!/bin/bash")
+    jobs = shown("submit", environ, *one, "--repeats", "2", "--profile")
     assert [(job["repeat"], job["profiled"]) for job in jobs] == [(1, False), (2, False), (3, True)]
-    jobs = shown(bulk, environ, str(file), "-s", "15b", "--profile")
+    jobs = shown("bulk", environ, str(file), "-s", "15b", "--profile")
     assert [(job["repeat"], job["profiled"]) for job in jobs] == [(1, False), (2, False), (3, True)]
-    error = refused(submit, environ, *one, "--repeats", "2", "--profile", "--nccl-trace", "--dry-run")
+    error = refused("submit", environ, *one, "--repeats", "2", "--profile", "--nccl-trace", "--dry-run")
     assert "mutually exclusive" in error.what
 
 
 def test_everything_that_the_engine_can_run_is_found(environ: dict[str, str]) -> None:
-    result = call(submit, environ, "--max-scale", "64", "--dtype", "bf16", "--dry-run")
+    result = call("submit", environ, "--max-scale", "64", "--dtype", "bf16", "--dry-run")
     assert {"pretrain_llama3.1", "pretrain_nemotron4"} <= set(result.stdout.split())
     assert "GPU-hours" in result.stdout
 
 
 def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> None:
     (install / "cluster_config.yaml").unlink()
-    error = refused(submit, environ, "--max-scale", "64", "--dry-run")
+    error = refused("submit", environ, "--max-scale", "64", "--dry-run")
     assert "the cluster's GPU type is not specified" in error.what
 
 
@@ -182,11 +181,11 @@ def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> 
     ],
 )
 def test_what_cannot_be_queued_is_refused(environ: dict[str, str], options: tuple[str, ...], words: str) -> None:
-    assert words in str(refused(submit, environ, *options))
+    assert words in str(refused("submit", environ, *options))
 
 
 def test_nobody_is_asked_without_a_terminal(environ: dict[str, str]) -> None:
-    error = refused(submit, environ, "-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2")
+    error = refused("submit", environ, "-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2")
     assert "2 jobs, 8 GPU-hours at most" in error.what
     assert "--yes" in str(error.do)
 
@@ -210,7 +209,7 @@ def briefly(jobs: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
 
 
 def test_a_file_is_a_campaign(environ: dict[str, str], file: Path) -> None:
-    jobs = shown(bulk, environ, str(file))
+    jobs = shown("bulk", environ, str(file))
     assert briefly(jobs) == [("8b", 16, 1), ("15b", 16, 1), ("15b", 16, 2), ("8b", 8, 1)]
     assert jobs[0]["asked_by"] == f"{file}:2"
 
@@ -228,12 +227,12 @@ def test_a_file_is_a_campaign(environ: dict[str, str], file: Path) -> None:
 def test_options_leave_some_of_a_file(
     environ: dict[str, str], file: Path, options: tuple[str, ...], expected: list[tuple[str, int, int]]
 ) -> None:
-    assert briefly(shown(bulk, environ, str(file), *options)) == expected
+    assert briefly(shown("bulk", environ, str(file), *options)) == expected
 
 
 def test_options_come_before_the_file(environ: dict[str, str], file: Path, install: Path) -> None:
     command = ("--yes", "--gbs", "64", "--env", "NCCL_DEBUG=WARN", "--time-limit", "5", "--scale", "16")
-    result = call(bulk, environ, str(file), *command)
+    result = call("bulk", environ, str(file), *command)
     assert "sbatch is not on this machine" in str(result.exception) or "Slurm" in str(result.exception)
     (campaign,) = (install / ".llmb" / "campaigns").glob("*.json")
     wanted = [job["wanted"] for job in json.loads(campaign.read_text())["jobs"]]
@@ -256,7 +255,7 @@ pretrain_llama3.1_8b:
   sweep: {tp: [1, two]}
 pretrain_lama3.1_8b: {scales: 8}
 """)
-    what = refused(bulk, environ, str(path), "--dry-run").what
+    what = refused("bulk", environ, str(path), "--dry-run").what
     assert f"{path}:5: unknown workload 'pretrain_lama3.1_8b'; did you mean" in what
     assert f"{path}:2: pretrain_llama3.1 8b bf16 on 24 h100: pretrain_llama3.1 8b has no layout for 24 GPUs" in what
     assert "tp is 'two'; it must be a whole number" in what
@@ -270,23 +269,25 @@ def test_a_file_that_asks_for_nothing(
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    assert str(path) in str(refused(bulk, environ, str(path), "--dry-run"))
+    assert str(path) in str(refused("bulk", environ, str(path), "--dry-run"))
 
 
 def test_a_launch_is_what_its_variables_say(environ: dict[str, str], install: Path) -> None:
     variables = {"JOB_TOTAL_GPUS": "16", "MODEL_SIZE": "8b", "DTYPE": "bf16", "GPU_TYPE": "h100", "MAX_STEPS": "20"}
-    launched = call(launch, environ | variables, "pretrain_llama3.1", "--dry-run")
+    launched = call("launch", environ | variables, "pretrain_llama3.1", "--dry-run")
     assert launched.exception is None, launched.output
     same = ("-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16", "--dry-run")
-    assert launched.stdout == call(submit, environ, *same).stdout
+    assert launched.stdout == call("submit", environ, *same).stdout
     stage = install / "stage"
-    staged = call(launch, variables | {"STAGE_PATH": str(stage), "LLMB_INSTALL": ""}, "pretrain_llama3.1", "--dry-run")
+    staged = call(
+        "launch", variables | {"STAGE_PATH": str(stage), "LLMB_INSTALL": ""}, "pretrain_llama3.1", "--dry-run"
+    )
     assert f"--chdir={stage}/workloads/pretrain_llama3.1/" in staged.stdout
 
 
 def test_options_of_a_launch_come_before_variables(environ: dict[str, str]) -> None:
     variables = {"JOB_TOTAL_GPUS": "16", "MODEL_SIZE": "8b", "TIME_LIMIT": "00:05:00", "GBS": "wrong"}
-    result = call(launch, environ | variables, "pretrain_llama3.1", "--scale", "8", "--gbs", "256", "--dry-run")
+    result = call("launch", environ | variables, "pretrain_llama3.1", "--scale", "8", "--gbs", "256", "--dry-run")
     assert "_gpus8_" in result.stdout
     assert "_gbs256" in result.stdout
     assert "#SBATCH --time=00:05:00" in result.stdout
@@ -295,10 +296,10 @@ def test_options_of_a_launch_come_before_variables(environ: dict[str, str]) -> N
 def test_a_launch_tells_of_names_that_are_almost_right(environ: dict[str, str]) -> None:
     variables = {"JOB_TOTAL_GPUS": "8", "MODEL_SIZE": "8b", "JOB_TOTAL_GPU": "16", "NEMO_HOME": "/nemo"}
     warning = "warning: JOB_TOTAL_GPU is not a variable that llmb reads; did you mean JOB_TOTAL_GPUS?"
-    result = call(launch, environ | variables, "pretrain_llama3.1", "--dry-run")
+    result = call("launch", environ | variables, "pretrain_llama3.1", "--dry-run")
     assert warning in result.stderr
     assert "note: NEMO_HOME is not needed" in result.stderr
-    result = call(launch, environ | variables | {"TP": "two"}, "pretrain_llama3.1", "--dry-run")
+    result = call("launch", environ | variables | {"TP": "two"}, "pretrain_llama3.1", "--dry-run")
     assert isinstance(result.exception, UsageError)
     assert warning in result.stderr
 
@@ -306,17 +307,17 @@ def test_a_launch_tells_of_names_that_are_almost_right(environ: dict[str, str]) 
 def test_a_launch_that_cannot_be_is_refused(environ: dict[str, str]) -> None:
     assert (
         "the number of GPUs is not specified"
-        in refused(launch, environ | {"MODEL_SIZE": "8b"}, "pretrain_llama3.1").what
+        in refused("launch", environ | {"MODEL_SIZE": "8b"}, "pretrain_llama3.1").what
     )
     assert (
         "the size of pretrain_llama3.1 is not specified"
-        in refused(launch, environ | {"JOB_TOTAL_GPUS": "8"}, "pretrain_llama3.1").what
+        in refused("launch", environ | {"JOB_TOTAL_GPUS": "8"}, "pretrain_llama3.1").what
     )
-    wrong = refused(launch, environ | {"EP": "4", "ENABLE_CHECKPOINT": "perhaps"}, "pretrain_llama3.1").what
+    wrong = refused("launch", environ | {"EP": "4", "ENABLE_CHECKPOINT": "perhaps"}, "pretrain_llama3.1").what
     assert "EP does not apply to pretrain_llama3.1" in wrong
     assert "ENABLE_CHECKPOINT is 'perhaps'; it must be true or false" in wrong
     both = {"ENABLE_PROFILE": "1", "ENABLE_NCCLTRACE": "1"}
-    assert "are mutually exclusive" in refused(launch, environ | both, "pretrain_llama3.1").what
+    assert "are mutually exclusive" in refused("launch", environ | both, "pretrain_llama3.1").what
 
 
 def test_every_variable_sets_an_option_of_launch() -> None:
@@ -329,7 +330,7 @@ def test_every_option_of_a_job_is_a_key_of_files() -> None:
     keys = campaign_keys(job_options().values(), ())
     spelled = {
         spelled.lstrip("-").replace("-", "_")
-        for option in get_command(submit.app).params
+        for option in load_command("submit").params
         if option.name in job_options() and option.name not in options_of(Selection)
         for spelled in option.opts
         if spelled.startswith("--")
@@ -366,7 +367,7 @@ def test_what_becomes_of_a_job_that_is_not_submitted_is_said(
     with warnings.catch_warnings():
         # Python waits a quarter of a second for the program that it called when it was interrupted, then leaves it.
         warnings.simplefilter("ignore", ResourceWarning)
-        error = call(submit, environ | {"PATH": path}, *tiny).exception
+        error = call("submit", environ | {"PATH": path}, *tiny).exception
         assert isinstance(error, kind), error
         assert what in error.what
         assert str(install) not in str(error)
@@ -377,8 +378,10 @@ def test_what_becomes_of_a_job_that_is_not_submitted_is_said(
 def test_jobs_of_a_sweep_are_told_apart(environ: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("pretrain_llama3.1_8b: {dtypes: bf16, scales: 8, sweep: {seed: [1, 2]}}\n")
-    swept = call(bulk, environ, str(path), "--dry-run").stdout
+    swept = call("bulk", environ, str(path), "--dry-run").stdout
     assert swept.count("seed=1\n") == swept.count("seed=2\n") == 1
     assert "asked by" not in swept
-    repeated = call(submit, environ, "-w", "pretrain_llama3.1_8b", "--repeats", "2", "--scale", "8", "--dry-run").stdout
+    repeated = call(
+        "submit", environ, "-w", "pretrain_llama3.1_8b", "--repeats", "2", "--scale", "8", "--dry-run"
+    ).stdout
     assert "with" not in repeated

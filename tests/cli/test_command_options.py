@@ -8,7 +8,6 @@ from typing import Annotated
 import pytest
 import typer
 from campaign_files import CampaignFiles
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from llmb.campaigns.entry import Selection
@@ -18,7 +17,7 @@ from llmb.campaigns.queueing import agree
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Overrides, Request
-from llmb.cli import launch, run, submit
+from llmb.cli.main import load_command
 from llmb.cli.options import record_options, takes
 from llmb.errors import UsageError, UserInterrupt
 from llmb.options.option import Option, made, options_of
@@ -57,8 +56,8 @@ def test_a_flag_that_negates_sets_false_or_nothing() -> None:
 
 def test_commands_have_the_options_that_are_declared() -> None:
     spelled = {
-        module: {name for option in get_command(module.app).params for name in (*option.opts, *option.secondary_opts)}
-        for module in (run, submit, launch)
+        name: {text for option in load_command(name).params for text in (*option.opts, *option.secondary_opts)}
+        for name in ("run", "submit", "launch")
     }
     declared = {text for option in job_options().values() for pair in option.spellings for text in pair.split("/")}
     selecting = {text for option in options_of(Selection).values() for text in option.spellings}
@@ -68,9 +67,9 @@ def test_commands_have_the_options_that_are_declared() -> None:
         for pair in option.spellings
         for text in pair.split("/")
     ]
-    assert set(chosen) <= spelled[run]
-    assert declared | selecting <= spelled[submit]
-    assert declared - {"-w", "--workload"} <= spelled[launch]
+    assert set(chosen) <= spelled["run"]
+    assert declared | selecting <= spelled["submit"]
+    assert declared - {"-w", "--workload"} <= spelled["launch"]
 
 
 def test_variables_of_options_are_those_of_the_documents() -> None:

@@ -7,50 +7,50 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from llmb.cli import bulk, jobs, launch, parse, result, run, submit
+from llmb.cli.main import app
 from llmb.errors import LlmbError, UsageError
 
 TINY = ("-w", "pretrain_llama3.1", "-s", "tiny")
 COMMANDS = [
-    (run, (*TINY, "--dry-run")),
-    (submit, (*TINY, "--scale", "1", "--dry-run")),
-    (submit, (*TINY, "--scale", "1,2", "--dry-run")),
-    (launch, ("pretrain_llama3.1", "-s", "tiny", "--scale", "1", "--dry-run")),
-    (bulk, ("JOBS", "--dry-run")),
-    (result, ("4711",)),
-    (parse, ()),
-    *((jobs, (name, *more)) for name, more in (
+    ("run", (*TINY, "--dry-run")),
+    ("submit", (*TINY, "--scale", "1", "--dry-run")),
+    ("submit", (*TINY, "--scale", "1,2", "--dry-run")),
+    ("launch", ("pretrain_llama3.1", "-s", "tiny", "--scale", "1", "--dry-run")),
+    ("bulk", ("JOBS", "--dry-run")),
+    ("result", ("4711",)),
+    ("parse", ()),
+    *(("jobs", (name, *more)) for name, more in (
         ("list", ()), ("show", ("4711",)), ("log", ("4711",)), ("wait", ("4711",)), ("cancel", ("4711",)),
         ("refresh", ()), ("rebuild", ()), ("nodes", ()),
     )),
 ]  # fmt: skip
-NAMES = [f"{module.__name__.rpartition('.')[2]} {' '.join(words[:1])}" for module, words in COMMANDS]
+NAMES = [f"{command} {' '.join(words[:1])}" for command, words in COMMANDS]
 
 
-def call(module: Any, words: tuple[str, ...], folder: Path, environ: dict[str, str]) -> Any:
+def call(command: str, words: tuple[str, ...], folder: Path, environ: dict[str, str]) -> Any:
     (folder / "jobs.txt").write_text("pretrain_llama3.1 tiny fp32 1\n")
     arguments = [str(folder / "jobs.txt") if word == "JOBS" else word for word in words]
     unset = {"LLMB_INSTALL": "", "STAGE_PATH": "", "HOME": str(folder / "home")}
-    return CliRunner().invoke(module.app, arguments, env=unset | environ)
+    return CliRunner().invoke(app, [command, *arguments], env=unset | environ)
 
 
-@pytest.mark.parametrize(("module", "words"), COMMANDS, ids=NAMES)
+@pytest.mark.parametrize(("command", "words"), COMMANDS, ids=NAMES)
 def test_each_command_prints_the_same_root(
-    module: Any, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     stage = tmp_path / "stage"
     (stage / "workloads").mkdir(parents=True)
     (stage / "cluster_config.yaml").write_text("gpu_type: cpu\n")
     told = f"llmb: root of installation: {stage} (STAGE_PATH)\n"
-    done = call(module, words, tmp_path, {"STAGE_PATH": str(stage)})
+    done = call(command, words, tmp_path, {"STAGE_PATH": str(stage)})
     assert done.exception is None or isinstance(done.exception, (LlmbError, SystemExit)), done.exception
     assert done.stderr.count("root of installation") == done.stderr.count(told) == 1
     assert "--chdir=" not in done.stdout or f"--chdir={stage}/" in done.stdout
-    by_default = call(module, words, tmp_path, {})
+    by_default = call(command, words, tmp_path, {})
     assert "root of installation" not in by_default.stderr
     monkeypatch.chdir(stage)
-    assert f"{stage} (cluster_config.yaml)" in call(module, words, tmp_path, {}).stderr
-    both = call(module, words, tmp_path, {"STAGE_PATH": str(stage), "LLMB_INSTALL": "/elsewhere"})
+    assert f"{stage} (cluster_config.yaml)" in call(command, words, tmp_path, {}).stderr
+    both = call(command, words, tmp_path, {"STAGE_PATH": str(stage), "LLMB_INSTALL": "/elsewhere"})
     assert isinstance(both.exception, UsageError)
     assert both.exception.what == f"LLMB_INSTALL is '/elsewhere', but STAGE_PATH is '{stage}'"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from llmb.cli.parse import app
-from llmb.cli.parse_compat import CompatError
+from llmb.cli.parse import CompatError, app
 from llmb.logs.step_line import format_step_line
 
 READER = Path(__file__).parents[1] / "support" / "reference_parser.sh"

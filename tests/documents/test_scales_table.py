@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, gpu_types_of, releases_of, sizes_of
 from llmb.catalogue.scales import all_scales
-from llmb.cli import show
+from llmb.cli.main import app
 from llmb.errors import UsageError
 from llmb.report.recipe_report import scales_table
 from llmb.report.table import plain_lines
@@ -25,7 +25,7 @@ PUBLISHED = [
 
 
 def shown(*arguments: str) -> str:
-    result = CliRunner().invoke(show.app, [*arguments, "--all-scales"])
+    result = CliRunner().invoke(app, ["show", *arguments, "--all-scales"])
     assert result.exception is None, result.output
     return result.stdout
 

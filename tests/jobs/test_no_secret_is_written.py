@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from llmb.cli import bulk, launch, submit
+from llmb.cli.main import app
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.local.workers import run_workers
@@ -43,8 +43,8 @@ def written(folder: Path) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and MARK.encode() in path.read_bytes()]
 
 
-def call(command: object, install: Path, *arguments: str, **more: str) -> Result:
-    return CliRunner().invoke(command.app, arguments, env={**SHELL, "LLMB_INSTALL": str(install), **more})
+def call(command: str, install: Path, *arguments: str, **more: str) -> Result:
+    return CliRunner().invoke(app, [command, *arguments], env={**SHELL, "LLMB_INSTALL": str(install), **more})
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def install(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
-        (submit, (*RECIPE, "--scale", "8", "--yes")),
-        (submit, (*RECIPE, "--scale", "8,16", "--yes")),
-        (launch, ("pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--scale", "8", "--yes")),
-        (submit, ("-w", "finetune_llama3", "-s", "70b", "--dtype", "fp8", "--scale", "8", "--gpu-type", "b200",
+        ("submit", (*RECIPE, "--scale", "8", "--yes")),
+        ("submit", (*RECIPE, "--scale", "8,16", "--yes")),
+        ("launch", ("pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--scale", "8", "--yes")),
+        ("submit", ("-w", "finetune_llama3", "-s", "70b", "--dtype", "fp8", "--scale", "8", "--gpu-type", "b200",
                   "--framework", "megatron_bridge", "--yes")),
     ],
     ids=["submit", "campaign", "launch", "megatron_bridge"],
@@ -105,7 +105,7 @@ def test_what_is_given_as_an_option_is_refused_and_not_repeated(
     option: str, value: str, install: Path, program: Callable[[str, str], None]
 ) -> None:
     program("sbatch", "echo 4711")
-    done = call(submit, install, *RECIPE, "--scale", "8", "--yes", option, value)
+    done = call("submit", install, *RECIPE, "--scale", "8", "--yes", option, value)
     assert isinstance(done.exception, UsageError)
     assert MARK not in str(done.exception)
     assert list(install.rglob("*")) == []
@@ -124,7 +124,7 @@ def test_what_is_given_as_an_option_is_refused_and_not_repeated(
 )
 def test_settings_of_a_cluster_hold_none(settings: str, install: Path) -> None:
     (install / "cluster_config.yaml").write_text(f"{settings}\n")
-    done = call(submit, install, *RECIPE, "--scale", "8", "--yes")
+    done = call("submit", install, *RECIPE, "--scale", "8", "--yes")
     assert isinstance(done.exception, UsageError)
     assert MARK not in str(done.exception)
     assert [path.name for path in install.iterdir()] == ["cluster_config.yaml"]
@@ -134,9 +134,9 @@ def test_files_of_campaigns_and_the_shells_flags_hold_none(install: Path, tmp_pa
     file = tmp_path / "jobs.txt"
     file.write_text(f"pretrain_llama3.1 8b bf16 8 gpu_type=h100 env.NCCL_NOTE={SECRETS[0]}\n")
     calls = [
-        call(bulk, install, str(file), "--yes"),
-        call(submit, install, *RECIPE, "--scale", "8", "--yes", ADDITIONAL_SLURM_PARAMS=f"comment={SECRETS[0]}"),
-        call(submit, install, *RECIPE, "--scale", "8", "--yes", SBATCH_RESERVATION=SECRETS[1]),
+        call("bulk", install, str(file), "--yes"),
+        call("submit", install, *RECIPE, "--scale", "8", "--yes", ADDITIONAL_SLURM_PARAMS=f"comment={SECRETS[0]}"),
+        call("submit", install, *RECIPE, "--scale", "8", "--yes", SBATCH_RESERVATION=SECRETS[1]),
     ]
     for done in calls:
         assert isinstance(done.exception, UsageError)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import fork_client
 
 STAND_IN = Path(__file__).with_name("fork_client.py")
-COMMANDS = ("run", "submit", "jobs", "bulk", "checkpoint")
+COMMANDS = ("run", "submit", "jobs", "checkpoint")
 LOADED = (
     "llmb.engine.worker",
     "llmb.weights.worker.convert",

@@ -38,13 +38,11 @@ from llmb.catalogue.resolve import Request
 from llmb.cli.bench_collectives import collectives
 from llmb.cli.bench_disk import disk
 from llmb.cli.bench_gpus import gpus
-from llmb.cli.bench_keep import save_and_show
-from llmb.cli.group import CommandGroup
-from llmb.cli.json_option import Json
-from llmb.cli.messages import print_unspecified, say
-from llmb.cli.options import selection_options, takes
+from llmb.cli.bench_jobs import save_and_show
+from llmb.cli.options import Json, selection_options, takes
 from llmb.cli.progress import CaseProgress
-from llmb.cli.root import install_here
+from llmb.cli.root import install_here, print_unspecified, say
+from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.options.option import made, options_of
 from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables

@@ -26,13 +26,10 @@ from llmb.bench.device_bench import DeviceChoice, device_here, raise_if_missing
 from llmb.bench.jobs import BenchProgress
 from llmb.bench.nccl_table import collective_texts
 from llmb.bench.records import MeasurementFile
-from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue
-from llmb.cli.bench_keep import save_and_show
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.options import given_of, takes
+from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue, save_and_show
+from llmb.cli.options import Json, given_of, takes
 from llmb.cli.progress import CaseProgress
-from llmb.cli.root import install_here
+from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.report.bench_report import measurement_document, not_measured_table
 from llmb.report.output import print_json, print_tables, print_text

@@ -24,12 +24,10 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
-from llmb.cli.bench_keep import save_and_show
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.options import selection_options, takes
+from llmb.cli.bench_jobs import save_and_show
+from llmb.cli.options import Json, selection_options, takes
 from llmb.cli.progress import CaseProgress
-from llmb.cli.root import install_here
+from llmb.cli.root import install_here, say
 from llmb.errors import UsageError
 from llmb.options.option import made, options_of
 from llmb.report.bench_report import disk_document, disk_tables

@@ -15,13 +15,10 @@ from llmb.bench.jobs import BenchProgress
 from llmb.bench.outliers import outlier_rule
 from llmb.bench.records import JOB as FILE
 from llmb.bench.records import PROGRAM, MeasurementFile
-from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue
-from llmb.cli.bench_keep import save_and_show
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.options import given_of, takes
+from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue, save_and_show
+from llmb.cli.options import Json, given_of, takes
 from llmb.cli.progress import CaseProgress
-from llmb.cli.root import install_here
+from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed
 from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.output import print_json, print_tables

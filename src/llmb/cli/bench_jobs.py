@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the commands of ``llmb bench`` that can be jobs: options, order, and what is shown of the job."""
+"""``llmb bench`` in jobs, and the saving of what any of its commands measured."""
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,11 +22,12 @@ from llmb.bench.bench_job import (
 )
 from llmb.bench.cases import Device
 from llmb.bench.device_bench import DeviceChoice
+from llmb.bench.kept_measurements import write_measurements
+from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
 from llmb.cli.excluded import with_excluded
-from llmb.cli.messages import say
 from llmb.cli.options import value_options
-from llmb.cli.root import install_here
+from llmb.cli.root import install_here, say
 from llmb.errors import RunFailed, UsageError
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
@@ -38,6 +39,15 @@ from llmb.report.output import print_json, print_line, print_text
 from llmb.report.plan_report import flags_text
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
+
+
+def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callable[[], None]) -> tuple[str, ...]:
+    """Where they were saved. Raises NotWritable after the result is shown: minutes of measuring may be in it."""
+    try:
+        return tuple(str(write_measurements(install, file)) for file in files)
+    finally:
+        show()
+
 
 OF_RUNS = frozenset(("array", "retries", "requeue", "start", "segment", "signal_before"))
 """Options of the scheduler that measurements have no use for."""

@@ -12,10 +12,9 @@ from llmb.analysis.bisect_state import DEFAULT_NAME, BisectState, read_candidate
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload, sizes_of
-from llmb.cli.group import CommandGroup
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.root import install_here
+from llmb.cli.options import Json
+from llmb.cli.root import install_here, say
+from llmb.cli.usage import CommandGroup
 from llmb.errors import InvalidRun, UsageError, unknown
 from llmb.report.bisect_report import bisect_table, bisect_text
 from llmb.report.output import print_json, print_table

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from llmb.campaigns.campaign import Campaign, CampaignJob
+from llmb.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.campaigns.entry import Entry, Selection
 from llmb.campaigns.job_request import job_options
-from llmb.campaigns.plan import total_gpu_hours
 from llmb.campaigns.queueing import (
     CampaignContext,
     Proposal,
@@ -22,11 +21,11 @@ from llmb.campaigns.queueing import (
     queued_before,
     refusal,
 )
-from llmb.cli.messages import can_ask, say
 from llmb.cli.options import selection_options, value_options
+from llmb.cli.root import can_ask, say
 from llmb.options.option import options_of
-from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.report.output import print_json, print_table
+from llmb.report.plan_report import campaign_document, campaign_table, hours_text, total_text
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
 """None means the value of the file."""

@@ -11,9 +11,9 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.cli.group import CommandGroup
-from llmb.cli.json_option import Json
+from llmb.cli.options import Json
 from llmb.cli.progress import ByteProgress
+from llmb.cli.usage import CommandGroup
 from llmb.errors import UsageError
 from llmb.huggingface.shards import parse_size
 from llmb.report.output import print_json, print_table

@@ -9,9 +9,8 @@ import typer
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import earlier_runs, find_sides
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.root import install_here
+from llmb.cli.options import Json
+from llmb.cli.root import install_here, say
 from llmb.errors import InvalidRun, Regressed
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
 from llmb.report.output import print_json, print_tables, print_text

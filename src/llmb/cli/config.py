@@ -11,14 +11,13 @@ from pydantic import BaseModel
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.cli import completion
-from llmb.cli.group import CommandGroup
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.root import install_here
+from llmb.cli.options import Json
+from llmb.cli.root import install_here, say
+from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.settings_in_effect import settings_in_effect
+from llmb.report.install_report import settings_document, settings_tables
 from llmb.report.output import print_json, print_tables, print_text
-from llmb.report.settings_report import settings_document, settings_tables
 from llmb.runs.folder import CLUSTER_CONFIG, chosen_root, user_config
 from llmb.schedulers.lookup import cluster_schema, user_schema
 from llmb.site.cluster_config import read_cluster_file

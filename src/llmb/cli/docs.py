@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from llmb import __version__
-from llmb.cli.full_help import option_names
-from llmb.cli.json_option import Json
+from llmb.cli.common import option_names
+from llmb.cli.options import Json
 from llmb.doc_pages import DocPage, doc_pages, find_doc_page
 from llmb.errors import LlmbError
 from llmb.report.output import print_json, print_markdown, print_table, print_text

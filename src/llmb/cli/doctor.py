@@ -20,7 +20,7 @@ from llmb.cli.doctor_nodes import (
     raise_unless_fit,
     show_last,
 )
-from llmb.cli.json_option import Json
+from llmb.cli.options import Json
 from llmb.cli.progress import PhaseProgress
 from llmb.cli.root import install_here
 from llmb.errors import UsageError, UserInterrupt, did_you_mean

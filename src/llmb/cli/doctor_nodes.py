@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmb.catalogue.load import Catalogue
-from llmb.cli.messages import say
 from llmb.cli.progress import NodeProgress
+from llmb.cli.root import say
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt
 from llmb.health.check_nodes import NodesCheck, stored
 from llmb.health.exclusion import listed_in, listed_names

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmb.cli.messages import say
+from llmb.cli.root import say
 from llmb.health.exclusion import OPTION, excluded_nodes
 from llmb.runs.folder import chosen_root
 

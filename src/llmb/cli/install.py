@@ -13,10 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from llmb.catalogue.load import Catalogue
-from llmb.cli.json_option import Json
-from llmb.cli.messages import can_ask, say
-from llmb.cli.options import takes, value_options
+from llmb.cli.options import Json, takes, value_options
 from llmb.cli.prepare_access import checked_access
+from llmb.cli.root import can_ask, say
 from llmb.errors import UsageError, UserInterrupt
 from llmb.install.answer_files import read_answers, write_answers
 from llmb.install.answers import OPTIONS, Answers, absolute, answers_of_shell, given_answers

@@ -13,10 +13,9 @@ from typing import Annotated
 import typer
 
 from llmb.cli.completion import labels, runs
-from llmb.cli.group import CommandGroup
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.root import install_here
+from llmb.cli.options import Json
+from llmb.cli.root import install_here, say
+from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.find import find_job, find_jobs, parse_since, unknown_values
 from llmb.jobs.history import database_path, open_history, read_history, rename_damaged

@@ -14,9 +14,8 @@ from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.analysis.write_expectations import write_expectations
 from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.root import install_here
+from llmb.cli.options import Json
+from llmb.cli.root import install_here, say
 from llmb.errors import InvalidRun, Regressed, UsageError
 from llmb.report.output import print_json, print_table, print_tables
 from llmb.report.verdict_report import (

@@ -16,24 +16,24 @@ from typer.core import TyperCommand
 
 from llmb import __version__
 from llmb.cli.common import add_common_options
-from llmb.cli.group import CommandGroup
+from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 from llmb.secrets import has_secret
 
 COMMANDS = {
-    "list": ("llmb.cli.list", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
-    "show": ("llmb.cli.show", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
-    "metrics": ("llmb.cli.metrics", "Throughput, TFLOPS, MFU and time to train for a given step time."),
+    "list": ("llmb.cli.catalogue", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
+    "show": ("llmb.cli.catalogue", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
+    "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     "install": ("llmb.cli.install", "Install on a cluster or a machine: environment, settings, launch scripts, data."),
     "config": ("llmb.cli.config", "The settings of this cluster and your own, and where each comes from."),
     "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
     "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
     "submit": ("llmb.cli.submit", "Queue a run on a Slurm cluster."),
-    "bulk": ("llmb.cli.bulk", "Queue the jobs of a file on a Slurm cluster."),
-    "launch": ("llmb.cli.launch", "Queue a run that the environment variables of the reference documents describe."),
+    "bulk": ("llmb.cli.submit", "Queue the jobs of a file on a Slurm cluster."),
+    "launch": ("llmb.cli.submit", "Queue a run that the environment variables of the reference documents describe."),
     "doctor": ("llmb.cli.doctor", "Whether this node is fit to train: GPUs, host, network, disks, software."),
     "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
-    "result": ("llmb.cli.result", "The result of a finished run."),
+    "result": ("llmb.cli.runs", "The result of a finished run."),
     "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
     "watch": ("llmb.cli.watch", "The steps of a run as they are done, with a forecast of its end and warnings."),
     "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
@@ -41,9 +41,9 @@ COMMANDS = {
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
     "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
     "bisect": ("llmb.cli.bisect", "Which image, driver or commit of a list changed the step time."),
-    "trace": ("llmb.cli.trace", "The time of profiled steps by activity."),
+    "trace": ("llmb.cli.traces", "The time of profiled steps by activity."),
     "bench": ("llmb.cli.bench", "Speed of this machine's parts, alone: matrix products, attention, memory, launches."),
-    "nccl": ("llmb.cli.nccl", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
+    "nccl": ("llmb.cli.traces", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
     "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
 }
 
@@ -93,7 +93,8 @@ def named_commands(name: str) -> Iterator[tuple[str, Any]]:
 
 def load_command(name: str) -> Any:  # noqa: ANN401
     module, _ = COMMANDS[name]
-    command = typer.main.get_command(import_module(module).app)
+    command: Any = typer.main.get_command(import_module(module).app)
+    command = getattr(command, "commands", {}).get(name, command)  # commands of one subject share a module
     command.name = name
     add_common_options(command)
     return command

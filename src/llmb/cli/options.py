@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters for typer, derived from the options that records declare."""
+"""Parameters for typer, most of them derived from the options that records declare."""
 
 import functools
 import inspect
@@ -14,6 +14,8 @@ from llmb.catalogue.resolve import Request
 from llmb.cli import completion
 from llmb.errors import UsageError
 from llmb.options.option import Option, made, options_of
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 Maker = Callable[..., Any]
 SHORT_PANELS = (None, "Selection")

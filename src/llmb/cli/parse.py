@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb parse``."""
+"""``llmb parse``; with ``--compat`` in place of the reference suite's ``parse_train_timing.sh``."""
 
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type
 from llmb.analysis.copies import with_copies
@@ -13,15 +15,15 @@ from llmb.analysis.parsed_groups import group_runs
 from llmb.analysis.parsed_run import ParsedRun, known_run
 from llmb.analysis.parsed_scaling import scaling_of
 from llmb.catalogue.load import Catalogue
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.parse_compat import CompatFormat, ParseCommand, print_as_reference
-from llmb.cli.parse_progress import reading_progress
-from llmb.cli.root import install_here
-from llmb.errors import RunFailed, UsageError, unknown
-from llmb.logs.files import find_all_logs, parse_file
-from llmb.logs.parallel_reader import read_in_parallel
-from llmb.metrics.window import DEFAULT_RULE, check_rule
+from llmb.cli.options import Json
+from llmb.cli.progress import reading_progress
+from llmb.cli.root import install_here, say
+from llmb.errors import LlmbError, RunFailed, UsageError, unknown
+from llmb.logs.files import FoundFiles, find_all_logs, find_logs, parse_file
+from llmb.logs.parallel_reader import read_in_parallel, unchanged
+from llmb.logs.window_samples import read_samples
+from llmb.metrics.window import DEFAULT_RULE, WINDOW_RULES, check_rule
+from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 from llmb.report import parse_table as tables
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
@@ -29,6 +31,78 @@ from llmb.report.parse_table import parse_tables
 from llmb.site.machine import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+DIRECTORY, WINDOW = Path("experiments"), "35-44"
+
+
+class CompatFormat(StrEnum):
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
+class CompatError(LlmbError):
+    """Any error of the reference suite's script (exit code 1)."""
+
+    exit_code = 1
+
+    def __init__(self, error: LlmbError) -> None:
+        super().__init__(error.what, where=error.where, choices=error.choices, do=error.do)
+
+
+class ParseCommand(TyperCommand):
+    """Options that cannot be parsed have the exit code of what is called."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (typer keeps its context type private)
+        from llmb.cli.main import PARSER_ERROR
+
+        called_as_reference = not {"--compat", "--compat-bridge"}.isdisjoint(args)
+        try:
+            return super().parse_args(ctx, args)
+        except PARSER_ERROR as error:
+            if not called_as_reference:
+                raise
+            from llmb.cli.usage import usage_error
+
+            raise CompatError(usage_error(error)) from error
+
+
+def print_as_reference(
+    folders: list[Path], window: str | None, form: CompatFormat, workers: int, *, full_names: bool, bridge: bool
+) -> None:
+    """Raises CompatError if no run is a success, and for every other error."""
+    try:
+        _print_as_reference(folders, window or WINDOW, form, workers, full_names=full_names, bridge=bridge)
+    except LlmbError as error:
+        raise CompatError(error) from error
+
+
+def _print_as_reference(
+    folders: list[Path], window: str, form: CompatFormat, workers: int, *, full_names: bool, bridge: bool
+) -> None:
+    check_rule(window)
+    if window in WINDOW_RULES[:-1]:
+        raise UsageError(f"--compat takes steps, not the window '{window}'", do=f"give A-B, such as {WINDOW}")
+    if len(folders) > 1:
+        raise UsageError("--compat takes one folder", do="call it once for each")
+    folder = folders[0] if folders else DIRECTORY
+    if not folder.is_dir():
+        raise UsageError(f"directory '{folder}' not found", do="give the folder that holds logs, or call it beside it")
+    found = _regular(find_logs(folder))
+    read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), unchanged, workers)
+    samples = list(reading_progress(read, len(found.logs), found.total_bytes))
+    report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
+    print_text(FORMATS[form](report))
+    if not report.successes:
+        raise RunFailed("no run has the step times of the whole window", where=str(folder))
+
+
+def _regular(found: FoundFiles) -> FoundFiles:
+    """Those that the reference suite's script reads. It follows no links, which may lead to the same file twice."""
+    logs = tuple(path for path in found.logs if path.suffix == ".out" and not path.is_symlink())
+    return FoundFiles(logs, found.total_bytes, found.refused)
+
 
 Paths = Annotated[
     list[Path] | None,
@@ -134,7 +208,7 @@ def parse(
 def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> list[ParsedRun]:
     found = find_all_logs(roots)
     read = read_in_parallel(found, partial(parse_file, rule=rule), known_run, workers)
-    runs = with_copies([*map(known_run, found.refused), *reading_progress(read, found)])
+    runs = with_copies([*map(known_run, found.refused), *reading_progress(read, len(found.logs), found.total_bytes)])
     for copied in dict.fromkeys(run.copy_of for run in runs if run.copy_of):
         say(copied)
     for run in runs:

@@ -9,24 +9,76 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.cli import prepare_submit
-from llmb.cli.group import CommandGroup
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.options import model_options, takes
-from llmb.cli.prepare_access import access
-from llmb.cli.prepare_checkpoint import checkpoint
+from llmb.cli.checkpoint import MaxFileSize, Processes
+from llmb.cli.options import Json, model_options, takes
+from llmb.cli.prepare_access import Size, Workload, access
 from llmb.cli.prepare_image import image
-from llmb.cli.prepare_options import Size, Workload
 from llmb.cli.progress import ByteProgress, CountProgress
-from llmb.cli.root import install_here
+from llmb.cli.root import install_here, say
+from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, UserInterrupt, unknown
+from llmb.huggingface.shards import parse_size
+from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepare.verify import Verification, verify_prepared
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, Split
-from llmb.report.output import print_json, print_tables, print_text
-from llmb.report.prepared_report import dataset_document, dataset_tables, verification_document, verification_tables
+from llmb.report.output import print_json, print_table, print_tables, print_text
+from llmb.report.prepared_report import (
+    checkpoint_table,
+    dataset_document,
+    dataset_tables,
+    prepared_checkpoint_document,
+    verification_document,
+    verification_tables,
+)
+from llmb.weights.conversion import default_processes
+
+
+@takes(model_options())
+def checkpoint(
+    model: tuple[str, str],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--source",
+            metavar="FOLDER",
+            help="Folder of a Hugging Face model, or of a NeMo 2 checkpoint. Default: the hub, or its cache.",
+        ),
+    ] = None,
+    processes: Processes = None,
+    max_file_size: MaxFileSize = "1GB",
+    json: Json = False,
+) -> None:
+    """Prepare the weights of fine-tuning: a Hugging Face model as a sharded checkpoint, in the dtype that it has.
+
+    A call that was interrupted or killed is resumed by the next one; when all is prepared, another call does nothing.
+
+    Examples:
+
+    - `llmb prepare checkpoint -w finetune_llama3 -s 70b`
+
+    - `llmb prepare checkpoint -w finetune_llama3 -s tiny --source small/model --processes 1`
+    """
+    catalogue = Catalogue()
+    workload, own_size = model_of(catalogue, *model)
+    request = CheckpointRequest(
+        workload=workload,
+        size=own_size,
+        source=source,
+        processes=processes or default_processes(),
+        largest_file_bytes=parse_size(max_file_size),
+    )
+    folders = prepared_folders(install_here(), workload)
+    with ByteProgress("preparing") as progress:
+        prepared = prepare_checkpoint(catalogue, request, folders, progress.bytes, say)
+    if not prepared.made:
+        say("this checkpoint was prepared before; nothing to do")
+    if json:
+        print_json(prepared_checkpoint_document(prepared))
+    else:
+        print_table(checkpoint_table(prepared.checkpoint))
 
 
 @takes(model_options())

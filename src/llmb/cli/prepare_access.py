@@ -4,13 +4,16 @@
 import sys
 from collections.abc import Sequence
 from getpass import getpass
+from typing import Annotated
+
+import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload, sizes_of
-from llmb.cli.json_option import Json
-from llmb.cli.messages import can_ask, say
-from llmb.cli.prepare_options import Size, Workload
+from llmb.cli.completion import workloads
+from llmb.cli.options import Json
+from llmb.cli.root import can_ask, say
 from llmb.prepare.hub_access import (
     NeededRepository,
     RepositoryAccess,
@@ -23,6 +26,13 @@ from llmb.prepare.hub_access import (
 )
 from llmb.report.output import print_json, print_table
 from llmb.report.prepared_report import access_document, access_table
+
+Workload = Annotated[
+    str, typer.Option("-w", "--workload", help="Fine-tuning workload; see 'llmb list'.", autocompletion=workloads)
+]
+Size = Annotated[
+    str | None, typer.Option("-s", "--size", help="Model size, such as 70b, if the workload's name has none.")
+]
 
 TINY = "tiny"
 QUESTION = "Hugging Face token (it is not shown and not stored; Enter for none): "

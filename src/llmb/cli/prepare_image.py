@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from llmb.catalogue.load import Catalogue
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.root import install_here
+from llmb.cli.options import Json
+from llmb.cli.root import install_here, say
 from llmb.errors import UsageError
 from llmb.install.image_sources import SUFFIXES
 from llmb.install.image_tools import has_tool

@@ -13,10 +13,8 @@ from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload
 from llmb.cli.campaign_options import DryRun, Yes
 from llmb.cli.excluded import with_excluded
-from llmb.cli.json_option import Json
-from llmb.cli.messages import can_ask, say
-from llmb.cli.options import given_of, given_once, takes, value_options
-from llmb.cli.root import install_here
+from llmb.cli.options import Json, given_of, given_once, takes, value_options
+from llmb.cli.root import can_ask, install_here, say
 from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job

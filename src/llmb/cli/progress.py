@@ -3,9 +3,10 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from threading import Timer
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,14 +20,23 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
+    track,
 )
 
 from llmb.jobs.job import Job
 from llmb.runs.step_follower import StepNews
 from llmb.shown_text import printable, printable_lines
 
-LINE_EVERY_S = 5.0
-GB = 10**9
+FROM_FILES = 500
+FROM_BYTES = 1 << 29
+Read = TypeVar("Read")
+
+
+def reading_progress(files: Iterable[Read], count: int, total_bytes: int) -> Iterable[Read]:
+    """``files``, with a bar on stderr if there are many or large ones."""
+    if (count < FROM_FILES and total_bytes < FROM_BYTES) or not sys.stderr.isatty():
+        return files
+    return track(files, "Reading", total=count, console=Console(stderr=True), transient=True)
 
 
 class _LongWork:

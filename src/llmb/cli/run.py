@@ -15,12 +15,10 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.unspecified import OPEN_CHOICES
 from llmb.cli.common import is_verbose
-from llmb.cli.json_option import Json
-from llmb.cli.messages import print_unspecified, say
-from llmb.cli.options import recipe_options, record_options, takes
+from llmb.cli.options import Json, recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
-from llmb.cli.result import print_result
-from llmb.cli.root import install_here
+from llmb.cli.root import install_here, print_unspecified, say
+from llmb.cli.runs import print_result
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.local_run import LocalRun, plan_here
 from llmb.jobs.repeats import EndedRun, Turn, earlier_runs, interleaved, remaining, turn_of

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb submit``."""
+"""``llmb submit``, ``llmb bulk`` and ``llmb launch``: jobs from options, from a file, and from variables."""
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,30 +12,33 @@ import typer
 
 from llmb.campaigns.campaign import JobRequest
 from llmb.campaigns.entry import Entry
-from llmb.campaigns.job_request import job_request
-from llmb.campaigns.queueing import CampaignContext, WantedJobs, plan_one, queue_one
-from llmb.campaigns.selection import selection_of, single_model
+from llmb.campaigns.files import read_campaign_file
+from llmb.campaigns.job_request import job_options, job_request, selection_of, single_model
+from llmb.campaigns.keys import campaign_keys
+from llmb.campaigns.queueing import CampaignContext, WantedJobs, from_command_line, plan_one, queue_one
 from llmb.catalogue.load import Catalogue
-from llmb.cli.campaign_options import JOB, NAMED_SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
-from llmb.cli.excluded import with_excluded
-from llmb.cli.json_option import Json
-from llmb.cli.messages import can_ask, say
-from llmb.cli.options import given_of, takes
+from llmb.catalogue.model_name import split_model
+from llmb.cli.campaign_options import JOB, NAMED_SELECTION, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
+from llmb.cli.excluded import excluded_here, with_excluded
+from llmb.cli.options import Json, given_of, takes, value_options
 from llmb.cli.progress import JobProgress
-from llmb.cli.result import print_run
-from llmb.cli.root import context_here
+from llmb.cli.root import can_ask, context_here, say
+from llmb.cli.runs import print_run
 from llmb.errors import UsageError, UserInterrupt
+from llmb.health.exclusion import OPTION
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.wait import Watch, wait_for_one
+from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
 from llmb.report.output import print_json, print_text
 from llmb.report.plan_report import flags_text, script_document, start_lines, submit_document, submit_text
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
 
-COMMAND_LINE = "the command line"
-
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+COMMAND_LINE = "the command line"
 
 
 @app.command()
@@ -142,3 +147,103 @@ def _wait(context: CampaignContext, order: Order, job: Job, *, json: bool) -> No
     with JobProgress(order.plan.steps, order.plan.first_step) as progress:
         ended = wait_for_one(context.install, job, context.environ, say, Watch(progress.job, progress.step))
     print_run(RunFolder(Path(ended.run_dir)), json=json)
+
+
+OPTIONS = value_options(
+    (option for name, option in job_options().items() if name not in ("workload", "size")), envvar=False
+)
+
+
+@app.command()
+@takes(OPTIONS)
+def launch(
+    values: dict[str, Any],
+    workload: Annotated[str, typer.Argument(help="Workload; see 'llmb list'.")],
+    ctx: typer.Context,
+    size: Annotated[
+        str | None,
+        typer.Option("-s", "--model-size", "--size", help="Model size. Default: MODEL_SIZE, or the only one."),
+    ] = None,
+    dry_run: DryRun = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Queue the run that the environment variables of the reference documents describe.
+
+    JOB_TOTAL_GPUS, MODEL_SIZE, DTYPE, GPU_TYPE, MAX_STEPS, TP and the others: `llmb docs environment` lists all.
+    A variable that is invalid or does not apply to the workload is an error, and a misspelled name is reported.
+    Options of the command line override variables, and variables override cluster_config.yaml.
+
+    Examples:
+
+    - `JOB_TOTAL_GPUS=8 MODEL_SIZE=8b DTYPE=bf16 llmb launch pretrain_llama3.1 --dry-run`
+
+    - `ENABLE_PROFILE=true JOB_TOTAL_GPUS=256 GPU_TYPE=h100 llmb launch finetune_llama4-maverick --yes`
+    """
+    catalogue = Catalogue()
+    for warning in near_misses(documented_variables(), os.environ):
+        sys.stderr.write(f"llmb: warning: {warning}\n")
+    given = with_excluded(given_of(ctx, values))
+    given |= {"size": size} if size else {}
+    wanted = read_launch(catalogue, job_options(), os.environ, workload, values, given)
+    for note in wanted.notes:
+        sys.stderr.write(f"llmb: note: {note}\n")
+    submit_one(job_request(wanted.values, os.environ), dry_run=dry_run, wait=wait, yes=yes, json=json)
+
+
+@app.command()
+@takes(SELECTION, JOB)
+def bulk(
+    selecting: dict[str, Any],
+    values: dict[str, Any],
+    file: Annotated[Path, typer.Argument(help="Text, or YAML if its name ends in .yaml or .yml.")],
+    ctx: typer.Context,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    resume: Resume = False,
+    start_new: StartNew = False,
+    json: Json = False,
+) -> None:
+    """Queue the jobs of a file on a Slurm cluster, the largest first.
+
+    The campaign is shown and confirmed. A client that is killed loses nothing: the same command resumes, and no job
+    is queued twice. Options of the command line override those of the file; options that select
+    recipes restrict the file's jobs. Format of files: `llmb docs run-many-recipes`.
+
+    Examples:
+
+    - `llmb bulk weekly.txt --dry-run`
+
+    - `llmb bulk sweep.yaml --yes --partition batch --repeats 3`
+
+    - `llmb bulk sweep.yaml --dtype fp8 --max-scale 256 --resume`
+    """
+    context = context_here(dry_run=dry_run)
+    catalogue, selection, given = context.catalogue, selection_of(selecting), given_of(ctx, values)
+    values = with_excluded(values)
+    given = {name: values[name] for name in given}
+    keys = campaign_keys(job_options().values(), documented_variables())
+    found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))
+    profile = bool(given.pop("profile", False))
+    wanted = WantedJobs(
+        source=str(file.absolute()),
+        entries=_avoiding(from_command_line(found.entries, selection, selecting["repeats"], profile=profile)),
+        problems=found.problems,
+        values={**values, "profile": False},
+        given=given,
+        within=selection,
+    )
+    run_campaign(context, wanted, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
+
+
+def _avoiding(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, with the nodes that their ``exclude`` stands for; each text is looked up once."""
+    texts = {text for entry in entries for text in entry.options.get(OPTION, ())}
+    nodes = {text: excluded_here(text) for text in sorted(texts)}
+    found = []
+    for entry in entries:
+        lists = tuple(nodes[text] for text in entry.options.get(OPTION, ()) if nodes[text])
+        others = {name: values for name, values in entry.options.items() if name != OPTION}
+        found.append(replace(entry, options={**others, **({OPTION: lists} if lists else {})}))
+    return found

@@ -20,10 +20,9 @@ from llmb.analysis.watched import Kind, Outlook
 from llmb.analysis.watched_log import WatchedLog
 from llmb.analysis.watched_run import WatchedRun, Watcher, expectation, expectation_of_file, watch
 from llmb.cli.completion import runs
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.result import print_result
-from llmb.cli.root import install_here
+from llmb.cli.options import Json
+from llmb.cli.root import install_here, say
+from llmb.cli.runs import print_result
 from llmb.errors import EnvironmentProblem, InfrastructureError, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.find import LATEST, find_run
 from llmb.jobs.follow import current

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from llmb.cli.trace import app
+from llmb.cli.main import app
 
 OPTIONS = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "12", "--profile")
 STEPS = ("--profile-start-step", "9", "--profile-stop-step", "11")
@@ -46,7 +46,7 @@ def test_the_breakdown_is_kept(profiled: dict[str, Any]) -> None:
 
 def test_traced_steps_last_as_long_as_the_run_says(profiled: dict[str, Any], tmp_path: Path) -> None:
     picture = tmp_path / "steps.svg"
-    done = CliRunner().invoke(app, [profiled["run_dir"], "--json", "--picture", str(picture)])
+    done = CliRunner().invoke(app, ["trace", profiled["run_dir"], "--json", "--picture", str(picture)])
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     lines = (Path(profiled["run_dir"]) / "metrics.jsonl").read_text().splitlines()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb list``, ``llmb show`` and ``llmb metrics``: what the catalogue knows, without running anything."""
+
+from typing import Annotated
+
+import typer
+
+from llmb.catalogue.job_defaults import job_defaults
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.scales import all_scales
+from llmb.catalogue.schema import WorkloadFile
+from llmb.checkpoints.origin import OriginHere, random_and_synthetic
+from llmb.cli.completion import workloads
+from llmb.cli.options import Json, given_once, takes_recipe
+from llmb.cli.root import install_here, print_unspecified
+from llmb.errors import UsageError
+from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
+from llmb.metrics.throughput import throughput
+from llmb.report.output import print_json, print_table, print_tables
+from llmb.report.recipe_report import (
+    list_document,
+    list_table,
+    metrics_document,
+    recipe_document,
+    recipe_tables,
+    scales_document,
+    scales_table,
+    throughput_table,
+)
+from llmb.runs.planning import origin_here
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command("list")
+def list_(
+    place: Annotated[
+        str | None, typer.Argument(metavar="WORKLOAD", help="The same as --workload.", autocompletion=workloads)
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option("-w", "--workload", help="Only this workload. Default: all.", autocompletion=workloads),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Workloads, sizes, dtypes, GPU types and scales of the catalogue.
+
+    Scales in brackets are proxies: models with fewer layers, which fit few GPUs. A plus sign means that doublings of
+    the largest scale are also available.
+
+    Examples:
+
+    - `llmb list`
+
+    - `llmb list -w pretrain_nemotron4 --json`
+    """
+    catalogue, wanted = Catalogue(), given_once("workload", place, workload)
+    chosen = [_chosen(catalogue, wanted.lower())] if wanted else list(catalogue.workloads.values())
+    if json:
+        print_json(list_document(chosen))
+    else:
+        print_table(list_table(chosen))
+
+
+def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:
+    """A workload, with only one of its sizes if ``name`` ends in it."""
+    workload, size = split_model(catalogue, name)
+    found = catalogue.workloads[workload]
+    layouts = tuple(table for table in found.layouts if size in (None, table.size))
+    return found.model_copy(update={"layouts": layouts})
+
+
+@app.command()
+@takes_recipe
+def show(
+    request: Request,
+    all_scales: Annotated[
+        bool,
+        typer.Option("--all-scales", help="The layout and the published figures at every scale, in one table."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """One recipe, fully resolved: model, layout, FLOPs, published figures and job resources.
+
+    Examples:
+
+    - `llmb show -w pretrain_llama3.1 -s 405b --scale 576 --release 24.11`
+
+    - `llmb show -w pretrain_nemotron4 -s 15b --dtype fp8 --scale 64 --json`
+
+    - `llmb show -w pretrain_llama3.1 -s 70b --all-scales`
+    """
+    catalogue = Catalogue()
+    if all_scales:
+        _show_scales(catalogue, request, json=json)
+        return
+    recipe = resolve(catalogue, request)
+    job = job_defaults(catalogue, recipe)
+    found = _origin(catalogue, recipe)
+    if json:
+        print_json(recipe_document(recipe, job, found))
+    else:
+        print_unspecified(recipe.unspecified)
+        print_tables(recipe_tables(recipe, job, found))
+
+
+def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
+    if recipe.task == "pretrain":
+        return OriginHere(origin=random_and_synthetic(recipe.training))
+    return origin_here(catalogue, install_here(), recipe)
+
+
+def _show_scales(catalogue: Catalogue, request: Request, *, json: bool) -> None:
+    recipes = all_scales(catalogue, request)
+    if json:
+        print_json(scales_document(recipe for listed in recipes.values() for recipe in listed))
+    else:
+        first = next(recipe for listed in recipes.values() for recipe in listed)
+        print_unspecified(first.unspecified)
+        print_tables(map(scales_table, recipes.values()))
+
+
+@app.command()
+@takes_recipe
+def metrics(
+    request: Request,
+    step_time: Annotated[float, typer.Option("--step-time", help="Seconds per training step.")],
+    json: Json = False,
+) -> None:
+    """Throughput, TFLOPS per GPU, MFU and time to train for a given step time.
+
+    MFU is printed in every FLOP convention: 'published' as in the reference document, 'full' with the full attention
+    matrix, 'causal' with only the half that is needed.
+
+    Example:
+
+    - `llmb metrics -w pretrain_llama3.1 -s 8b --scale 8 --gpu-type h100 --step-time 12.27`
+    """
+    if not SHORTEST_STEP_S < step_time < LONGEST_STEP_S:
+        raise UsageError(f"step time {step_time} s is invalid", do="specify --step-time in seconds, above 0")
+    recipe = resolve(Catalogue(), request)
+    result = throughput(recipe, step_time)
+    if json:
+        print_json(metrics_document(recipe, result))
+    else:
+        print_unspecified(recipe.unspecified)
+        print_table(throughput_table(recipe, result))
