@@ -167,7 +167,7 @@ def unpack(wheels: Path, own: set[str]) -> Path:
                 with zipfile.ZipFile(file) as archive:
                     archive.extractall(target)
             except zipfile.BadZipFile as error:
-                raise BadWheelError(f"{file} is no complete wheel: {error}") from error
+                raise BadWheelError(f"{file} is not a complete wheel: {error}") from error
             (target / file.name).touch()
     return target
 

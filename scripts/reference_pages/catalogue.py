@@ -183,7 +183,7 @@ def checkpoint_section(workloads: Iterable[WorkloadFile]) -> str:
 
 
 def job_section(workloads: Iterable[WorkloadFile]) -> str:
-    """Time limits, variables and vboost; an empty cell is no condition."""
+    """Time limits, variables and vboost; an empty cell does not restrict."""
     limits, variables, boosts = [], [], []
     for workload in workloads:
         for limit in workload.jobs.time_limits:

@@ -55,7 +55,7 @@ def not_regular(mode: int) -> str | None:
     """What a file is instead of a regular one, for use after its name; None for a regular file."""
     if stat.S_ISREG(mode):
         return None
-    return next((text for is_kind, text in _KINDS if is_kind(mode)), "is no regular file")
+    return next((text for is_kind, text in _KINDS if is_kind(mode)), "is not a regular file")
 
 
 def list_folder(path: Path) -> list[Path]:

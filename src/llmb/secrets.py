@@ -74,7 +74,7 @@ def redacted(text: str) -> str:
 
 
 def _is_secret_name(name: str, value: str) -> bool:
-    """A number is no secret where a name counts something, such as ``max_tokens``."""
+    """A number is not a secret where a name counts something, such as ``max_tokens``."""
     plain = re.sub(r"[.-]", "_", name)
     if plain.upper() in _KEY_SOURCES:
         return True

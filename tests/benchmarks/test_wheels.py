@@ -47,7 +47,7 @@ def test_a_wheel_that_is_not_complete_is_named(tmp_path) -> None:
     command = [sys.executable, "-m", "benchmarks.engine", "--check", "--wheels", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "thing-1-py3-none-any.whl is no complete wheel" in done.stderr
+    assert "thing-1-py3-none-any.whl is not a complete wheel" in done.stderr
     assert "Traceback" not in done.stderr
 
 

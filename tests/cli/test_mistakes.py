@@ -138,7 +138,7 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     ("change", "said"),
     [
         (lambda folder: folder.record.write_text(""), "it is damaged: Invalid JSON"),
-        (lambda folder: edit(folder, started_at="tomorrow"), "started_at: Value error, 'tomorrow' is no time"),
+        (lambda folder: edit(folder, started_at="tomorrow"), "started_at: Value error, 'tomorrow' is not a time"),
         (lambda folder: edit(folder, status="done"), "it is damaged: status"),
         (lambda folder: folder.steps.write_bytes(b"\xff\x00\n{}\n"), "the line is not a complete step"),
         (lambda folder: (folder.steps.unlink(), folder.steps.mkdir()), "it is a directory, not a regular file"),

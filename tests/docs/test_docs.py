@@ -4,6 +4,7 @@
 import doctest
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,12 @@ def test_every_page_is_in_the_index() -> None:
     assert linked == pages - {"README.md"}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_begins_with_what_it_answers(page: Path) -> None:
+    first = re.sub(r"^<!--.*-->\n\n", "", page.read_text()).split("\n\n")[1]
+    assert first[0] not in "#|-" and not first.startswith("```"), f"it begins with '{first[:40]}'"
+
+
 def test_pages_show_every_command() -> None:
     assert {shown.arguments[0] for shown in SHOWN} >= set(COMMANDS)
 
@@ -165,12 +172,12 @@ def test_shown_commands_do_what_is_shown(shown: Shown, capsys: pytest.CaptureFix
         assert doctest.OutputChecker().check_output(shown.output, printed, doctest.ELLIPSIS), printed
 
 
-def test_the_map_of_packages_is_that_of_the_source() -> None:
-    """Each package has a line in the table of the design, and a place in the picture of who may import whom."""
+def test_the_picture_of_packages_is_what_import_linter_checks() -> None:
     text = (ROOT / "docs" / "explanation" / "design.md").read_text()
-    section = text[text.index("## Packages") :]
-    section = section[: section.index("\n## ")]
+    (picture,) = (block for language, block in FENCE.findall(text[text.index("## Packages") :]) if language == "text")
+    shown = re.findall(r"^ ( \| )?(\w+) {2,}\S", picture, re.MULTILINE)
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    layers = [[name.removeprefix("llmb.") for name in layer.split(" | ")] for layer in contract["layers"]]
+    assert [(" | " if place else "", name) for layer in layers for place, name in enumerate(layer)] == shown
     packages = {path.parent.name for path in (ROOT / "src" / "llmb").glob("*/__init__.py")}
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == packages
-    (picture,) = (block for language, block in FENCE.findall(section) if language == "text")
-    assert packages <= set(re.findall(r"\w+", picture))
+    assert {name for _, name in shown} == packages - {"engine"} | {"api"}

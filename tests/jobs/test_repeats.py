@@ -219,7 +219,7 @@ def test_progress_and_table_name_the_runs(call: Caller, capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert "mean of 2 runs 1.5 s, median 1.5 s, std 0.7071 s (47.14 %), from 1 to 2 s" in out
     assert "llmb: repeat 3 of 3: pretrain_llama3.1 tiny fp32 on 1 x cpu\n" in err
-    assert "is no success" in err
+    assert "did not succeed" in err
 
 
 def test_a_dry_run_shows_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

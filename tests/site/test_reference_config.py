@@ -142,7 +142,7 @@ def test_an_installer_that_adds_to_the_file_migrates_it_first(tmp_path: Path) ->
         ("schema_version: 3\nllmb_install: /x\n", "schema_version is 3"),
         ("schema_version: 2\ncontainer: {runtime: pyxis}\n", "cluster_config.yaml:2: container: unknown key"),
         ("schema_version: 2\nslurm:\n  gpu: {partition: [a]}\n", "cluster_config.yaml:3: slurm.gpu.partition"),
-        ("launcher: {}\nslurm: {Bad Key: x}\n", "slurm: Value error, 'bad key' is no long name"),
+        ("launcher: {}\nslurm: {Bad Key: x}\n", "slurm: Value error, 'bad key' is not a long name"),
     ],
 )
 def test_what_is_no_form_of_it_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:

@@ -171,7 +171,7 @@ def _with_id(name: str, runs: tuple[RecordedRun, ...]) -> Iterator[Meaning]:
 def _unknown(text: str, runs: Iterable[RecordedRun], install: Path) -> UsageError:
     names = [name for run in runs for name in (run.label, run.campaign, run.id, *run.job_ids) if name]
     return UsageError(
-        f"'{text}' is no file, and no label, campaign or id of a run below {install}",
+        f"'{text}' is neither a file nor the label, campaign or id of a run below {install}",
         choices=list(dict.fromkeys(closest(text, names, cutoff=0.6, most=NEAR))) or SELECTORS,
         do="'llmb runs' shows the runs, with their ids and labels",
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The present pace of a run that lasts, when it will end, and how it stands to its expectation. Pure."""
+"""The present pace of a run that has not ended, when it will end, and how it compares with what is expected. Pure."""
 
 import math
 from collections.abc import Sequence

@@ -230,7 +230,7 @@ def _inside(steps: list[Step], window: Window) -> list[Step]:
 
 
 def _as_recorded(outcome: LogOutcome, record: RunRecord, steps: list[Step]) -> LogOutcome:
-    """The record knows what the log may not: that it is a run's, whether that lasts, and what an attempt completed."""
+    """The record knows what the log may not: that it is a run's, whether that ended, and what an attempt completed."""
     if outcome.status == "not_training_log":
         why = f": {record.reason}" if record.reason else ""
         return replace(outcome, status="no_data", reason=f"no step line; the run is {record.status} by its record{why}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is seen of a run that lasts, and what gives cause for concern. Pure."""
+"""What is seen of a run that has not ended, and what gives cause for concern. Pure."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

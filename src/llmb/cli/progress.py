@@ -39,6 +39,10 @@ def reading_progress(files: Iterable[Read], count: int, total_bytes: int) -> Ite
     return track(files, "Reading", total=count, console=Console(stderr=True), transient=True)
 
 
+LINE_EVERY_S = 5.0
+GB = 10**9
+
+
 class _LongWork:
     """A bar with additional ``columns`` between the text and the remaining time."""
 

@@ -220,7 +220,7 @@ def _run_repeat(local: LocalRun) -> EndedRun:
     with RunProgress(local.plan.steps, local.plan.first_step) as progress:
         folder, result = local.start(progress.step, say)
     if result.status != "success":
-        say(f"run {short_id(folder.path)} is no success: {result.reason}; see {folder.log}")
+        say(f"run {short_id(folder.path)} did not succeed: {result.reason}; see {folder.log}")
     return EndedRun(folder, local.plan, result)
 
 

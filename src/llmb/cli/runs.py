@@ -133,7 +133,7 @@ def _folder_of(text: str) -> RunFolder:
     """A run folder, or the only run folder in a folder; else the run folder of the job of that name."""
     path = Path(text).expanduser().absolute()
     if path.is_dir() and text != LATEST:
-        path = path.resolve()  # of a link such as the install root's 'latest', whose own name is no run's
+        path = path.resolve()  # of a link such as the install root's 'latest', whose own name is not that of a run
         below = sorted(found.parent for found in path.glob("*/run.json"))
         return RunFolder(below[0] if not (path / "run.json").exists() and len(below) == 1 else path)
     if "/" in text:

@@ -89,7 +89,7 @@ def _newest_that_lasts(store: Store, ask: Callable[[Job], Job]) -> Job:
 
 
 def job_of_label(store: Store, text: str, ask: Callable[[Job], Job]) -> Job | None:
-    """Of the runs with that label the one that lasts, or the newest; None if none has it, or if it is an id, too."""
+    """The run with that label that is still running, or the newest; None if none has it, or if it is an id too."""
     jobs = store.jobs(Filter(label=text, runs_only=True))
     if not jobs or store.named(text) or store.with_short_id(text):
         return None
@@ -205,7 +205,7 @@ def watch_(
             autocompletion=runs,
             show_default=False,
             help="Id of a job, label, beginning of a run folder's name, folder, log of any framework, or 'latest'."
-            " Default: the newest run that lasts.",
+            " Default: the newest run that is running or queued.",
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for the end.")] = False,

@@ -43,7 +43,7 @@ def listed_in(path: Path) -> str:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is no text"
+        what = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"the list of nodes cannot be read: {what}", where=str(path)) from error
     return ",".join(filter(None, (",".join(_COMMENT.sub("", line).split()).strip(",") for line in lines)))
 
@@ -53,7 +53,7 @@ def listed_names(listed: str, part: str) -> list[str]:
     try:
         return find_scheduler(QUEUE).host_names(listed)
     except ValueError as error:
-        raise UsageError(f"{part} is no list of nodes: {error}", do="give a list such as node[1-4,7]") from error
+        raise UsageError(f"{part} is not a list of nodes: {error}", do="give a list such as node[1-4,7]") from error
 
 
 def _unfit(install: Path, say: Say) -> list[str]:

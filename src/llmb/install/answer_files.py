@@ -33,7 +33,7 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
     check_owner(path)
     try:
         found = read_data(path)
-        data = found if isinstance(found, dict) else {}  # what is no mapping is for the schema to report
+        data = found if isinstance(found, dict) else {}  # the schema reports what is not a mapping
         if OF_REFERENCE & {*data} or {*OLD_NAMES} & {*data}:
             return _of_reference(path, data, say)
         return read_file(path, Answers, foreign=True)

@@ -50,7 +50,7 @@ def settings(answers: Answers, root: Path, image: str | None) -> Section:
         "python": str(python_of(answers, root)),
         "fabric": answers.fabric,
         "environment": dict(answers.variables),
-        # 'none' is a way to ask for GPUs; elsewhere it is no value.
+        # 'none' is a way to ask for GPUs; elsewhere it is not a value.
         "slurm": {**_given(slurm), "gpu_request": answers.gpu_request} if answers.scheduler == "slurm" else {},
         "container": {"runtime": answers.container_runtime, "image": image} if image else {},
     }

@@ -166,7 +166,7 @@ def _gpus_per_node(answers: Answers, around: Surroundings) -> str | None:
 
 def _gpus_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
     if not value.isdecimal() or int(value) < 1:
-        return f"'{value}' is no number of GPUs"
+        return f"'{value}' is not a number of GPUs"
     partition = around.queue.partition(_first(answers.gpu_partition)) if answers.scheduler == "slurm" else None
     if partition and partition.gpus_per_node and int(value) > partition.gpus_per_node:
         return f"the nodes of {partition.name} have {partition.gpus_per_node}"

@@ -71,7 +71,7 @@ def read_state(root: Path) -> InstallState | None:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
     except ValidationError as error:
         do = "it is of another version of llmb, or damaged; move it away, and call 'llmb install' again"
-        raise UsageError("this is no state of an installation", where=str(path), do=do) from error
+        raise UsageError("this is not a state of an installation", where=str(path), do=do) from error
 
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:

@@ -122,7 +122,7 @@ def _image(what: Installation) -> Iterator[InstallStep]:
 
 
 def _registry_image(what: Installation) -> str | None:
-    """The image, if it is no file."""
+    """The image, if it is not a file."""
     image = what.answers.image
     return image if image and not Path(image).exists() else None
 

@@ -21,7 +21,7 @@ from llmb.logs.recorder_lines import find_recorder
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """``kind`` is ``left out`` for what is no run, or slowed down by what is recorded. None for unknown figures."""
+    """``kind`` is ``left out`` for what is not a run, or slowed down by what is recorded. None for unknown figures."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]

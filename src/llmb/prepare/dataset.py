@@ -257,7 +257,7 @@ def _pack_split(
         for seq_len in seq_lens:
             folder = work.packed(split, seq_len).resolve()  # a link to another disk stays
             if folder.is_dir():
-                (folder / RECORD).unlink(missing_ok=True)  # first: without it, the rest is no dataset
+                (folder / RECORD).unlink(missing_ok=True)  # first: without it, the rest is not a dataset
                 shutil.rmtree(folder)
             work.say(f"packing {split} to {seq_len}")
             made[seq_len] = write_packed(folder, documents, samples, loaded, split, seq_len, work.source.dataset)

@@ -114,8 +114,8 @@ def token_source() -> TokenSource | None:
 
 
 def use_token(text: str) -> None:
-    """For this process and what it starts. Raises UsageError, which does not repeat it, for what is no token."""
+    """For this process and what it starts. Raises UsageError, which does not repeat it, for what is not a token."""
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError("what was typed is no token: it has spaces or other characters that no token has")
+        raise UsageError("what was typed is not a token: it has spaces or other characters that no token has")
     os.environ["HF_TOKEN"] = token

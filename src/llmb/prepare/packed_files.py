@@ -189,7 +189,7 @@ def write_packed(
             packing=packing.packer,
             packs=len(packing.packs) - 1,
             places=int(places[order].sum()),
-            # A document's first token is no label, also where there is no prompt before the answer.
+            # A document's first token is not a label, also where there is no prompt before the answer.
             counted_labels=int((places[order] + 1 - np.maximum(documents.prompts[order], 1)).sum()),
             longest_document=int(places[order].max()),
             sum_of_squares=int((places[order] ** 2).sum()),

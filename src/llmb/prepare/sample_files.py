@@ -108,7 +108,7 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
         files=sizes,
         crc32=checksums,
     )
-    with ReplacingFile(folder / RECORD) as stream:  # not a name of its own each time: a kill would leave it for ever
+    with ReplacingFile(folder / RECORD) as stream:  # not a name of its own each time: a kill would leave it forever
         stream.write((record.model_dump_json(indent=2) + "\n").encode())
     return record
 

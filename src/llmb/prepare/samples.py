@@ -20,7 +20,7 @@ class DatasetSample(NamedTuple):
 
 
 class Malformed(ValueError):
-    """A row that is no sample; the message says what is wrong with it."""
+    """A row that is not a sample; the message says what is wrong with it."""
 
 
 def from_question(context: str, question: str, answers: tuple[str, ...]) -> DatasetSample | None:
@@ -55,7 +55,7 @@ def _require(row: Mapping[str, Any], names: tuple[str, ...]) -> None:
 
 
 def _is_text(value: object) -> bool:
-    """Half of a surrogate pair is no text: JSON can express it, and no tokenizer can encode it."""
+    """Half of a surrogate pair is not text: JSON can express it, and no tokenizer can encode it."""
     if not isinstance(value, str):
         return False
     try:

@@ -74,7 +74,7 @@ def _holds(path: Path, split: Split) -> bool:
 def read_samples(path: Path) -> Iterator[DatasetSample | None]:
     """Every sample of a file, in order; None for a question without an answer.
 
-    Raises UsageError, with the line or the place, for what is no sample.
+    Raises UsageError, with the line or the place, for what is not a sample.
     """
     for place, row in _rows(path):
         try:

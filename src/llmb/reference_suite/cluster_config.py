@@ -279,7 +279,7 @@ def _gpus_per_node(text: str, slurm: Data, found: Translation) -> None:
     if text.isdecimal():
         slurm["gpus_per_node"] = int(text)
     else:
-        found.notes.append(f"environment.GPUS_PER_NODE is not taken: '{text}' is no number")
+        found.notes.append(f"environment.GPUS_PER_NODE is not taken: '{text}' is not a number")
 
 
 def _additional(text: str, slurm: Data, found: Translation) -> None:

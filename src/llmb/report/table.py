@@ -15,7 +15,7 @@ from llmb.shown_text import printable, printable_lines
 
 GAP = "  "
 LONGEST_LABEL = 40
-"""A first column up to this width is not wrapped, unless it is no label."""
+"""A first column up to this width is not wrapped, unless it is not a label."""
 LEAST_LAST = 16
 """A last column as narrow as this is still read; names in it may be broken."""
 _WORDS = re.compile(r"\S+(?: %\S*)?")

@@ -165,7 +165,7 @@ def _steps_table(seen: Outlook, most: int) -> Table:
 
 
 def watch_line(seen: Outlook) -> str:
-    """One line for an output that is no terminal."""
+    """One line for an output that is not a terminal."""
     here = seen.circumstances
     if here.state in ("queued", "starting") or not seen.steps:
         return _state_text(seen)

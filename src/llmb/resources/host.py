@@ -107,7 +107,7 @@ def _cores_of(folder: Path) -> float | None:
             quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         return int(quota) / int(period) if int(quota) > 0 else None
     except (OSError, ValueError, ZeroDivisionError):
-        return None  # "max" is no limit
+        return None  # "max" is not a limit
 
 
 def read_host(worker: int, energy: CpuEnergy | None, limit: CpuLimit | None = None, root: Path = ROOT) -> HostSample:

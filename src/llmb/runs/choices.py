@@ -119,7 +119,7 @@ class Choices(Record):
         ),
     ] = DEFAULT_STALL_LIMIT_S
     resources: Annotated[
-        bool, _training(negates=True, help="Do not sample GPUs, CPU and memory of the nodes while the run lasts.")
+        bool, _training(negates=True, help="Do not sample GPUs, CPU and memory of the nodes during the run.")
     ] = True
     resource_interval_s: Annotated[
         float,

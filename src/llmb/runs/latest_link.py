@@ -15,7 +15,7 @@ LATEST = "latest"
 
 
 def link_latest(install: Path, folder: RunFolder) -> None:
-    """Replaces the link at once. What is no link stays, and where it cannot be written there is none."""
+    """Replaces the link at once. A file that is not a link stays; where no link can be written, there is none."""
     link = install / LATEST
     if os.path.lexists(link) and not link.is_symlink():
         return

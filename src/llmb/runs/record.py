@@ -27,7 +27,7 @@ def _time(text: str) -> str:
     try:
         datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"'{text}' is no time") from error
+        raise ValueError(f"'{text}' is not a time") from error
     return text
 
 

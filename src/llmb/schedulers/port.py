@@ -140,7 +140,7 @@ class SchedulerSetup(Record):
     traits: dict[Trait, Plugin] = Field(default_factory=dict)
     """Without those that could not be read."""
     node: NodeState | None = None
-    """None if this machine is no node of it."""
+    """None if this machine is not a node of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

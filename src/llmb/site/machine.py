@@ -17,7 +17,7 @@ from llmb.tools import ask_program
 QUERY = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 QUERY_LIMIT_S = 30
 MOST_GPUS = 1024
-"""What is more is no list of GPUs."""
+"""A longer text is not a list of GPUs."""
 DETECTED = "detected"
 
 

@@ -95,7 +95,7 @@ def migrated_text(file: SettingsFile) -> str:
 
 
 def _text(path: Path) -> str:
-    """Raises UsageError for a file of the reference suite, or one that is no YAML."""
+    """Raises UsageError for a file of the reference suite, or one that is not YAML."""
     if not path.exists():
         return ""
     try:

@@ -243,7 +243,7 @@ class _Collected:
 
 
 def _nanoseconds(microseconds: object) -> int | None:
-    """None for what is no time."""
+    """None for what is not a time."""
     if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
         return None
     return round(microseconds * 1000) if -LAST_NS < microseconds * 1000 < LAST_NS else None
@@ -267,7 +267,7 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
     distributed = file.header.get("distributedInfo")
     rank = distributed.get("rank") if isinstance(distributed, dict) else None
     if rank is not None and not is_rank(rank):
-        notes.append(f"the trace's rank is {str(rank)[:40]!r}, which is no number")
+        notes.append(f"the trace's rank is {str(rank)[:40]!r}, which is not a number")
     rank = rank if is_rank(rank) else rank_in_name(path)
     if len(collected.kernels):
         steps = device_steps(collected.steps, collected.device_ends)

@@ -286,7 +286,7 @@ def _bandwidth(columns: Sequence[str], words: Sequence[str]) -> Bandwidth | None
 
 
 def _number(word: str) -> tuple[float | None, str | None]:
-    """The value, or for one that is not finite its text. Raises ValueError for what is no number."""
+    """The value, or for one that is not finite its text. Raises ValueError for what is not a number."""
     value = float(word)
     return (value, None) if math.isfinite(value) else (None, word)
 

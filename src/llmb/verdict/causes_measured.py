@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causes that show in what was measured of one run. Pure.
 
-Each function returns what it found, None if the evidence shows that it is no cause, or why that is not known.
+Each function returns what it found, None if the evidence shows that it is not a cause, or why that is not known.
 """
 
 import math

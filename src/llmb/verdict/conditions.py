@@ -82,7 +82,7 @@ def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tupl
 
 
 def other_work(own: Iterable[str | None], reference: Iterable[str | None] = ()) -> tuple[Condition, ...]:
-    """What disturbed runs of either side; also the same on both sides is no equal condition."""
+    """What disturbed runs of either side; even the same disturbance on both sides makes conditions unequal."""
     texts = [" | ".join(dict.fromkeys(filter(None, side))) or None for side in (own, reference)]
     if texts == [None, None]:
         return ()

@@ -35,7 +35,7 @@ class Measured:
     step_time_s: Statistics | None
     """Of its window."""
     flaw: str | None = None
-    """Why it is no measurement; None if it is one."""
+    """Why it is not a measurement; None if it is one."""
     conditions: Values = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     disturbed: str | None = None

@@ -145,7 +145,7 @@ class PackedData:
         if tokens.max() >= self.vocab_size:
             raise ValueError(f"pack {pack} has the token {tokens.max()}; the vocabulary has {self.vocab_size}")
         targets = np.where(self.arrays.answers[of_pack], tokens, IGNORED)
-        # The last token of a document is not an input, and its first one is no label.
+        # The last token of a document is not an input, and its first one is not a label.
         is_input, is_label = np.ones((2, len(tokens)), dtype=np.bool_)
         is_input[bounds[1:] - bounds[0] - 1] = False
         is_label[bounds[:-1] - bounds[0]] = False

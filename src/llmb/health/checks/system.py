@@ -64,8 +64,8 @@ def _trait(trait: Trait, setup: SchedulerSetup, wanted: WantedFacts) -> Finding:
 def _node(setup: SchedulerSetup, title: str, gpus: int) -> Iterator[Finding]:
     of = rule("scheduler_node")
     if setup.node is None:
-        yield of.skipped(f"this machine is no node of {title}, such as a login node")
-        yield rule("scheduler_node_gpus").skipped(f"this machine is no node of {title}")
+        yield of.skipped(f"this machine is not a node of {title}, such as a login node")
+        yield rule("scheduler_node_gpus").skipped(f"this machine is not a node of {title}")
         return
     reason = f": {setup.node.reason}" if setup.node.reason and not setup.node.usable else ""
     yield of.found("pass" if setup.node.usable else "fail", f"{setup.node.state}{reason}")

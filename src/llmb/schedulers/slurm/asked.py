@@ -255,7 +255,7 @@ def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
-    """Raises UsageError for a value that is no number."""
+    """Raises UsageError for a value that is not a number."""
     variable = variable_of("gpus_per_node", environ)
     if variable is None or _is_none(variable, environ):
         return None

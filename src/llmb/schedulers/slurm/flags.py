@@ -85,7 +85,7 @@ def flag_problems(flags: Flags) -> Iterator[str]:
     """Why ``flags`` cannot be printed into a batch script, or are not the user's to decide."""
     for name, value in flags.items():
         if not NAME.fullmatch(name):
-            yield f"'{name}' is no long name of an sbatch flag, such as 'reservation'"
+            yield f"'{name}' is not a long name of an sbatch flag, such as 'reservation'"
         elif name in DECIDED:
             yield f"sbatch's '{name}' follows from {DECIDED[name]}"
         if value is None:

@@ -40,7 +40,7 @@ def _listed(text: str) -> list[str]:
     try:
         names = expand(text)
     except ValueError as error:
-        raise UsageError(f"'{text}' is no list of nodes: {error}", do=do) from error
+        raise UsageError(f"'{text}' is not a list of nodes: {error}", do=do) from error
     if bad := next((name for name in names if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)), None):
         raise UsageError(f"'{bad}' is not the name of a node", do=do)
     if not names:

@@ -84,7 +84,7 @@ def _read_header(folder: Path, file: str) -> dict[str, tuple[StoredTensor, int]]
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """The first byte of the data, and the entry of each tensor. Raises ValueError if it is no safetensors file."""
+    """The first byte of the data, and the entry of each tensor. Raises ValueError if it is not a safetensors file."""
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
         if length > path.stat().st_size:
