@@ -46,7 +46,7 @@ class Run:
     recipe: Recipe
     result: Result
     origin: Origin
-    """Of its weights and data."""
+    """Where its weights and data come from."""
 
 
 def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)

@@ -13,7 +13,7 @@ SECTIONS = ("tutorial", "how-to", "reference", "explanation")
 @dataclass(frozen=True, slots=True)
 class DocPage:
     name: str
-    """Of its file, without the ending; unique over all sections."""
+    """Name of its file without the ending; unique over all sections."""
     section: str
     title: str
     path: Path

@@ -33,7 +33,7 @@ class LlmbError(Exception):
         return printable_lines("\n".join(lines))
 
     def document(self) -> dict[str, Any]:
-        """The same for programs; its keys are a contract."""
+        """The error for programs; its keys are a contract."""
         return {
             "error": {
                 "what": self.what,
@@ -98,7 +98,7 @@ def did_you_mean(value: object, names: Iterable[str]) -> str:
 
 
 def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -> list[str]:
-    """Those of ``names`` that are like ``value``, the closest first; ``cutoff`` is from 0, anything, to 1, the same."""
+    """Names like ``value``, the closest first; ``cutoff`` is from 0, anything, to 1, the same."""
     import difflib  # compiles patterns that only errors need
 
     return difflib.get_close_matches(value, list(names), n=most, cutoff=cutoff)

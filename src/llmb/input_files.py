@@ -40,7 +40,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
-    """The same for a file that a user names; raises UsageError. ``do`` is the advice if there is no such file."""
+    """Reads a file that a user names; raises UsageError. ``do`` is the advice if there is no such file."""
     try:
         return open_regular(path)
     except FileNotFoundError as error:

@@ -15,7 +15,7 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for text whose line ends and tabs are kept."""
+    """Several lines of text, whose line ends and tabs are kept."""
     return _CONTROL_IN_LINES.sub(_escape, text)
 
 

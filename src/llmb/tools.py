@@ -14,7 +14,7 @@ from typing import NamedTuple
 LONGEST_S = 1800.0
 """What no limit exceeds."""
 MOST_BYTES = 32 * 2**20
-"""Of output and errors together: squeue prints about 1 MB for 10,000 jobs."""
+"""Limit of output and errors together: squeue prints about 1 MB for 10,000 jobs."""
 LAST_WORDS = 200
 """Characters of a program's last line that are shown."""
 GRACE_S = 2.0

@@ -18,7 +18,7 @@ from llmb.errors import UsageError
 MODELS = ("pretrain_llama3.1_8b", "pretrain_nemotron4_340b", "finetune_llama4-maverick_400b", "finetune_llama3_70b")
 
 
-def told(entry: Entry) -> tuple[object, ...]:
+def problem_text(entry: Entry) -> tuple[object, ...]:
     selection = entry.selection
     named = (selection.workloads, selection.sizes, selection.dtypes, selection.scales)
     return (*named, dict(entry.options), entry.repeats, entry.profile)
@@ -34,7 +34,7 @@ pretrain_nemotron4_340b fp8 256,512 partition="a b,c" NODELIST=node[1-2] env.NCC
   finetune_llama3 70b all all
 """)
     assert problems == []
-    assert [told(entry) for entry in entries] == [
+    assert [problem_text(entry) for entry in entries] == [
         (("pretrain_llama3.1",), ("8b",), ("bf16",), (8,), {}, 1, False),
         (
             ("finetune_llama4-maverick",),
@@ -72,7 +72,7 @@ pretrain_nemotron4_340b:    # names with dots and hyphens are headers too
 """)
     assert problems == []
     maverick, nemotron = (("finetune_llama4-maverick",), ("400b",)), (("pretrain_nemotron4",), ("340b",))
-    assert [told(entry) for entry in entries] == [
+    assert [problem_text(entry) for entry in entries] == [
         (*maverick, ("bf16",), (256,), {}, 3, False),
         (*maverick, ("fp8", "bf16"), (256,), {}, 1, True),
         (*nemotron, ("fp8",), (512,), {}, 1, False),
@@ -148,7 +148,7 @@ def test_layers_of_a_yaml_file(files: CampaignFiles, catalogue: Catalogue) -> No
     entries, problems = files.yaml(YAML)
     assert problems == []
     first, second, third = entries
-    assert told(first) == (
+    assert problem_text(first) == (
         ("finetune_llama4-maverick",),
         ("400b",),
         ("fp8", "bf16"),
@@ -244,12 +244,12 @@ def test_what_is_written_is_read(
         task = {"dtypes": dtypes, "scales": scales, "repeats": repeats, "profile": profile, "overrides": options}
         tasks.setdefault(model, {"tasks": []})["tasks"].append(task)
     entries, problems = files.text("\n".join(lines))
-    assert (problems, [told(entry) for entry in entries]) == ([], expected)
+    assert (problems, [problem_text(entry) for entry in entries]) == ([], expected)
     entries, problems = files.text("\n".join(tuples))
-    assert (problems, [told(entry)[:4] for entry in entries]) == ([], [item[:4] for item in expected])
+    assert (problems, [problem_text(entry)[:4] for entry in entries]) == ([], [item[:4] for item in expected])
     entries, problems = files.yaml(json.dumps(tasks))
     assert problems == []
-    assert sorted(map(repr, map(told, entries))) == sorted(map(repr, expected))
+    assert sorted(map(repr, map(problem_text, entries))) == sorted(map(repr, expected))
 
 
 @settings(deadline=None)

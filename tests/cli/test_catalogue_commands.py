@@ -5,27 +5,35 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from called_here import Run, runner
 
 SHOW = ("show", "-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "8", "--gpu-type", "h100")
 
 
-def llmb(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llmb.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
+Document = Callable[..., dict[str, Any]]
 
 
-def document(*arguments: str) -> dict[str, Any]:
-    done = llmb(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+@pytest.fixture
+def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(tmp_path, tmp_path, monkeypatch, capsys)
 
 
-def test_list_names_every_workload() -> None:
+@pytest.fixture
+def document(llmb: Run) -> Document:
+    def read(*arguments: str) -> dict[str, Any]:
+        done = llmb(*arguments, "--json", LLMB_INSTALL="")
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+    return read
+
+
+def test_list_names_every_workload(llmb: Run, document: Document) -> None:
     listed = document("list")["workloads"]
     assert [item["workload"] for item in listed] == [
         "finetune_llama3",
@@ -41,7 +49,7 @@ def test_list_names_every_workload() -> None:
     assert "pretrain_nemotron4" not in llmb("list", "-w", "pretrain_llama3.1").stdout
 
 
-def test_show_keeps_its_contract() -> None:
+def test_show_keeps_its_contract(document: Document) -> None:
     shown = document(*SHOW)
     assert shown["recipe"] == {
         "workload": "pretrain_llama3.1",
@@ -68,13 +76,13 @@ def test_show_keeps_its_contract() -> None:
     assert any("989.5" in note for note in expectation["notes"])
 
 
-def test_show_tells_a_person_the_same() -> None:
+def test_show_tells_a_person_the_same(llmb: Run) -> None:
     text = llmb(*SHOW).stdout
     for said in ("8.03 billion", "DP 4", "GBS 128 GA 32", "12.27", "85,459", "62.47", "line", "989.5"):
         assert said in text
 
 
-def test_metrics_keeps_its_contract() -> None:
+def test_metrics_keeps_its_contract(document: Document) -> None:
     metrics = document("metrics", *SHOW[1:], "--step-time", "12.27")
     assert metrics["tokens_per_s"] == pytest.approx(85459, rel=2e-4)
     assert metrics["tokens_per_s_per_gpu"] == pytest.approx(85459 / 8, rel=2e-4)
@@ -83,14 +91,14 @@ def test_metrics_keeps_its_contract() -> None:
     assert metrics["days_per_1t_tokens"] == pytest.approx(135.43, abs=0.01)
 
 
-def test_a_proxy_has_no_time_to_train() -> None:
+def test_a_proxy_has_no_time_to_train(document: Document) -> None:
     metrics = document("metrics", "-w", "pretrain_llama3.1", "-s", "405b", "--scale", "32", "--step-time", "5.4")
     assert metrics["days_per_1t_tokens"] is None
     assert "proxy" in metrics["reasons"]["days_per_1t_tokens"]
 
 
 @pytest.mark.parametrize("step_time", ["0", "-1", "nan", "inf", "1e-320"])
-def test_an_impossible_step_time_is_refused(step_time: str) -> None:
+def test_an_impossible_step_time_is_refused(step_time: str, llmb: Run) -> None:
     done = llmb("metrics", *SHOW[1:], "--step-time", step_time)
     assert done.returncode == 2
     assert "is invalid" in done.stderr
@@ -116,7 +124,7 @@ def test_an_impossible_step_time_is_refused(step_time: str) -> None:
         (("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--recompute", "some"), "some"),
     ],
 )
-def test_bad_input_is_refused_on_stderr_with_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_refused_on_stderr_with_exit_code_2(arguments: tuple[str, ...], said: str, llmb: Run) -> None:
     done = llmb(*arguments)
     assert done.returncode == 2
     assert said in done.stderr
@@ -138,18 +146,18 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
 
 
-def test_a_dry_run_prints_the_plan_and_makes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_plan_and_makes_nothing(tmp_path: Path, llmb: Run) -> None:
     options = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "4", "--dry-run")
-    done = llmb(*options, "--json", LLMB_INSTALL=str(tmp_path))
+    done = llmb(*options, "--json")
     planned = json.loads(done.stdout)
     assert planned["plan"]["recipe"]["layout"]["gpus"] == 4
     assert planned["command"][1:6] == ["-P", "-m", "llmb.processes.ranks", "1", "4"]
     assert {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"} <= planned["variables"].keys() | os.environ.keys()
-    assert "llmb.processes.ranks" in llmb(*options, LLMB_INSTALL=str(tmp_path)).stdout
+    assert "llmb.processes.ranks" in llmb(*options).stdout
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_specified_is_the_first_line_and_a_field() -> None:
+def test_what_is_not_specified_is_the_first_line_and_a_field(llmb: Run, document: Document) -> None:
     half = ("show", "-w", "pretrain_llama3.1", "-s", "405b", "--scale", "32", "--dtype", "bf16", "--gpu-type", "h100")
     first, title = llmb(*half).stdout.splitlines()[:2]
     assert first == "not specified: release 25.04 (or 24.11)"
@@ -161,7 +169,9 @@ def test_what_is_not_specified_is_the_first_line_and_a_field() -> None:
     assert (measured["title"], measured["unspecified"]) == (title, shown["unspecified"])
 
 
-def test_a_dry_run_shows_the_layout_the_reference_and_a_command_that_gives_the_same_plan() -> None:
+def test_a_dry_run_shows_the_layout_the_reference_and_a_command_that_gives_the_same_plan(
+    llmb: Run, document: Document
+) -> None:
     options = ("run", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8", "--gpu-type", "h100", "--no-compile")
     text = llmb(*options, "--dry-run").stdout
     assert text.startswith("not specified: dtype bf16 (or fp8)\n")

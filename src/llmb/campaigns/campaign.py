@@ -40,7 +40,7 @@ class CampaignJob(Record):
     """One job of a campaign. ``submitting`` is written down before the scheduler is asked, which may have it."""
 
     key: str
-    """Of the submission; no job is submitted twice under it."""
+    """Names the submission; no job is submitted twice under it."""
     where: str
     """File and line that name the job."""
     repeat: int

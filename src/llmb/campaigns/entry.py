@@ -89,7 +89,7 @@ class Entry:
     selection: Selection
     options: Mapping[str, Values] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the workers' environment."""
+    """Variables of the workers' environment."""
     repeats: Annotated[
         int, _selection(flags=("-r", "--repeats"), help="Runs of each recipe. Default: 1.", minimum=1)
     ] = 1

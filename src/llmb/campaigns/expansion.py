@@ -66,7 +66,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             if expansion.size == before:
                 raise UsageError("no recipe matches")
         except UsageError as error:
-            expansion.problems.append(f"{entry.where}: {told(error)}")
+            expansion.problems.append(f"{entry.where}: {problem_text(error)}")
         if len(expansion.jobs) > MOST_JOBS:
             break  # each further entry would add its jobs, and the same problem
     types = dict.fromkeys(job.gpu_type for job in expansion.jobs)
@@ -77,7 +77,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
     return expansion
 
 
-def told(error: UsageError) -> str:
+def problem_text(error: UsageError) -> str:
     """The problem and the valid values on one line."""
     head, *items = (line.strip().removeprefix("- ") for line in error.what.splitlines())
     parts = [

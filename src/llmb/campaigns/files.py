@@ -10,7 +10,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, create_model
 
 from llmb.campaigns.entry import Entry, Values
-from llmb.campaigns.expansion import told
+from llmb.campaigns.expansion import problem_text
 from llmb.campaigns.keys import ENVIRONMENT, Draft, Keys, entry_options
 from llmb.campaigns.text_file import SplitModel, TextReader
 from llmb.catalogue.data_files import CatalogueError, Key, compose_file, duplicate_keys, line_in, read_file
@@ -134,7 +134,7 @@ class YamlReader:
             try:
                 workload, size = self.split_model(name)
             except UsageError as error:
-                self.problems.append(f"{self._where(root, (name,))}: {told(error)}")
+                self.problems.append(f"{self._where(root, (name,))}: {problem_text(error)}")
                 continue
             for keys, task in _tasks(name, recipe):
                 draft = Draft(keys=self.keys, where=self._where(root, keys), workloads=(workload,))
@@ -148,7 +148,7 @@ class YamlReader:
             try:
                 draft.set(key, values)
             except UsageError as error:
-                self.problems.append(f"{self._where(root, keys)}: {'.'.join(map(str, keys))}: {told(error)}")
+                self.problems.append(f"{self._where(root, keys)}: {'.'.join(map(str, keys))}: {problem_text(error)}")
 
     def _where(self, root: yaml.Node, keys: Place) -> str:
         return f"{self.path}:{line_in(root, keys)}"

@@ -58,7 +58,7 @@ class Draft:
     where: str
     workloads: Values = ()
     fields: dict[str, Any] = field(default_factory=dict)
-    """Of the entry and its selection."""
+    """Fields of the entry and of its selection."""
     options: dict[str, Values] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     repeatable: set[str] = field(default_factory=set)
@@ -80,7 +80,7 @@ class Draft:
             self.fields[own.field] = convert(own, key, values)
 
     def set_text(self, key: str, text: str) -> None:
-        """The same for text; values of a list are separated by commas."""
+        """Sets a key from text; values of a list are separated by commas."""
         listed = not key.startswith(ENVIRONMENT) and self._option(key).listed
         values = tuple(part for part in text.split(",") if part) if listed else (text,)
         if not values:

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, PlannedJob, new_campaign, planned
 from llmb.campaigns.entry import Entry, SelectedJob, Selection
-from llmb.campaigns.expansion import expand, grouped, narrowed, told
+from llmb.campaigns.expansion import expand, grouped, narrowed, problem_text
 from llmb.campaigns.job_request import converted, job_request
 from llmb.campaigns.submission import SubmissionOutcome, begin_campaign, find_campaign, find_queued, submit_campaign
 from llmb.catalogue.load import Catalogue
@@ -60,7 +60,7 @@ class CampaignContext:
         return self.site.install
 
     def gpu_type(self, values: Mapping[str, Any]) -> str | None:
-        """Of jobs with these options that ask for none. Raises UsageError."""
+        """GPU type of jobs with these options if they name none. Raises UsageError."""
         scheduler = find_scheduler(QUEUE)
         return scheduler.defaults(self.site, scheduler.asked(values, self.environ, sys.executable)).gpu_type
 
@@ -259,7 +259,7 @@ def _checked(context: CampaignContext, wanted: WantedJobs) -> tuple[list[Campaig
             context.order_of(found)
             jobs.append(found)
         except UsageError as error:
-            refused.append((job, told(error)))
+            refused.append((job, problem_text(error)))
     problems = [*wanted.problems, *expansion.problems, *grouped(item for item in refused if item[0].named)]
     left_out = [*expansion.left_out, *grouped(item for item in refused if not item[0].named)]
     if problems:

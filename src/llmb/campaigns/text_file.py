@@ -8,7 +8,7 @@ from typing import NamedTuple
 import yaml
 
 from llmb.campaigns.entry import Entry
-from llmb.campaigns.expansion import told
+from llmb.campaigns.expansion import problem_text
 from llmb.campaigns.keys import Draft, Keys
 from llmb.errors import UsageError
 
@@ -77,7 +77,7 @@ class TextReader:
         try:
             return self.split_model(cell.text)
         except UsageError as error:
-            raise _Wrong(cell.column, told(error)) from error
+            raise _Wrong(cell.column, problem_text(error)) from error
 
     def _read_job(self, line: str, where: str) -> None:
         """``workload size dtype scale [key=value ...]``."""
@@ -122,7 +122,7 @@ class TextReader:
         try:
             draft.set_text(name, cell.text)
         except UsageError as error:
-            self.problems.append(f"{draft.where}:{cell.column}: {told(error)}")
+            self.problems.append(f"{draft.where}:{cell.column}: {problem_text(error)}")
 
 
 def _cells(line: str) -> Iterator[_Cell]:

@@ -22,7 +22,7 @@ from llmb.bench.jobs import BenchProgress
 from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
-from llmb.catalogue.records import Recipe
+from llmb.catalogue.records import Gpu, Recipe
 from llmb.catalogue.resolve import Request
 from llmb.cli.bench_jobs import save_and_show
 from llmb.cli.options import Json, selection_options, takes
@@ -87,11 +87,7 @@ def disk(
         cache=cache,
     )
     measured = _measured(job, recipe)
-    rows = measured.measurements
-    predicted: Prediction | None = None
-    if recipe:
-        nodes = -(-recipe.layout.gpus // ranks_of_a_node(recipe, gpu.gpus_per_node if gpu else None))
-        predicted = prediction(recipe_checkpoint_bytes(recipe), nodes, rate(rows, "write"), rate(rows, "read"))
+    predicted = _predicted(recipe, gpu, measured) if recipe else None
 
     def show_result() -> None:
         if json:
@@ -101,6 +97,12 @@ def disk(
 
     (kept,) = save_and_show(install, [measured], show_result)
     say(f"saved to {kept}")
+
+
+def _predicted(recipe: Recipe, gpu: Gpu | None, measured: MeasurementFile) -> Prediction:
+    nodes = -(-recipe.layout.gpus // ranks_of_a_node(recipe, gpu.gpus_per_node if gpu else None))
+    rows = measured.measurements
+    return prediction(recipe_checkpoint_bytes(recipe), nodes, rate(rows, "write"), rate(rows, "read"))
 
 
 def _measured(job: DiskJob, recipe: Recipe | None) -> MeasurementFile:

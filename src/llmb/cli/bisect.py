@@ -163,7 +163,7 @@ def _state(
     name: str,
     options: Sequence[str] = (),
 ) -> BisectState:
-    """Of a search that begins. Raises UsageError, also for what may be a secret: all of it is kept in a file."""
+    """What a new search looks for. Raises UsageError, also for what may be a secret: all of it is kept in a file."""
     kept = {"--candidates": [candidates], "--good": [good or ""], "--bad": [bad or ""], "after --": options}
     for where, words in kept.items():
         _check_kept(where, words)

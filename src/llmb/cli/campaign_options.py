@@ -33,7 +33,7 @@ _SELECTION = (*options_of(Selection).values(), REPEATS)
 SELECTION = value_options(_SELECTION)
 """The options that select recipes."""
 NAMED_SELECTION = selection_options(_SELECTION)
-"""The same, with the recipe by place too."""
+"""``SELECTION`` with workload and size as arguments too."""
 JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
 """The options of one job, except those that name its recipe."""
 

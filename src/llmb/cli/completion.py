@@ -23,7 +23,7 @@ def workloads(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
 
 
 def sizes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Those of the workload that was given, else of all."""
+    """The sizes of the workload that was given, else of all."""
     from llmb.catalogue.load import Catalogue
     from llmb.catalogue.resolve import sizes_of
 
@@ -92,6 +92,6 @@ OPTIONS: dict[str, Complete] = {
 
 
 def _begun(names: Iterable[str], incomplete: str) -> list[str]:
-    """Of a list with commas the last name is completed."""
+    """Completes the last name of a list with commas."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in dict.fromkeys(names) if str(name).startswith(last.lower())]

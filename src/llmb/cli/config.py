@@ -136,7 +136,7 @@ def migrate(
 
 
 def _schema(key: str, *, user: bool) -> type[BaseModel]:
-    """Of the file that ``key`` is for. Raises UsageError for an unknown key, and for one of the other file."""
+    """The path of the file that ``key`` is for. Raises UsageError for an unknown key, and for one of the other file."""
     own, other = (user_schema(), cluster_schema()) if user else (cluster_schema(), user_schema())
     if not is_key(own, key) and is_key(other, key):
         whose, do = ("the cluster's", "leave --user out") if user else ("one of your own defaults", "add --user")

@@ -135,7 +135,7 @@ def main() -> NoReturn:
     if sys.stdout is None:
         do = "leave it open, or redirect it to a file or to /dev/null"
         error = EnvironmentProblem("the result cannot be written: standard output is closed", do=do)
-        sys.exit(_told(error, as_json=False))
+        sys.exit(_report(error, as_json=False))
     exit_code = exit_code_of(app, as_spoken(sys.argv[1:]))
     try:
         sys.stdout.flush()
@@ -172,16 +172,16 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
             traceback.print_exception(error.__cause__)
         if isinstance(error, UsageError) and not (error.do or error.choices):
             error = UsageError(error.what, where=error.where, do=f"see 'llmb {' '.join(arguments[:1])} --help'")
-        return _told(error, as_json=as_json)
+        return _report(error, as_json=as_json)
     except PARSER_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # the help
             return int(error.exit_code)
         from llmb.cli.usage import usage_error
 
-        return _told(usage_error(error), as_json=as_json)
+        return _report(usage_error(error), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
-        return _told(UserInterrupt("interrupted"), as_json=as_json)
+        return _report(UserInterrupt("interrupted"), as_json=as_json)
     except BrokenPipeError:
         return 0  # the reader has exited, as in 'llmb list | head'
     except SystemExit as end:
@@ -201,7 +201,7 @@ def _check_secrets(arguments: list[str]) -> None:
             )
 
 
-def _told(error: LlmbError, *, as_json: bool) -> int:
+def _report(error: LlmbError, *, as_json: bool) -> int:
     sys.stderr.write(f"{json.dumps(error.document())}\n" if as_json else f"llmb: error: {error}\n")
     return error.exit_code
 

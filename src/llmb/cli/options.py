@@ -79,7 +79,7 @@ def model_options() -> Maker:
 
 
 def selection_options(options: Iterable[Option]) -> Maker:
-    """The same for options that select recipes; the function returns their values."""
+    """A function that returns the values of options that select recipes, whose workload and size may be arguments."""
     return _by_place(options, lambda **values: values, required=False)
 
 

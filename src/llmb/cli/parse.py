@@ -99,7 +99,7 @@ def _print_as_reference(
 
 
 def _regular(found: FoundFiles) -> FoundFiles:
-    """Those that the reference suite's script reads. It follows no links, which may lead to the same file twice."""
+    """The logs that the reference suite's script reads. It follows no links, which may lead to the same file twice."""
     logs = tuple(path for path in found.logs if path.suffix == ".out" and not path.is_symlink())
     return FoundFiles(logs, found.total_bytes, found.refused)
 

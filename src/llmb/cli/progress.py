@@ -90,7 +90,7 @@ class RunProgress(_LongWork):
 
 
 class JobProgress(RunProgress):
-    """The same for a queued job, whose states are shown until it runs."""
+    """Shows the states of a queued job until it runs, then its steps."""
 
     def __init__(self, total: int, first_step: int = 0) -> None:
         super().__init__(total, first_step)

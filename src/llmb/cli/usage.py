@@ -102,7 +102,7 @@ def _no_such_option(given: str, parameters: Sequence[Any], path: str) -> UsageEr
 
 
 def meant_option(given: str, known: Iterable[str]) -> list[str]:
-    """Those of ``known`` that mean what ``given`` means elsewhere, else those with like letters."""
+    """Names of ``known`` that mean what ``given`` means elsewhere, else names with like letters."""
     names = list(known)
     same = [name for name, others in MEANT.items() if name in names and given in others]
     return same or closest(given, [name for name in names if name.startswith("--")], cutoff=0.65)

@@ -177,7 +177,7 @@ class LineView:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write
-        self.told: set[Kind] = set()
+        self.reported: set[Kind] = set()
         self.last: tuple[object, ...] | None = None
 
     def show(self, seen: Outlook) -> None:
@@ -186,28 +186,29 @@ class LineView:
         if news != self.last:
             self.write(watch_line(seen))
         for concern in seen.concerns:
-            if concern.kind not in self.told:
+            if concern.kind not in self.reported:
                 self.write(f"WARNING: {concern.text}")
-        self.last, self.told = news, {concern.kind for concern in seen.concerns}
+        self.last, self.reported = news, {concern.kind for concern in seen.concerns}
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 LIVE_EVERY_S, LINES_EVERY_S = 1.0, 5.0
+RunName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        autocompletion=runs,
+        show_default=False,
+        help="Id of a job, label, beginning of a run folder's name, folder, log of any framework, or 'latest'."
+        " Default: the newest run that is running or queued.",
+    ),
+]
 
 
 @app.command("watch")
 def watch_(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            autocompletion=runs,
-            show_default=False,
-            help="Id of a job, label, beginning of a run folder's name, folder, log of any framework, or 'latest'."
-            " Default: the newest run that is running or queued.",
-        ),
-    ] = None,
+    run: RunName = None,
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for the end.")] = False,
     no_live: Annotated[bool, typer.Option("--no-live", help="Print lines also to a terminal.")] = False,
     interval: Annotated[

@@ -12,7 +12,7 @@ from llmb.report.table import Table, result_table
 from llmb.shown_text import printable
 
 LONGEST_TITLE = 26
-"""Of a check beside its advice, which needs the space."""
+"""How wide a check may be beside its advice, which needs the space."""
 MOST_NAMES = 5
 """Checks of one area that are named, if they are all that is left of it."""
 HostList = Callable[[Sequence[str]], str]

@@ -12,7 +12,7 @@ from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
 from llmb.install.removal import Removal
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
-from llmb.report.table import Table, result_table
+from llmb.report.table import Column, Table, result_table, table_of
 from llmb.shown_text import printable
 
 STATES = {"done": "done", "kept": "done before", "open": "to do"}
@@ -32,7 +32,7 @@ def install_document(
         "path": str(root),
         "python": str(python_of(answers, root)),
         "workloads": list(answers.workloads),
-        "steps": [{"name": item.name, "state": item.state, "text": item.text} for item in results],
+        "steps": [asdict(item) for item in results],
         "jobs": [dict(job) for job in jobs],
         "next": [command for _, command in commands],
     }
@@ -44,7 +44,7 @@ def removal_document(root: Path, removal: Removal) -> dict[str, Any]:
 
 
 def removal_plan_document(root: Path, paths: Sequence[str]) -> dict[str, Any]:
-    """The same of a dry run."""
+    """The JSON of ``llmb install --remove --dry-run``; its keys are a contract."""
     return {"status": "planned", "path": str(root), "would_remove": list(paths)}
 
 
@@ -61,10 +61,12 @@ def answers_table(answers: Answers) -> Table:
 
 def steps_table(root: Path, results: Sequence[StepResult]) -> Table:
     planned = any(item.state == "open" for item in results)
-    table = result_table(f"{'Would install' if planned else 'Installed'} in {root}", "step", "state", "result")
-    for item in results:
-        table.add_row(item.name, STATES[item.state], "" if item.state == "kept" else printable(item.text))
-    return table
+    columns: list[Column[StepResult]] = [
+        Column("step", lambda item: item.name),
+        Column("state", lambda item: STATES[item.state]),
+        Column("result", lambda item: "" if item.state == "kept" else printable(item.text)),
+    ]
+    return table_of(f"{'Would install' if planned else 'Installed'} in {root}", results, columns)
 
 
 def next_text(commands: Sequence[tuple[str, str]]) -> str:
@@ -83,13 +85,7 @@ def removal_table(root: Path, removal: Removal) -> Table:
 
 def image_document(found: ImportedImage, runtime: str) -> dict[str, Any]:
     """The JSON of ``llmb prepare image``; its keys are a contract."""
-    return {
-        "path": str(found.path),
-        "runtime": runtime,
-        "bytes": found.bytes,
-        "sha256": found.sha256,
-        "made": found.made,
-    }
+    return {**asdict(found), "path": str(found.path), "runtime": runtime}
 
 
 def image_text(found: ImportedImage, runtime: str) -> str:
@@ -136,10 +132,12 @@ def settings_tables(found: SettingsInEffect, *, defaults: bool) -> Iterator[Tabl
 
 
 def _table(title: str, name: str, settings: "list[Setting] | tuple[Setting, ...]") -> Table:
-    table = result_table(title, name, "value", "from")
-    for item in settings:
-        table.add_row(item.key, value_text(item.value), f"{SOURCES[item.source]} {_short(item.place)}".strip())
-    return table
+    columns: list[Column[Setting]] = [
+        Column(name, lambda item: item.key),
+        Column("value", lambda item: item.value, value_text),
+        Column("from", lambda item: f"{SOURCES[item.source]} {_short(item.place)}".strip()),
+    ]
+    return table_of(title, settings, columns)
 
 
 def _short(place: str) -> str:

@@ -27,7 +27,7 @@ def print_table(table: Table) -> None:
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """The same for several, with an empty line between them."""
+    """Prints tables with an empty line between them."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     texts = ("".join(f"{line}\n" for line in _lines(table, width)) for table in tables)
     print_text("\n".join(texts), is_safe=True)

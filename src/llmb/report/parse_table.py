@@ -17,7 +17,7 @@ from llmb.report.table import Column, Table, csv_text, number_column, table_of
 
 
 def _median_mfu(group: RunGroup) -> float | None:
-    """Of the run whose mean is the median, or next to it."""
+    """MFU of the run whose mean is the median, or next to it."""
     by_mean = sorted(group.runs, key=lambda run: VALUES["time_mean_seconds"](run) or 0.0)
     return one_mfu(by_mean[len(by_mean) // 2])[0]
 
@@ -236,7 +236,7 @@ def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[Pars
 
 
 def _jobs(report: ParseReport) -> dict[Path, str]:
-    """Of logs that other commands do not know by an id, the number of the job, if that distinguishes them."""
+    """The number of the job, if it distinguishes logs that other commands do not know by an id."""
     known = [run for run in report.runs if run.folder is None and run.recipe_text]
     found = {run.file.path: f"job {match[1]}" for run in known if (match := _JOB.search(report.name(run)))}
     return found if len({*found.values()}) == len(found) else {}

@@ -2,6 +2,7 @@
 """What is prepared for runs: access to the hub, datasets and checkpoints, as tables and JSON documents."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from llmb.checkpoints.checkpoint import SavedCheckpoint
@@ -18,7 +19,7 @@ from llmb.shown_text import printable
 MB = 10**6
 IMPORTED = unknown("imported weights")
 GIB = 2**30
-NUMBERS = ("GiB", "documented")
+ITEM_KEYS = ("name", "state", "bytes", "documented_gib", "source", "problem", "command")
 KNOWN_BY = {True: "checksums verified", False: "sizes compared; --checksums reads the files"}
 
 
@@ -27,26 +28,18 @@ def access_document(found: Sequence[RepositoryAccess], token: TokenSource | None
     return {
         "token": token,
         "granted": all(item.state == "granted" for item in found),
-        "repositories": [
-            {
-                "name": item.repository.name,
-                "kind": item.repository.kind,
-                "needed_for": list(item.repository.needed_for),
-                "state": item.state,
-                "page": item.repository.page,
-                "reason": item.reason,
-            }
-            for item in found
-        ],
+        "repositories": [{**asdict(item.repository), "state": item.state, "reason": item.reason} for item in found],
     }
 
 
 def access_table(found: Sequence[RepositoryAccess]) -> Table:
-    table = result_table("Access to the Hugging Face hub", "repository", "for", "state", "page")
-    for item in found:
-        what = item.repository
-        table.add_row(what.name, ", ".join(what.needed_for), item.state, what.page)
-    return table
+    columns: list[Column[RepositoryAccess]] = [
+        Column("repository", lambda item: item.repository.name),
+        Column("for", lambda item: ", ".join(item.repository.needed_for)),
+        Column("state", lambda item: item.state),
+        Column("page", lambda item: item.repository.page),
+    ]
+    return table_of("Access to the Hugging Face hub", found, columns)
 
 
 def dataset_document(prepared: PreparedDataset) -> dict[str, Any]:
@@ -147,28 +140,20 @@ def verification_document(found: Verification) -> dict[str, Any]:
         "free_bytes": found.free_bytes,
         "needed_bytes": found.needed_bytes,
         "items": [
-            {
-                "name": item.name,
-                "path": str(item.path),
-                "state": item.state,
-                "bytes": item.bytes,
-                "documented_gib": item.documented_gib,
-                "source": item.source,
-                "problem": item.problem,
-                "command": item.command,
-            }
-            for item in found.items
+            {"path": str(item.path), **{name: getattr(item, name) for name in ITEM_KEYS}} for item in found.items
         ],
     }
 
 
 def verification_tables(found: Verification) -> list[Table]:
     """The items, and what is wrong with each that is not complete, with the command that gets it."""
-    table = result_table(
-        f"Prepared: {found.workload} {found.size}", "folder", "state", "GiB", "documented", right=NUMBERS
-    )
-    for item in found.items:
-        table.add_row(_short(item), item.state, _gib(item.bytes), _documented(item))
+    columns: list[Column[Item]] = [
+        Column("folder", _short),
+        Column("state", lambda item: item.state),
+        number_column("GiB", lambda item: item.bytes, _gib),
+        number_column("documented", lambda item: item.documented_gib, lambda gib: "" if gib is None else f"{gib:g}"),
+    ]
+    table = table_of(f"Prepared: {found.workload} {found.size}", found.items, columns)
     about = result_table("Storage", "", "")
     about.add_row("path", str(found.folders.path))
     for item in found.items:
@@ -182,20 +167,14 @@ def verification_tables(found: Verification) -> list[Table]:
         )
     tables = [table, about]
     if problems := [item for item in found.items if item.problem]:
-        wrong = result_table("Not complete", "folder", "problem")
-        for item in problems:
-            wrong.add_row(_short(item), printable(item.problem))
-        tables.append(wrong)
+        wrong: list[Column[Item]] = [Column("folder", _short), Column("problem", lambda item: item.problem, printable)]
+        tables.append(table_of("Not complete", problems, wrong))
     return tables
 
 
 def _short(item: Item) -> str:
     """Without the folder of the tokenizer, which has the name of the model."""
     return f"packed {item.path.name}" if "/packed/" in item.name else item.name
-
-
-def _documented(item: Item) -> str:
-    return "" if item.documented_gib is None else f"{item.documented_gib:g}"
 
 
 def _gib(size: int) -> str:

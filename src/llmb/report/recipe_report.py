@@ -16,7 +16,7 @@ from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
 from llmb.metrics.throughput import Throughput, unpacked_reason
 from llmb.report.numbers import number, unknown
-from llmb.report.table import Table, result_table
+from llmb.report.table import Column, Table, number_column, result_table, table_of
 from llmb.runs.logits import keeps_logits, logits_gb, logits_text
 from llmb.verdict.conditions import title_of
 
@@ -94,10 +94,7 @@ def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterato
     if recipe.published_flops:
         notes += [note for note in recipe.published_flops.notes if note not in notes]
     if notes:
-        table = result_table("Notes", "")
-        for note in notes:
-            table.add_row(f"- {note}")
-        yield table
+        yield table_of("Notes", notes, [Column("", lambda note: f"- {note}")])
 
 
 def _summary(recipe: Recipe, here: OriginHere) -> Table:
@@ -158,16 +155,23 @@ def _origin_rows(here: OriginHere) -> Iterator[tuple[str, str]]:
 
 
 def _expectation_table(expectations: Sequence[Expectation], reason: str | None) -> Table:
-    columns = ("kind", "step time s", "tokens/s", "MFU %", "convention", "window", "source", "line")
-    table = result_table("Published", *columns, right=("step time s", "tokens/s", "MFU %", "line"))
-    for item in expectations:
-        figures = [number(value) for value in (item.step_time_s, item.tokens_per_s, item.mfu_pct)]
-        window = item.window if item.averaged_steps == 1 else f"{item.window}, a mean of {item.averaged_steps}"
-        table.add_row(item.kind, *figures, item.convention, window, item.source, str(item.line))
     if not expectations:
-        table = result_table("Published", "")
-        table.add_row(unknown(reason or "no published figure"))
-    return table
+        return table_of("Published", [unknown(reason or "no published figure")], [Column("")])
+    columns: list[Column[Expectation]] = [
+        Column("kind", lambda item: item.kind),
+        number_column("step time s", lambda item: item.step_time_s),
+        number_column("tokens/s", lambda item: item.tokens_per_s),
+        number_column("MFU %", lambda item: item.mfu_pct),
+        Column("convention", lambda item: item.convention),
+        Column("window", _window_text),
+        Column("source", lambda item: item.source),
+        number_column("line", lambda item: item.line, str),
+    ]
+    return table_of("Published", expectations, columns)
+
+
+def _window_text(item: Expectation) -> str:
+    return item.window if item.averaged_steps == 1 else f"{item.window}, a mean of {item.averaged_steps}"
 
 
 def _conditions_table(recipe: Recipe) -> Table:

@@ -168,7 +168,7 @@ def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
 
 
 def _counted_runs(judged: Judged) -> Sequence[AnalyzedRun]:
-    """Those that are measurements, if one is."""
+    """The runs that are measurements, if any is."""
     return [run for run in judged.runs if flaw_of(run) is None] or judged.runs
 
 
