@@ -65,3 +65,14 @@ def test_pages_use_the_terms_of_the_glossary(page: Path) -> None:
 def test_modules_use_the_terms_of_the_glossary(module: Path) -> None:
     hits = [hit for line, text in texts_of(module.read_text()) for hit in found_in(text, line)]
     assert hits == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [path for path in MODULES if "src" in path.relative_to(ROOT).parts],
+    ids=lambda module: str(module.relative_to(ROOT)),
+)
+def test_docstrings_do_not_continue_the_name_above_them(module: Path) -> None:
+    bare = (node.value for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Expr))
+    texts = (node for node in bare if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    assert [text.lineno for text in texts if CONTINUES_A_NAME.match(text.value)] == []

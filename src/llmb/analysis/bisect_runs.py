@@ -134,7 +134,7 @@ def _runs(state: BisectState, install: Path, say: Say) -> Runs:
 
 
 def _named(state: BisectState, text: str, found: FoundRuns, say: Say) -> tuple[AnalyzedRun, ...]:
-    """Those of the recipe; that there is none is not to be missed."""
+    """Runs of the recipe; says so if there are none."""
     runs = tuple(run for run in found.runs if _is_of(state, run))
     if not runs:
         left_out = "".join(f"; {one.run}: {one.reason}" for one in found.left_out)

@@ -18,7 +18,7 @@ DEFAULT_NAME = "bisect"
 CANDIDATE, LABEL = "{candidate}", "{label}"
 """In a command, what stands for a candidate and for the label of its runs."""
 MOST_LETTERS = 64
-"""Of a label."""
+"""Letters of a label at most."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _NO_LABEL = re.compile(r"[^A-Za-z0-9._-]+|\.\.+")
 
@@ -34,20 +34,20 @@ class BisectState(Record):
     size: str | None = None
     dtype: str | None = None
     scale: int | None = None
-    """Of the runs; None for whatever the runs with the labels are."""
+    """Scale of the runs; None for whatever the runs with the labels are."""
     good: str | None = None
     """Selects further runs of the first candidate."""
     bad: str | None = None
     """Selects further runs of the last candidate."""
     options: tuple[str, ...] = ()
-    """Of the command that makes a run."""
+    """Options of the command that makes a run."""
     skipped: tuple[str, ...] = ()
     run_dirs: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Folders of runs that a command made, by candidate."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of the runs of each candidate, in their order: with the names of the candidates, if labels can hold them."""
+        """Labels of each candidate's runs, in their order, with the candidates' names if labels can hold them."""
         texts = [_NO_LABEL.sub("-", candidate).strip("-.") for candidate in self.candidates]
         fit = len(set(texts)) == len(texts) and all(texts) and len(max(texts, key=len)) < MOST_LETTERS - len(self.name)
         return tuple(f"{self.name}-{text if fit else number}" for number, text in enumerate(texts, start=1))

@@ -28,7 +28,7 @@ def with_gpu_type(runs: Iterable[ParsedRun], gpu_type: str) -> list[ParsedRun]:
 
 
 def as_catalogued(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
-    """Of a log without a record: with the catalogue's names of its workload and size, and the GPUs of its nodes.
+    """A log's configuration with the catalogue's names of its workload and size, and the GPUs of its nodes.
 
     If nothing else tells how many GPUs there are, they are all that nodes with that GPU type have.
     """
@@ -71,7 +71,7 @@ def recipe_of(run: ParsedRun, catalogue: Catalogue) -> Recipe | None:
 
 
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue) -> Recipe | None:
-    """The same of a configuration with the keys of a run's identity."""
+    """The recipe of a configuration with the keys of a run's identity."""
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None

@@ -44,7 +44,7 @@ def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[Analyzed
 
 
 def _mean(runs: Sequence[AnalyzedRun], name: str) -> float | None:
-    """Of the runs that were sampled."""
+    """Mean of the runs that were sampled."""
     results = [run.record.result for run in runs if run.record and run.record.result]
     values = [getattr(result.resources, name) for result in results if result.resources]
     known = [value for value in values if value is not None]

@@ -21,7 +21,7 @@ class Row(Record):
     """Seconds per step."""
     after_s: float
     delta_pct: float | None
-    """Of what ``measure`` says, in percent of that before; above 0 is slower. None if it is not comparable."""
+    """Change of what ``measure`` says, in percent of that before; above 0 is slower. None if it is not comparable."""
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``."""
     noise_pct: float | None

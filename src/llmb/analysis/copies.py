@@ -41,7 +41,7 @@ def once_in(*found: FoundRuns) -> tuple[FoundRuns, ...]:
 
 
 def once(runs: Iterable[AnalyzedRun]) -> list[AnalyzedRun]:
-    """The same of runs that were selected before."""
+    """Selected runs, each once."""
     return list(once_in(FoundRuns("", tuple(runs)))[0].runs)
 
 
@@ -85,7 +85,7 @@ def _place(run: AnalyzedRun) -> _Place:
 
 
 def _by_source(places: Iterable[_Place]) -> list[list[_Place]]:
-    """Those that were found in several places; of a run that has a folder, its folders first."""
+    """Runs that were found in several places, with the folders of a run first."""
     found: dict[str, dict[Path, _Place]] = defaultdict(dict)
     for place in places:
         found[place.source][place.path] = place

@@ -28,7 +28,7 @@ US = 1_000_000
 
 
 def explain_judged(judged: Judged) -> Explanation | None:
-    """Of several repeats the one with the median step time, against that of the baseline's runs."""
+    """Explains of several repeats the one with the median step time, against that of the baseline's runs."""
     run, baseline = _typical(judged.runs), _typical(judged.baseline)
     return explain(run, baseline, judged.verdict) if run else None
 
@@ -186,7 +186,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
-    """Of the run's own steps in the window of its reference; None if it has not all of them."""
+    """Mean of the run's own steps in the window of its reference; None if it has not all of them."""
     inside = [step.step_time_s for step in steps if _is_in(window, step) and not step.profiled]
     return fmean(inside) if window and len(inside) == window.last - window.first + 1 else None
 

@@ -57,7 +57,7 @@ def find_runs(selector: str, install: Path, say: Say) -> FoundRuns:
 
 
 def labeled_runs(labels: Iterable[str], install: Path, say: Say) -> dict[str, FoundRuns]:
-    """The same for several labels at once, also those that no run has."""
+    """Finds the runs of several labels at once, also those that no run has."""
     found: dict[str, list[RecordedRun]] = {label: [] for label in labels}
     for run in _recorded_below(install, say):
         if run.label in found:
@@ -85,17 +85,17 @@ def _nodes(run: RecordedRun) -> set[str]:
 
 
 def run_folders_below(install: Path) -> set[Path]:
-    """Of every run that was made or submitted there."""
+    """Folders of every run that was made or submitted there."""
     return {path.parent for path in install.glob(RECORDS)}
 
 
 def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:
-    """The same with every run that ended, once, however it did; left out are those that last or cannot be read."""
+    """Finds every run that ended, once, however it did; leaves out those that are still running or cannot be read."""
     return find_all_runs((selector,), install, say)
 
 
 def find_all_runs(selectors: Sequence[str], install: Path, say: Say) -> FoundRuns:
-    """The same of several selections together."""
+    """Finds the runs of several selections together."""
     found = [_find(selector, install, say) for selector in selectors]
     runs = tuple(run for one in found for run in one.runs)
     left_out = tuple(item for one in found for item in one.left_out)
@@ -103,7 +103,7 @@ def find_all_runs(selectors: Sequence[str], install: Path, say: Say) -> FoundRun
 
 
 def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[FoundRuns, FoundRuns | None]:
-    """The same of two selections, which may have runs in common; one without ``after``."""
+    """Finds the runs of two selections, which may have runs in common; one without ``after``."""
     selectors = [selector for selector in (before, after) if selector is not None]
     first, *others = once_in(*(_find(selector, install, say) for selector in selectors))
     return first, others[0] if others else None

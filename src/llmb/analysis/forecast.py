@@ -61,7 +61,7 @@ class ForecastComparison:
 
 
 def find_pace(steps: Sequence[StepNews]) -> Pace | None:
-    """Of the steps of one attempt, in order; None without a step whose time counts.
+    """The pace of the steps of one attempt, in order; None without a step whose time counts.
 
     The longest steady stretch counts, or what has followed it since if that is long enough to be a level of its own.
     Without one, all steps but the first do, which is slow in most runs.

@@ -26,7 +26,7 @@ from llmb.verdict.tolerance import Tolerance
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:
-    """Of run means, in seconds; the interval is Student's t. Raises ValueError as ``describe``."""
+    """Statistics of run means, in seconds; the interval is Student's t. Raises ValueError as ``describe``."""
     from scipy.special import stdtrit  # takes longer to load than most commands take to run
 
     found = describe(means_s)
@@ -47,7 +47,7 @@ class Judged:
     runs: tuple[AnalyzedRun, ...]
     verdict: Verdict
     step_time_s: Statistics | None
-    """Of a run's window; of several runs, of their means."""
+    """Statistics of a run's window, or of the means of several runs."""
     baseline: tuple[AnalyzedRun, ...] = ()
     """The runs that they are judged against; empty for a figure."""
 
@@ -70,7 +70,7 @@ class Against:
     tolerance: Tolerance | None = None
     """None for the default."""
     gpu_type: str | None = None
-    """Of logs that do not tell, for the published figure."""
+    """GPU type of logs that do not name theirs, for the published figure."""
 
 
 def judge_runs(
@@ -287,7 +287,7 @@ def grouped(runs: Iterable[AnalyzedRun]) -> list[list[AnalyzedRun]]:
 
 
 def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
-    """Of one run, over its steps; of several, over their means. None if no run has any.
+    """Statistics over the steps of one run, or over the means of several. None if no run has any.
 
     Runs that are no measurement count only among others that are none either.
     """

@@ -87,7 +87,7 @@ def match_within(groups: Sequence[MatchedRuns], varied: Varied) -> Matches:
 
 
 def same_but(one: Mapping[str, Value], other: Mapping[str, Value], varied: Varied) -> bool:
-    """The same configuration but for what may vary."""
+    """True for configurations that differ in nothing but what may vary."""
     return _fixed(one, varied) == _fixed(other, varied)
 
 
@@ -117,14 +117,14 @@ def _agrees(one: MatchedRuns, other: MatchedRuns, varied: Varied) -> bool:
 
 
 def nearest(group: MatchedRuns, others: Sequence[MatchedRuns]) -> MatchedRuns | None:
-    """Of the same model, the one that differs in the fewest keys."""
+    """The runs of the same model that differ in the fewest keys."""
     own = group.configuration
     similar = [other for other in others if all(own.get(key) == other.configuration.get(key) for key in MODEL)]
     return min(similar, key=lambda other: len(differences(own, other.configuration)), default=None)
 
 
 def titles(pairs: Sequence[Pair]) -> list[str]:
-    """Of the rows; those that would have the same title are distinguished by what they differ in."""
+    """Titles of the rows; those that would have the same title are distinguished by what they differ in."""
     merged = [_merged(pair) for pair in pairs]
     names = [_title(values) for values in merged]
     return [

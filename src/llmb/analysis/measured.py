@@ -15,7 +15,7 @@ def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
 
 
 def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> KnownSpread | None:
-    """Of a single run on each side, from what was run before on the nodes of both; None if that is not known."""
+    """Spread of a single run on each side, from what was run before on the nodes of both; None if that is not known."""
     if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
         return None
     compared = {run.counted_as for run in (*before, *after)}
@@ -38,7 +38,7 @@ def why_left_out(run: AnalyzedRun) -> str | None:
 
 
 def flaw_of(run: AnalyzedRun) -> str | None:
-    """The same without the status of the run, if there is a reason."""
+    """What is wrong with a run; its status only if no reason is known."""
     if run.status != "success":
         return run.reason or run.status.replace("_", " ")
     return run.reason or (None if run.step_time_s else "its steps have no statistics")

@@ -18,7 +18,7 @@ class RunGroup:
 
     runs: tuple[ParsedRun, ...]
     run_means_s: Statistics
-    """Of the mean step times of the runs."""
+    """Statistics of the mean step times of the runs."""
     differs: tuple[str, ...] = ()
     """What distinguishes it from groups that look the same otherwise, such as ``software.torch 2.9``."""
 

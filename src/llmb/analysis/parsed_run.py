@@ -54,7 +54,7 @@ class ParsedRun:
     unread_record: str | None = None
     """Why the record beside the log cannot be read, so that only the log counts."""
     anomalies: Anomalies | None = None
-    """Of the window's steps; None without step times."""
+    """Anomalies of the window's steps; None without step times."""
     mfu_pct: Mapping[str, float | None] = field(default_factory=dict)
     """By convention; empty if it is not known."""
     tokens_per_s_per_gpu: float | None = None
@@ -62,7 +62,7 @@ class ParsedRun:
     run_id: str | None = None
     """That of the record."""
     content: str | None = None
-    """Of a run with a record: equal for copies that were not changed."""
+    """Digest of a run with a record: equal for copies that were not changed."""
     copy_of: str | None = None
     """Why the run does not count: another file has it, too."""
 
@@ -129,7 +129,7 @@ class ParsedRun:
 
 
 def without_figures(outcome: LogOutcome, reason: str) -> LogOutcome:
-    """The same of an invalid run."""
+    """The outcome of an invalid run, without its figures."""
     return replace(outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=())
 
 

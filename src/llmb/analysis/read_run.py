@@ -47,7 +47,7 @@ class RecordedRun:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """Those of all its submissions."""
+        """Ids of all its submissions."""
         return tuple(job.job_id for job in (self.job, *self.job.earlier)) if self.job else ()
 
     @property

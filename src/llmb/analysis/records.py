@@ -13,7 +13,7 @@ from llmb.runs.identity import RunIdentity, Value
 from llmb.runs.record import RunRecord
 
 _AROUND_EXPERIMENT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out(?:\.gz)?$")
-"""Of a log's name: the account, and the numbers of the job and of its start."""
+"""Parts of a log's name that are left out: the account, and the numbers of the job and of its start."""
 
 
 def log_identity(file: ParsedFile) -> RunIdentity:
@@ -50,7 +50,7 @@ class AnalyzedRun:
     reason: str | None = None
     window: Window | None = None
     step_times_s: tuple[float, ...] = ()
-    """Of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
+    """Step times of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
     step_time_s: Statistics | None = None
     nodes: tuple[str, ...] = ()
     disturbing: tuple[str, ...] | None = None
@@ -64,7 +64,7 @@ class AnalyzedRun:
 
     @property
     def disturbed(self) -> str | None:
-        """The same as one text."""
+        """What disturbed the run, as one text."""
         return "; ".join(self.disturbing or ()) or None
 
     @property

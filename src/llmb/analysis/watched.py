@@ -14,7 +14,7 @@ from llmb.verdict.causes_measured import FoundCause, slow_rank
 State = Literal["queued", "starting", "running", "ended"]
 Kind = Literal["off_expectation", "slowed_down", "stalled", "not_finite", "slow_rank", "time_limit"]
 KEPT_STEPS = 2000
-"""Of a long run only so many of the last steps are looked at."""
+"""How many of the last steps of a long run are looked at."""
 STALLED_STEPS, LEAST_STALL_S = 5.0, 10.0
 """No step for so many medians, and seconds, is a stall; a checkpoint may take as long."""
 RANK_STEPS = 20
@@ -28,7 +28,7 @@ class StepHistory:
 
     steps: list[StepNews] = field(default_factory=list)
     count: int = 0
-    """Of all steps that were seen, also in earlier attempts."""
+    """Number of all steps that were seen, also in earlier attempts."""
     first_loss: float | None = None
     bad: StepNews | None = None
     """The first step with a loss or gradient norm that is not finite."""
@@ -57,7 +57,7 @@ class Circumstances:
     """What a queued run waits for, or how it ended."""
     nodes: str | None = None
     since_start_s: float | None = None
-    """Of the latest attempt."""
+    """Seconds since the start of the latest attempt."""
     attempt: int = 1
     attempt_first_step: int = 0
     """Steps before it are of earlier attempts."""

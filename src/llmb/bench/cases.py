@@ -121,7 +121,7 @@ def product_text(case: ProductCase) -> str:
 
 
 def attention_shapes(recipe: Recipe) -> list[AttentionShape]:
-    """Of whole sequences: with context parallelism, a GPU does its part of each.
+    """Shapes of whole sequences: with context parallelism, a GPU does its part of each.
 
     Layers with chunked attention see each chunk as a sequence.
     """
@@ -186,7 +186,7 @@ class Asked:
     size_bytes: int | None = None
     flops: float | None = None
     moved_bytes: int | None = None
-    """Of memory, read and written; or transferred."""
+    """Bytes of memory, read and written; or transferred."""
     of_device_memory: bool = False
     weight: float = 0.0
     """FLOPs of all its calls in a micro-batch."""
@@ -331,7 +331,7 @@ def meaning(
 
 
 def _peaks(asked: Asked, report: DeviceReport, gpu: Gpu | None) -> tuple[float | None, float | None, str | None]:
-    """Of arithmetic, of memory bandwidth, and why one that the case would be compared with is unknown."""
+    """Peaks of arithmetic, of memory bandwidth, and why one that the case would be compared with is unknown."""
     if not asked.flops and not asked.of_device_memory:
         return None, None, None
     if gpu is None:

@@ -42,7 +42,7 @@ class Way(Record):
     """Calls out of place, or in place."""
 
     time_s: float
-    """Of one call: the mean of all iterations and ranks, as in nccl-tests."""
+    """Time of one call: the mean of all iterations and ranks, as in nccl-tests."""
     wrong: int | None
     """Elements of all ranks that differ from the expected result; None where there is no expected result."""
 
@@ -75,7 +75,7 @@ class RankReport(Record):
     pid: int
     device: str
     bus_id: str | None
-    """Of the GPU, as in ``0000:04:00``."""
+    """Bus id of the GPU, as in ``0000:04:00``."""
 
 
 class CollectiveResult(Record):
@@ -83,7 +83,7 @@ class CollectiveResult(Record):
 
     backend: str
     device: DeviceReport
-    """Of rank 0."""
+    """The device of rank 0."""
     ranks: tuple[RankReport, ...]
     rows: tuple[CollectiveRow, ...]
     not_timed: tuple[NotTimed, ...]

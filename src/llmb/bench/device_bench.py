@@ -53,7 +53,7 @@ def device_here(choice: DeviceChoice, machine: Machine) -> Device:
 
 
 def dtypes_asked(text: str | None) -> tuple[ProductDtype, ...]:
-    """Of a list with commas; empty if none is specified. Raises UsageError for an unknown or a duplicate one."""
+    """Dtypes of a list with commas; empty if none is specified. Raises UsageError for an unknown or a duplicate one."""
     if text is None:
         return ()
     names = [name.strip().lower() for name in text.split(",")]

@@ -17,7 +17,7 @@ class DiskJob(Record):
 
     folder: str
     size_bytes: int
-    """Of each file, as it is written: whole blocks."""
+    """Size of each file as it is written: whole blocks."""
     ranks: int
     repeats: int
     cache: Cache
@@ -33,7 +33,7 @@ class DiskTiming(Record):
 
 
 BLOCK_BYTES = 4096
-"""Of which direct reads and writes are multiples on every usual file system."""
+"""Direct reads and writes are multiples of it on every usual file system."""
 
 
 def whole_blocks(size_bytes: int) -> int:
@@ -63,7 +63,7 @@ def prediction(checkpoint_bytes: int, nodes: int, write_gb_per_s: float, read_gb
 
 
 def rate(rows: tuple[Measurement, ...], case: str) -> float:
-    """Of a case that was measured, GB/s."""
+    """Rate of a case that was measured, GB/s."""
     return next(row.bandwidth_gb_per_s for row in rows if row.case == case and row.bandwidth_gb_per_s)
 
 

@@ -25,11 +25,11 @@ from llmb.runs.host import host_name
 
 DEFAULT_BYTES = 2**30
 SPARE = 1.02
-"""Of the space that the files take, for the file system's own records."""
+"""Factor to the space that the files take, for the file system's own records."""
 
 
 def recipe_checkpoint_bytes(recipe: Recipe) -> int:
-    """Of a whole checkpoint."""
+    """Bytes of a whole checkpoint."""
     return checkpoint_bytes(recipe.model, recipe.lora)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same product on every GPU at once, and which of them are slow."""
+"""One product on every GPU at once, and which of them are slow."""
 
 import tempfile
 from collections.abc import Iterator, Sequence

@@ -47,11 +47,11 @@ class AttentionCase(Record):
     dtype: ProductDtype
     direction: Direction
     backend: str
-    """Of ``runs.attention``, or ``auto`` for the engine's choice."""
+    """A backend of ``runs.attention``, or ``auto`` for the engine's choice."""
 
     @property
     def flops(self) -> float:
-        """Of the causal half of all pairs of tokens; see ``DIRECTIONS``."""
+        """FLOPs of the causal half of all pairs of tokens; see ``DIRECTIONS``."""
         return DIRECTIONS[self.direction] * 2 * self.batch * self.heads * self.seq_len**2 * self.head_dim
 
 

@@ -21,14 +21,14 @@ class Measurement(Record):
     case: str
     """What within it, in a stable word for scripts, such as ``qkv`` or ``all_reduce``."""
     shape: str | None = None
-    """Of the data, for people, such as ``4096 x 4096 x 14336``."""
+    """Shape of the data, for people, such as ``4096 x 4096 x 14336``."""
     dtype: str | None = None
     size_bytes: int | None = None
     node: str
     device: str
     """The GPU's name as its driver gives it, or the CPU's model."""
     rank: int | None = None
-    """Of the process that measured; None where a group measured together."""
+    """Rank of the process that measured; None where a group measured together."""
     ranks: int = 1
     """In the group."""
     time_s: float
@@ -38,7 +38,7 @@ class Measurement(Record):
     slowest_s: float | None = None
     tflops: float | None = None
     peak_tflops: float | None = None
-    """Of the catalogue, dense; None where the device has no known peak."""
+    """Peak of the catalogue, dense; None where the device has no known peak."""
     peak_bandwidth_gb_per_s: float | None = None
     """Likewise of the device's memory."""
     peak_reason: str | None = None
@@ -46,11 +46,11 @@ class Measurement(Record):
     bandwidth_gb_per_s: float | None = None
     """Gigabytes (1e9) per second; of collectives the algorithm's bandwidth as nccl-tests defines it."""
     bus_bandwidth_gb_per_s: float | None = None
-    """Of collectives, as nccl-tests defines it."""
+    """Bus bandwidth of collectives, as nccl-tests defines it."""
     wrong: int | None = None
-    """Of collectives: elements of all ranks that differ from the expected result; None if it was not checked."""
+    """Elements of collectives of all ranks that differ from the expected result; None if it was not checked."""
     device_uuid: str | None = None
-    """Of the GPU, where each GPU was measured."""
+    """Id of the GPU, where each GPU was measured."""
     sustained: bool = False
     """Measured for seconds, at the clocks that power and temperature then allow; else a burst."""
     backend: str | None = None

@@ -40,7 +40,7 @@ class Document(Record):
     results: DocumentResults | None = None
     """None if it names the folders as llmb does."""
     averaged_steps: int = 1
-    """Of how many steps each step time that it prints is the mean."""
+    """How many steps each printed step time is the mean of."""
     convention: str
     framework: str
     """What trained there."""
@@ -53,7 +53,7 @@ class PublishedCondition(Record):
     """How a published run trained, where a run here may train in another way."""
 
     key: str
-    """Of the verdict's conditions."""
+    """A key of the verdict's conditions."""
     value: str
     slower_pct: tuple[float, float] | None = None
     """By how much a step without it is slower, in percent: from, to. Estimates from sizes; None if it is not known."""
@@ -81,7 +81,7 @@ class Expectation(Record):
     window: str
     notes: tuple[str, ...]
     averaged_steps: int = 1
-    """Of how many steps a printed step time is the mean."""
+    """How many steps a printed step time is the mean of."""
     gpu_type_stated: bool = True
     """False if the document does not tell which of its GPU types the figure is of."""
 

@@ -284,7 +284,7 @@ class Packing(Record):
     tokens: float
     sum_of_squares: float
     chunked_sum_of_squares: float | None = None
-    """The same for documents split at the model's attention chunks; None if no document is longer than a chunk."""
+    """Sum of squares for documents split at the model's attention chunks; None if none is longer than a chunk."""
     source: str
 
 
@@ -348,7 +348,7 @@ class Recipe(Record):
     full_layers: int
     """Layers of the model, which a proxy stands for."""
     gpu_memory_gb: float | None = None
-    """Of one GPU, in 10^9 bytes; None if unknown."""
+    """Memory of one GPU, in 10^9 bytes; None if unknown."""
     unspecified: tuple[Unspecified, ...] = ()
     overridden: tuple[str, ...] = ()
     """Fields of ``layout`` that options changed."""

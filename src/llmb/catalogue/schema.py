@@ -76,7 +76,7 @@ class LayoutTable(Record):
 
     size: str
     model_size: str | None = None
-    """Of the model that the document trains under this name, if that is another one."""
+    """Size of the model that the document trains under this name, if that is another one."""
     release: str | None = None
     document: str | None = None
     gpu_types: tuple[str, ...] = ()
@@ -228,9 +228,9 @@ class WorkloadFile(Record):
     """GPU types without layouts, and the type whose layouts they use; overrides ``hardware.yaml``."""
     training: dict[str, dict[str, Any]]
     lora: LoraEntry | None = None
-    """Of a workload whose task is lora."""
+    """Adapters of a workload whose task is lora."""
     capacity_factor: CapacityEntry | None = None
-    """Of a workload that drops tokens."""
+    """Capacity factor of a workload that drops tokens."""
     packing: tuple[PackingEntry, ...] = ()
     published_flops: tuple[FlopsEntry, ...]
     checkpoints: dict[str, CheckpointEntry]

@@ -75,7 +75,7 @@ NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
 
 SourceFormat = Literal["huggingface", "nemo"]
 StoredDtype = Literal["bf16", "fp16", "fp32"]
-"""Of weights in a checkpoint: runs save fp32, imported weights keep the dtype of their source."""
+"""Dtype of weights in a checkpoint: runs save fp32, imported weights keep the dtype of their source."""
 
 
 class ImportSource(Record):
@@ -116,7 +116,7 @@ class CheckpointRecord(Record):
     base: WeightsOrigin | None = None
     """The frozen weights of ``lora``."""
     origin: Origin | None = None
-    """Of the training that saved it; None for imported weights."""
+    """Origin of the training that saved it; None for imported weights."""
     files: dict[str, int]
     crc32: dict[str, str]
     """Checksum of each file."""

@@ -8,7 +8,7 @@ from typing import Literal
 from llmb.catalogue.records import Record, Training
 
 TITLES = {"squad": "SQuAD"}
-"""Of datasets, for people."""
+"""Names of datasets, for people."""
 IDENTITY_DIGITS = 16
 
 
@@ -18,7 +18,7 @@ class WeightsOrigin(Record):
     kind: Literal["random", "checkpoint", "unknown"]
     """``unknown``: it resumes from imported weights, whose training is not recorded."""
     name: str | None = None
-    """Of the model that the checkpoint was made from."""
+    """Name of the model that the checkpoint was made from."""
     path: str | None = None
     identity: str | None = None
     """Digest of the checkpoint's checksums; None if it has none."""
@@ -35,7 +35,7 @@ class DataOrigin(Record):
 
     kind: Literal["synthetic", "dataset"]
     name: str
-    """Of a dataset, with its sequence length; of synthetic data, how it is drawn."""
+    """Name of a dataset, with its sequence length; how synthetic data is drawn."""
     path: str | None = None
     identity: str | None = None
     """Digest of the checksums of the dataset's arrays."""
@@ -95,6 +95,6 @@ class OriginHere(Record):
 
 
 def random_and_synthetic(training: Training) -> Origin:
-    """Of a run that starts from nothing."""
+    """Origin of a run that starts from nothing."""
     data = DataOrigin(kind="synthetic", name=synthetic_text(training))
     return Origin(weights=WeightsOrigin(kind="random"), data=data)

@@ -181,7 +181,7 @@ def query_key_value(plan: EnginePlan, ranks: Ranks, *, takes_parts: bool) -> tup
 
 
 def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents | None:
-    """Of the first micro-batch; None if sequences are not packed."""
+    """Documents of the first micro-batch; None if sequences are not packed."""
     model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
     starts = first_documents(plan)
     if starts is None:

@@ -32,7 +32,7 @@ def apply_compile(model: Decoder, backend: str | Callable[..., Any] = "inductor"
 
 
 def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-    """The same micro-batches; their segments, whose number differs, do not make blocks compile again."""
+    """Passes micro-batches on; their segments, whose number differs, do not make blocks compile again."""
     for batch in batches:
         if batch.segments is not None:
             for part in {*batch.segments.document, *batch.segments.chunk}:

@@ -21,7 +21,7 @@ Span = tuple[Moment, Moment]
 
 
 class LayerSeconds(NamedTuple):
-    """Of one rank in one step. layer_s: mean of its layers. outside_s: before the first, and in gaps of a stage."""
+    """One rank in one step. layer_s: mean of its layers. outside_s: before the first, and in gaps of a stage."""
 
     layer_s: float
     outside_s: float

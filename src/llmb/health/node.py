@@ -67,14 +67,14 @@ class CheckRequest:
     python: str
     """The interpreter that trains."""
     disk_bytes: int = DISK_BYTES
-    """Of the file that is written and read in each file system; 0 for none."""
+    """Size of the file that is written and read in each file system; 0 for none."""
     only: Collection[str] = ()
 
     def areas(self) -> list[Area]:
         return [area for area in AREAS if not self.only or {area, *names_of(area)} & {*self.only}]
 
     def asks_for(self, name: str) -> bool:
-        """Of a check."""
+        """Whether a check of this name is asked for."""
         of = rule_of(name)
         return not self.only or bool({of.name, of.area} & {*self.only})
 

@@ -42,7 +42,7 @@ class NodeReport(Record):
     checks: tuple[Check, ...]
     not_checked: tuple[NotChecked, ...] = ()
     clock_ahead_s: float | None = None
-    """Of its clock before the one that dates files in the root of installation; None if several nodes were not
+    """How far its clock is before the one that dates files in the root of installation; None if several nodes were not
     checked together."""
     clock_uncertainty_s: float | None = None
     """By how much that may be wrong, to both sides."""

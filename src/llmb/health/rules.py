@@ -31,12 +31,12 @@ Area = Literal[
 BETWEEN: Area = "nodes"
 """What is only seen from outside a node, or beside others."""
 AREAS: tuple[Area, ...] = tuple(area for area in get_args(Area) if area != BETWEEN)
-"""Of one node."""
+"""Areas of one node."""
 Finding = Check | NotChecked
 
 
 class Thresholds(Record):
-    """Of one figure: the first that it passes decides."""
+    """Thresholds of one figure: the first that it passes decides."""
 
     fail_above: float | None = None
     fail_below: float | None = None
@@ -70,12 +70,12 @@ class Rule(Record):
     same: bool = False
     """Equal nodes have an equal value, which is compared; numbers are equal within ``SAME_PCT``."""
     kinds: frozenset[str] = frozenset()
-    """Of what it looks for, where there are many."""
+    """Kinds of what it looks for, where there are many."""
     fails_if: str | None = None
     """In words; None if it never fails."""
     warns_if: str | None = None
     source: str | None = None
-    """Of the thresholds; None if it has none."""
+    """Source of the thresholds; None if it has none."""
 
     def passed(self, value: str | float, of: str = "") -> Check:
         return self.found("pass", value, of=of)

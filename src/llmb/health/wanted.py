@@ -28,7 +28,7 @@ class WantedFacts:
     gpus_by: str | None = None
     fabric: str | None = None
     runtime: str = "none"
-    """Of containers."""
+    """Runtime of containers."""
     cluster: bool = False
     """Several nodes read the same folders."""
     python: str | None = None

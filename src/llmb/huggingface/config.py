@@ -22,7 +22,7 @@ HEADS = ("num_key_value_heads", "head_dim")
 LAYER_LISTS = ("moe_layers", "no_rope_layers", "layer_types", "attn_temperature_tuning")
 LONGEST_SHOWN = 200
 MOST_LAYERS = 1000
-"""Of which settings are listed layer by layer; a model with more is another one anyway."""
+"""Most layers whose settings are listed one by one; a model with more is another one anyway."""
 COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 """Settings that act on weights, in every form; others are in ``formats.yaml``."""
 

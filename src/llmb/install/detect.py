@@ -58,12 +58,12 @@ class Surroundings:
     architecture: str = field(default_factory=platform.machine)
     python: str = sys.executable
     gpu_type: str | None = None
-    """Of this machine; None without a GPU, and for one that is not in the catalogue."""
+    """GPU type of this machine; None without a GPU, and for one that is not in the catalogue."""
     gpus: int = 0
     driver: int | None = None
     """Major version of NVIDIA's driver here."""
     programs: frozenset[str] = frozenset()
-    """Those of ``PROGRAMS`` that are here."""
+    """Programs of ``PROGRAMS`` that are here."""
 
     @cached_property
     def queue(self) -> Offer:

@@ -53,7 +53,7 @@ class ImageRequest:
     runtime: str
     """``pyxis`` or ``apptainer``."""
     architecture: str | None = None
-    """Of the nodes, as ``uname -m`` prints it; None for that of this machine."""
+    """Architecture of the nodes, as ``uname -m`` prints it; None for that of this machine."""
     force: bool = False
     """Import it again, and replace what there is."""
     verify: bool = False

@@ -22,7 +22,7 @@ PREPARED_HOW = ("here", "job")
 
 
 def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepository, ...]:
-    """Those that the preparations download from; none where nothing is prepared or all is local."""
+    """Repositories that the preparations download from; none where nothing is prepared or all is local."""
     if answers.prepare not in PREPARED_HOW:
         return ()
     models = list(prepared_sizes(catalogue, answers))

@@ -29,7 +29,7 @@ class Question:
     """One answer. Functions get the answers so far, and what was seen of the machine."""
 
     name: str
-    """Of the field of ``Answers``."""
+    """Name of the field of ``Answers``."""
     text: str
     applies: Callable[[Answers, Surroundings], bool] = lambda answers, around: True
     choices: Callable[[Answers, Surroundings], Sequence[Choice]] = lambda answers, around: ()

@@ -34,7 +34,7 @@ class Made(Record):
     """A folder is removed only if it is empty, a tree with all that is in it, a file if it is as it was written, an
     image with what lies beside it."""
     sha256: tuple[str, ...] = ()
-    """Of a file: of each content that was written, the last one last."""
+    """Checksums of a file: of each content that was written, the last one last."""
 
 
 class InstallState(Record):

@@ -51,7 +51,7 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """The same for a command that changes nothing by itself: also where the history cannot be written, as on a full
+    """Opens the history for a command that only reads: also where the history cannot be written, as on a full
     disk, or in an install root of another user, where no file is created. It then takes no changes.
     """
     path = database_path(install)

@@ -71,7 +71,7 @@ class FrameworkOptions(Record):
     mounts: tuple[str, ...] = ()
     """Added to those of the cluster's settings."""
     arguments: dict[str, str] = Field(default_factory=dict)
-    """Of the framework's script, by name."""
+    """Arguments of the framework's script, by name."""
 
 
 def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:

@@ -111,15 +111,15 @@ class JobSpec(Record):
     """Names of variables that the job gets from the shell that submits although they may hold secrets. Their values are
     in no file."""
     gpu_type: str | None = None
-    """Of the catalogue, or ``cpu``; None for a preparation without GPUs."""
+    """A GPU type of the catalogue, or ``cpu``; None for a preparation without GPUs."""
     modules: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
     prolog: tuple[str, ...] = ()
     """Shell commands that every node runs before the workers, outside of a container."""
     vboost: Boost | None = None
-    """Of the GPUs of every node while the workers train."""
+    """Boost of the GPUs of every node while the workers train."""
     binding: Binding = Binding()
-    """Of each worker."""
+    """Binding of each worker."""
     python: str
     """The interpreter on the nodes, outside of a container."""
     container: ContainerSettings = ContainerSettings()

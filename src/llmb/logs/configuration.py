@@ -60,7 +60,7 @@ _FOLDERS_ABOVE = 3
 
 
 def configuration_of(head: bytes, path: Path | None) -> dict[str, Value]:
-    """Of a log that begins with ``head``; a name is believed only where the log itself is silent."""
+    """Configuration of a log that begins with ``head``; a name is believed only where the log itself is silent."""
     return (_from_path(path) if path else {}) | _from_head(head)
 
 

@@ -22,7 +22,7 @@ _FAILURES = (
     re.compile(rb"srun: error: [^\r\n]*"),
     re.compile(rb"[^\r\n]{0,100}\b(?:Killed|oom-kill)\b[^\r\n]*"),
 )
-"""Of each the first one is the cause of the others; a kind comes before those that it may lead to."""
+"""The first failure of a kind is the cause of the others; a kind comes before those that it may lead to."""
 _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
 """Such as the time limit. Processes that are killed raise exceptions."""
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
@@ -63,7 +63,7 @@ def last_error(tail: bytes) -> str:
 
 
 def error_at_end(tail: bytes) -> str:
-    """The same of a run that did all its steps, whose last line need not be an error; empty if there is none."""
+    """The error of a run that did all its steps, whose last line need not be an error; empty if there is none."""
     return _error(_after_steps(tail))
 
 

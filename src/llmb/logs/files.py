@@ -77,7 +77,7 @@ def find_logs(root: Path) -> FoundFiles:
 
 
 def find_all_logs(roots: Sequence[Path]) -> FoundFiles:
-    """The same of several, each file once. Raises UsageError if one of them has none."""
+    """Finds the logs below several folders, each file once. Raises UsageError if one of them has none."""
     found = [find_logs(root) for root in roots]
     if len(found) == 1:
         return found[0]

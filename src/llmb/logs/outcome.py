@@ -24,7 +24,7 @@ MOST_GAPS = 20
 DISTINCT_TIMES = 5
 """So many different step times are not those of another run by chance, with the same losses."""
 WIDEST_CLOCK_ERROR = 0.05
-"""Of a step time by a clock of whole seconds, relative: with a wider one there is no figure."""
+"""Relative error of a step time by a clock of whole seconds; with a wider one there is no figure."""
 MOST_TFLOPS = 1e30
 """Other numbers are damage."""
 Status = Literal[
@@ -64,13 +64,13 @@ class LogOutcome:
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
-    """Those that ``step_time_s`` describes, in the order of the steps."""
+    """Step times that ``step_time_s`` describes, in the order of the steps."""
     format: str | None = None
     """Name of the log's format; None without a step line."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
     """What the log and its path tell about the run; see ``llmb.logs.reader``."""
     digest: str | None = None
-    """Of what was logged: equal for copies of a log, whatever their names; None without a step."""
+    """Digest of what was logged: equal for copies of a log, whatever their names; None without a step."""
 
     @property
     def gpus(self) -> int | None:
@@ -85,7 +85,7 @@ def judge_log(log: RunLog) -> LogOutcome:
 
 
 def digest_of(*facts: object) -> str:
-    """Of values whose text tells them apart."""
+    """Digest of values whose text tells them apart."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
@@ -126,7 +126,7 @@ def _judged(log: RunLog) -> LogOutcome:
 
 
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
-    """Of a run with steps in its window. Lines may stand for steps before it."""
+    """The outcome of a run with steps in its window. Lines may stand for steps before it."""
     attempt, weights = log.attempt, log.attempt.weights
     if max(attempt.mean_of, *weights) > 1:
         window = Window(first=attempt.step[0] - weights[0] + 1, last=attempt.step[-1], rule=window.rule)

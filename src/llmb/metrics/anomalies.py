@@ -91,13 +91,13 @@ def _drift(values: Floats) -> tuple[float, float]:
 
 
 def _line_length(count: int) -> float:
-    """Of the vector of ``count`` places, from their middle."""
+    """Length of the vector of ``count`` places, from their middle."""
     return math.sqrt(count * (count * count - 1) / 12)
 
 
 @lru_cache(maxsize=16)
 def _drift_weights(count: int) -> tuple[Floats, Floats, float, float]:
-    """Of a series of ``count``: the weights of the drift, those of the slowest movements that are orthogonal to it, the
+    """For a series of ``count``: weights of the drift, of the slowest movements that are orthogonal to it, the
     correction of the error of a short series, and Student's t.
     """
     import numpy as np

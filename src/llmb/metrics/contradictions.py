@@ -14,7 +14,7 @@ LEAST_OF_CLOCK = 0.5
 """A usual step may take this little of the time between two ends of steps, less what is known to lie between them: a
 checkpoint or an evaluation lies between some steps, but not between most."""
 CLOCK_ERROR_S = 1.0
-"""Of moments that a waiting host, or a clock of whole seconds, tells."""
+"""Error of moments that a waiting host, or a clock of whole seconds, tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Lap:
     steps_s: float
     """The sum of the step times."""
     clock_s: float
-    """The same by the clock."""
+    """Seconds by the clock."""
     between_s: float = 0.0
     """What is known to lie between the steps."""
     ranks_apart_s: float = 0.0
@@ -41,11 +41,11 @@ class RunFacts:
     steps: Sequence[int] = ()
     """Numbers, in the order in which they were written."""
     step_times_s: Sequence[float] = ()
-    """Of ``steps``."""
+    """Times of ``steps``."""
     not_updated: Sequence[int] = ()
     """Steps that did not update the parameters."""
     laps: Sequence[Lap] = ()
-    """Of the window."""
+    """Laps of the window."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Number of GPUs or ranks, by who tells."""
     tokens_per_step: int | None = None

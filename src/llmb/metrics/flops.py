@@ -37,7 +37,7 @@ def flops_per_sequence(
 
 
 def adapter_flops(model: Model, lora: Lora | None, tokens: float) -> float:
-    """Of the adapters' own products for ``tokens``: each token is multiplied once with each of their parameters."""
+    """FLOPs of the adapters' own products for ``tokens``: one multiplication of each token with each parameter."""
     return PASSES * 2 * trainable_parameters(model, lora) * tokens if lora else 0.0
 
 

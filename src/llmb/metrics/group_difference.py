@@ -107,13 +107,13 @@ class RunMean:
 
     mean_s: float
     ci95_s: tuple[float, float] | None = None
-    """Of the mean of the run's steps."""
+    """Interval of the mean of the run's steps."""
     nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KnownSpread:
-    """Of the logarithms of run means between repeats, from so many earlier runs."""
+    """Spread of the logarithms of run means between repeats, from so many earlier runs."""
 
     spread: float
     runs: int
@@ -142,13 +142,13 @@ class GroupDifference:
 class Decision:
     verdict: DecisionName
     more_runs: int | None
-    """Of both groups together, as equal in size as possible; None for a clear verdict, and if runs would not tell."""
+    """Runs of both groups, in equal parts if possible; None for a clear verdict, and if runs would not tell."""
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Precision:
-    """Of a difference of medians: ``spread`` of a single run, standard error and degrees of freedom."""
+    """Precision of a difference of medians: ``spread`` of a single run, standard error and degrees of freedom."""
 
     spread: float
     error: float
@@ -265,7 +265,7 @@ def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | 
 
 
 def _variance_of_median(count: int) -> float:
-    """Of ``count`` normal values of variance 1: within 2 % for odd counts, and up to 22 % too much for even ones.
+    """Variance for ``count`` standard normal values: within 2 % for odd counts, up to 22 % too much for even ones.
 
     Few runs need the allowance: of 2 and 2 runs exactly 5 % would be a false alarm.
     """
@@ -273,7 +273,7 @@ def _variance_of_median(count: int) -> float:
 
 
 def _half_width_alone(before: RunMean, after: RunMean) -> float | None:
-    """Of the logarithm of the ratio of two runs' means, from the intervals of their steps and the assumed spread."""
+    """Half width for the logarithm of two runs' ratio, from the intervals of their steps and the assumed spread."""
     widths = [(run.ci95_s[1] - run.ci95_s[0]) / (2 * run.mean_s) for run in (before, after) if run.ci95_s is not None]
     between = NORMAL_QUANTILE * math.sqrt(2) * math.log1p(ASSUMED_SPREAD_PCT / 100)
     return math.hypot(*widths, between) if len(widths) == 2 else None

@@ -4,7 +4,7 @@
 from llmb.catalogue.records import ADAPTED, Lora, Mlp, Model
 
 MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
-"""Of a feed-forward layer."""
+"""Matrices of a feed-forward layer."""
 
 
 def parameter_count(model: Model) -> tuple[int, int]:
@@ -58,7 +58,7 @@ def _attention(model: Model) -> int:
 
 
 def _biases(model: Model) -> int:
-    """Of one layer. A bias has an element for each output of its matrix."""
+    """Biases of one layer. A bias has an element for each output of its matrix."""
     outputs = {name: outputs for name, (_, outputs) in _linear_shapes(model).items()}
     attention = {"q_proj": model.qkv_bias, "k_proj": model.qkv_bias, "v_proj": model.qkv_bias}
     attention |= {"o_proj": model.attention_output_bias}

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 MAD_TO_STD = 1.4826
 """Standard deviation over median absolute deviation, of a normal distribution."""
 LEAST_SPREAD = 0.001
-"""Of the level: logs print step times with two to four digits, and equal values have no spread."""
+"""Share of the level: logs print step times with two to four digits, and equal values have no spread."""
 OUTLIER_SPREADS = 5.0
 SPIKE_NEIGHBORS = 3
 """On each side; up to as many outliers in a row are still a spike."""

@@ -76,7 +76,7 @@ def describe_means(values: Sequence[float], steps: Sequence[int], error: float =
 
 
 def _effective_count(count: int, correlation: float) -> float | None:
-    """Of a series with lag-1 ``correlation``, as if it were AR(1); negative correlation does not count.
+    """Effective count of a series with lag-1 ``correlation``, as if it were AR(1); negative correlation does not count.
 
     In a short series the correlation comes out too low by about (1 + 4 rho) / n (Kendall, Biometrika 41, 1954).
     """

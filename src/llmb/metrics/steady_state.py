@@ -18,7 +18,7 @@ from llmb.metrics.window import STEADY
 FEWEST_STEPS = 10
 LEAST_STEADY = 8
 LEAST_SHARE = 1 / 3
-"""Of the run that has to be steady, as ``LEAST_STEADY`` steps."""
+"""Share of the run that has to be steady, as ``LEAST_STEADY`` steps."""
 PENALTY = 18.0
 NO_STEADY_STATE = (
     f"no steady state: it takes {FEWEST_STEPS} steps after the first one, and a constant level in a third of them; "

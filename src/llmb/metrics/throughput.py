@@ -16,10 +16,10 @@ class Throughput:
 
     step_time_s: float
     tokens_per_s: float
-    """Of all places, with padding."""
+    """Rate of all places, with padding."""
     tokens_per_s_per_gpu: float
     real_tokens_per_s: float
-    """Of the places that documents take; the same if sequences are not packed."""
+    """Rate of the places that documents take; the same if sequences are not packed."""
     flops_per_sequence: dict[str, float | None]
     tflops_per_gpu: dict[str, float | None]
     mfu_pct: dict[str, float | None]

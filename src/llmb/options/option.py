@@ -35,7 +35,7 @@ class Option:
     minimum: float | None = None
     above: float | None = None
     form: Form = TEXT
-    """Of text."""
+    """Form of text."""
     metavar: str | None = None
     repeatable: bool = False
     """It can be repeated, and a job gets all values: it is not swept. The field is a tuple."""

@@ -20,7 +20,7 @@ from llmb.runs.disk_space import check_room
 from llmb.weights.conversion import ImportRequest, import_checkpoint
 
 PUBLISHED_BYTES = 2
-"""Of a parameter in the models that the documents fine-tune, which are published in bf16."""
+"""Bytes of a parameter in the models that the documents fine-tune, which are published in bf16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,10 +28,10 @@ OnBytes = Callable[[int, int], object]
 """Called with the bytes done and in all."""
 Kind = Literal["model", "dataset"]
 AccessState = Literal["granted", "not granted", "no token", "token rejected", "not found", "not checked"]
-"""Of a repository for this user; ``not found`` also where it is not shown to them."""
+"""State of a repository for this user; ``not found`` also where it is not shown to them."""
 
 MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json")
-"""Of a model: no pickles, and no copies of the weights in other formats in folders below."""
+"""Files of a model: no pickles, and no copies of the weights in other formats in folders below."""
 RATE_LIMITED, UNAUTHORIZED, FORBIDDEN = 429, 401, 403
 ANSWER_S = 20.0
 """A hub that does not say in that time what it has, or who may read it, is not waited for."""
@@ -82,7 +82,7 @@ def fetch_model(name: str, page: str | None, folders: PreparedFolders, on_bytes:
 
 
 def fetch_tokenizer(name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, say: Say) -> Path:
-    """The same without weights: the folder that holds ``tokenizer.json``."""
+    """Fetches a tokenizer without weights: the folder that holds ``tokenizer.json``."""
     hub = Hub(folders.hub, say, page=_page(name, page))
     return hub.fetch(name, "model", TOKENIZER_FILES, (TOKENIZER,), on_bytes).path
 
@@ -267,7 +267,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _explained(error: Exception, name: str, page: str) -> Refusal:
-    """Of an error that was raised while getting ``name``; ``page`` is where access to it is requested."""
+    """Explains an error that was raised while getting ``name``; ``page`` is where access to it is requested."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,

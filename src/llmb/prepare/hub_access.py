@@ -44,7 +44,7 @@ class RepositoryAccess:
 def needed_repositories(
     catalogue: Catalogue, models: Iterable[tuple[str, str]], *, weights: bool = True, data: bool = True
 ) -> tuple[NeededRepository, ...]:
-    """Those of workloads and sizes, each once; weights also stand for the tokenizer.
+    """Repositories of workloads and sizes, each once; weights also stand for the tokenizer.
 
     Raises UsageError for a workload that starts from nothing prepared.
     """
@@ -78,7 +78,7 @@ def check_access(repositories: Sequence[NeededRepository], endpoint: str | None 
 
 
 def refused(found: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
-    """Those that a preparation would fail at; a hub that does not answer now may answer later."""
+    """Repositories that a preparation would fail at; a hub that does not answer now may answer later."""
     return tuple(item for item in found if item.state not in NOT_REFUSED)
 
 

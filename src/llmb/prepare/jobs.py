@@ -24,7 +24,7 @@ from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.site.site import Site
 
 TIME_LIMIT_MIN = 55
-"""Of the reference documents."""
+"""Time limit of the reference documents."""
 CPUS = 8
 """Preparation runs in several processes; a scheduler's default is often one core."""
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")

@@ -115,7 +115,7 @@ BATCH = 1000
 CHUNK = 4096
 """Documents that are copied at a time."""
 SEED = 1234
-"""Of the shuffle before packing: the same samples give the same packs."""
+"""Seed of the shuffle before packing: the same samples give the same packs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from llmb.runs.record import now
 
 RECORD = "samples.json"
 SEED = 1234
-"""Of the permutation that splits are drawn with, as in NeMo's module: the same source gives the same files."""
+"""Seed of the permutation that splits are drawn with, as in NeMo's module: the same source gives the same files."""
 SHARE = 20
 """One in so many training samples is held out for a split that the source lacks."""
 EVERY = 1000
@@ -180,7 +180,7 @@ def _line(sample: DatasetSample, split: Split) -> bytes:
 
 
 def parse_line(line: bytes) -> DatasetSample:
-    """Of a file that was written here."""
+    """Parses a line of a file that was written here."""
     values = json.loads(line)
     return DatasetSample(values["input"], values["output"], tuple(values.get("original_answers", ())))
 

@@ -122,7 +122,7 @@ TEXTS = 1200
 LONGEST = 8
 """Facts in a text; few texts are long, as in SQuAD."""
 QUESTIONS = 3
-"""Of a text, at most."""
+"""Questions of a text, at most."""
 
 Words = tuple[str, ...]
 
@@ -161,7 +161,7 @@ KINDS: tuple[tuple[str, str, Words], ...] = (
 
 
 def squad_rows() -> Iterator[dict[str, Any]]:
-    """The same rows at every call, with the keys of the hub's dataset."""
+    """Rows, the same at every call, with the keys of the hub's dataset."""
     drawn = random.Random(SEED)  # noqa: S311 (the same data everywhere is the purpose)
     for number in range(TEXTS):
         facts = _facts(drawn)

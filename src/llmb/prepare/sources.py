@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PARQUET = b"PAR1"
 ARROW = b"\xff\xff\xff\xff"
-"""Of the stream format, which the library 'datasets' writes, in its cache and with save_to_disk."""
+"""First bytes of the stream format, which the library 'datasets' writes, in its cache and with save_to_disk."""
 SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow")
 NOTES = ("dataset_info.json", "dataset_dict.json", "state.json")
 """What the library ``datasets`` writes beside its samples."""

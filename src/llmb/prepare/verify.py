@@ -121,7 +121,7 @@ def verify_prepared(
 
 
 class _DatasetRecord(Protocol):
-    """Of samples, or of a packed dataset."""
+    """A record of samples, or of a packed dataset."""
 
     @property
     def source(self) -> str: ...
@@ -194,7 +194,7 @@ def _others(wanted: _Wanted) -> Iterator[Item]:
 
 
 def _read(found: list[_Found], on_progress: OnProgress) -> Iterator[_Found]:
-    """The same, with items whose content is not what their records say."""
+    """The items, with those whose content is not what their records say."""
     total = sum(item.bytes for item, checksums in found if checksums)
     done = 0
 
@@ -215,6 +215,6 @@ def _damaged(item: Item, damaged: list[str]) -> Item:
 
 
 def _size_of(folder: Path) -> int:
-    """Of all files in it, links not followed."""
+    """Size of all files in a folder, links not followed."""
     sizes = ((Path(place) / name).lstat().st_size for place, _, names in os.walk(folder) for name in names)
     return sum(sizes)

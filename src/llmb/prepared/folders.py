@@ -46,5 +46,5 @@ class PreparedFolders:
 
 
 def prepared_folders(install: Path, workload: str) -> PreparedFolders:
-    """Of ``workload`` below the root of installation."""
+    """Folders of ``workload`` below the root of installation."""
     return PreparedFolders(install / WORKLOADS / workload / PREPARED)

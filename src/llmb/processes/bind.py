@@ -19,7 +19,7 @@ MOST_NODES = 1024
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Of the kernel's lists, such as ``0-3,8``."""
+    """Parses the kernel's lists, such as ``0-3,8``."""
     spans = (span.partition("-") for span in text.strip().split(",") if span)
     return [cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)]
 
@@ -72,7 +72,7 @@ def gpu_nodes(root: Path, environ: Mapping[str, str], workers: int) -> list[int]
 
 
 def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
-    """Of a name in CUDA_VISIBLE_DEVICES: a number or a UUID."""
+    """The GPU of a name in CUDA_VISIBLE_DEVICES: a number or a UUID."""
     if name.isdecimal():
         return gpus[int(name)] if int(name) < len(gpus) else None
     return next((gpu for gpu in gpus if name in (gpu / "information").read_text()), None)

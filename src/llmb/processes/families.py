@@ -15,7 +15,7 @@ PROCESSES = ["ps", "-A", "-o", "pid=,ppid="]
 """Where there is no /proc, as on macOS. Small images have no ps."""
 PS_LIMIT_S = 30
 BEGAN = 19
-"""Of the fields of ``stat`` after the name of the program."""
+"""Index among the fields of ``stat`` after the name of the program."""
 BETWEEN_S = 0.5
 GRACE_S = 8.0
 """How long workers may take to end once asked to; then they are killed."""

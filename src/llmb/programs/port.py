@@ -70,7 +70,7 @@ class NewSteps(Protocol):
     """Yields each step once."""
 
     def new(self) -> Iterator[StepNews]:
-        """Those that were done since the last call; a restarted run yields its steps again."""
+        """Steps that were done since the last call; a restarted run yields its steps again."""
 
 
 class Program(Protocol):

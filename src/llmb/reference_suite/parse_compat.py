@@ -29,7 +29,7 @@ class CompatForm:
     unit: str
     rate: str
     seconds: float
-    """Of a unit."""
+    """Seconds of a unit."""
     csv_times: tuple[str, str]
     keys: tuple[str, str, str, str]
 

@@ -194,7 +194,7 @@ def read_preparation_variables(
     options: Mapping[str, Option],
     given: Collection[str] = (),
 ) -> Reading:
-    """The same for a preparation. A variable that applies to runs alone is noted, and not checked."""
+    """Reads the variables of a preparation. A variable that applies to runs alone is noted, and not checked."""
     own = [item.model_copy(update={"uses": (item.prepares,), "excludes": ()}) for item in variables if item.prepares]
     reading = read_variables(own, environ, workload, options, given)
     others = [item.name for item in variables if not item.prepares and not item.quiet and environ.get(item.name)]

@@ -45,7 +45,7 @@ class Nvml:
         )
 
     def processes(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Those that compute on each GPU."""
+        """Processes that compute on each GPU."""
         name = "nvmlDeviceGetComputeRunningProcesses"
         return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
 

@@ -61,7 +61,7 @@ class NodeProcesses:
         self._find_above()
 
     def cpu_s(self) -> float | None:
-        """Of the run's processes, and of those that started them; None where no process of the run is seen."""
+        """CPU time of the run's processes, and of those that started them; None where no process of the run is seen."""
         if not self.own:
             return None
         above_s = sum(stat.own_s for stat in self.above.values())
@@ -95,7 +95,7 @@ class NodeProcesses:
         return {pid: self.stats[pid] for pid in found}
 
     def _find_above(self) -> None:
-        """Those that end are kept as they were: CPU time only grows."""
+        """Processes that end are kept as they were: CPU time only grows."""
         self.above = {pid: self.stats.get(pid, stat) for pid, stat in self.above.items()}
         for member in self.own.values():
             parent = self.stats.get(member.parent)

@@ -51,7 +51,7 @@ class HostUse(Record):
     node: str
     samples: int
     cpu_pct_mean: float | None
-    """Of all cores, as are the next two."""
+    """Use of all cores, as are the next two."""
     iowait_pct_mean: float | None
     steal_pct_mean: float | None
     """Time in which another virtual machine had the core."""
@@ -66,13 +66,13 @@ class ResourceUse(Record):
     """All nodes and GPUs of a run. Power, clocks, temperature and memory are those of single GPUs."""
 
     samples: int
-    """Of the node with the fewest."""
+    """Samples of the node with the fewest."""
     power_w_mean: float | None
     power_w_max: float | None
     total_power_w_mean: float | None
-    """Of what ``energy_j`` is of."""
+    """Power of what ``energy_j`` counts."""
     energy_j: float | None
-    """Of all GPUs, or of all CPU packages if the run computes on CPUs."""
+    """Energy of all GPUs, or of all CPU packages if the run computes on CPUs."""
     energy_j_per_token: float | None
     """By the tokens that ``tokens_per_s`` counts."""
     energy_source: EnergySource | None
@@ -111,7 +111,7 @@ class NodeOtherWork(Record):
     stolen_cores: float | None
     """That other virtual machines had."""
     cpu_limit_cores: float | None
-    """Of the run's control group; None without a limit."""
+    """Limit of the run's control group; None without a limit."""
     throttled_cores: float | None
     """On which that limit stopped the run."""
     load_before: float | None
@@ -124,7 +124,7 @@ class NodeOtherWork(Record):
 
 
 class OtherWork(Record):
-    """Of all nodes that were sampled."""
+    """Other work on all nodes that were sampled."""
 
     disturbing: tuple[str, ...]
     """What of it is more than ``other_work.yaml`` takes for harmless; empty if nothing is."""

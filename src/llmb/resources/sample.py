@@ -36,7 +36,7 @@ class SamplerStart:
     interval_s: float
     gpus: tuple[SampledGpu, ...] = ()
     cpu_limit_cores: float | None = None
-    """Of the control group of the run; None without a limit."""
+    """Limit of the control group of the run; None without a limit."""
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -61,7 +61,7 @@ class HostSample:
     worker_memory_bytes: int | None = None
     """Resident set of the node's first worker."""
     cpu_energy_j: float | None = None
-    """Of all CPU packages."""
+    """Energy of all CPU packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | st
 
 
 def _nodes(sampled: Sequence[Sampled], spans: Sequence[TimeSpan]) -> list[_Node]:
-    """Of each node the sampler that saw most of the spans; without nodes that none saw."""
+    """For each node the sampler that saw most of the spans; without nodes that none saw."""
     best: dict[str, _Node] = {}
     for one in sampled:
         places = places_inside([sample.time_s for sample in one.samples], spans)
@@ -143,7 +143,7 @@ def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -
 def _energy(
     hosts: Sequence[HostUse], gpus: Sequence[GpuUse], device: Literal["cpu", "cuda"]
 ) -> tuple[float | None, EnergySource | None]:
-    """Of all that trains, if all of it is known."""
+    """Energy of all that trains and how it was measured, if all of it is known."""
     own = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
     energies = known(own)
     if not own or len(energies) < len(own):
@@ -220,7 +220,7 @@ def summarize_gpu(
 
 
 def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    """Of several GPUs, the most frequent reason first; None if no GPU told."""
+    """Mean shares of several GPUs, the most frequent reason first; None if no GPU told."""
     totals: Counter[str] = Counter()
     for one in shares:
         totals.update(one)

@@ -51,7 +51,7 @@ class Trial(Record):
     repeats_heads: bool = False
     """The backend lacks grouped-query attention: each KV head is copied for every query head of its group."""
     milliseconds: float | None = None
-    """Of all attention layers of the first rank for one micro-batch; None if not timed."""
+    """Time of all attention layers of the first rank for one micro-batch; None if not timed."""
     problem: str | None = None
     """Why it cannot be used; None if it can."""
 

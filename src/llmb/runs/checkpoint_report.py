@@ -27,7 +27,7 @@ class CheckpointReport:
     overlapped_steps: int
     overlapped_steps_in_window: int
     verification: Verification | None = None
-    """Of the checkpoint that was loaded; None without a load."""
+    """Verification of the checkpoint that was loaded; None without a load."""
     verify_s: float | None = None
     """Not part of ``load_s``; None if it was not verified."""
 

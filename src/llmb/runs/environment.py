@@ -42,7 +42,7 @@ class Environment(Record):
     cuda: str | None
     nccl: str | None
     backend: str
-    """Of torch.distributed."""
+    """Backend of torch.distributed."""
     float32_matmul_precision: str
     system: str
     device: str
@@ -58,7 +58,7 @@ class Environment(Record):
     fp8_product: Fp8Product | None = None
     """None for a run without FP8."""
     driver: str | None = None
-    """Of the GPUs."""
+    """Driver of the GPUs."""
     cuda_driver: str | None = None
     """The newest CUDA version that the driver supports."""
     cudnn: str | None = None
@@ -69,7 +69,7 @@ class Environment(Record):
     gpus: tuple[GpuState, ...] | None = None
     """All that the run uses, before its first step; None without GPUs, or without nvidia-smi."""
     gpus_at_end: tuple[GpuState, ...] | None = None
-    """The same right after the last step; None also for a run that did not end by itself."""
+    """State of the GPUs right after the last step; None also for a run that did not end by itself."""
 
 
 def read_environment(path: Path) -> Environment | None:

@@ -22,9 +22,9 @@ CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_KEY = "install_root"
 VBOOST_FILE = "vboost.json"
 ABSOLUTE = "begin it with / or ~"
-"""Of the user's own defaults."""
+"""Advice for a path of the user's own defaults."""
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
-"""Those of the reference documents that name the root of installation; the second one is that of the oldest."""
+"""Variables of the reference documents that name the root of installation; the second is that of the oldest."""
 _OTHER = "or set LLMB_INSTALL to a folder"
 _FULL = f"free some space, {_OTHER} on another disk"
 _NOT_YOURS = f"change the owner or the permissions of the folder, {_OTHER} where you may write"
@@ -132,7 +132,7 @@ class RunFolder:
 
     @property
     def batch_script(self) -> Path:
-        """Of a run that was submitted to a scheduler."""
+        """Script of a run that was submitted to a scheduler."""
         return self.path / f"sbatch_{self.name}.sh"
 
     @property
@@ -152,7 +152,7 @@ class RunFolder:
 
     @property
     def task(self) -> Path:
-        """Of a job that trains nothing, in place of ``record``."""
+        """Record of a job that trains nothing, in place of ``record``."""
         return self.path / "task.json"
 
     @property
@@ -216,7 +216,7 @@ def user_root(path: Path) -> Path | None:
 
 
 def install_root(environ: Mapping[str, str], start: Path) -> Path:
-    """The same without who chose it."""
+    """The root of installation, without who chose it."""
     return chosen_root(environ, start).path
 
 

@@ -63,7 +63,7 @@ def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
 
 
 def of_run(gpus: Iterable[GpuState], uuids: Iterable[str | None]) -> tuple[GpuState, ...]:
-    """Those with the ids of the run's devices; all of them if an id is unknown, as that of a part of a GPU (MIG) is."""
+    """States of the run's devices; all of them if an id is unknown, as that of a part of a GPU (MIG) is."""
     listed, wanted = tuple(gpus), {uuid and uuid.removeprefix("GPU-") for uuid in uuids}
     known = {gpu.uuid and gpu.uuid.removeprefix("GPU-") for gpu in listed}
     if not wanted <= known:

@@ -24,7 +24,7 @@ SETTINGS = (
     "checkpoint_interval",
     "nccl_trace",
 )
-"""Those of the plan that may change the time of a step."""
+"""Settings of the plan that may change the time of a step."""
 VERSIONS = ("torch", "cuda", "cudnn", "nccl", "driver", "cuda_driver", "python")
 MACHINE = ("device", "device_memory_gib", "cpu", "cpu_governor", "cpu_threads_per_rank")
 GPU_LIMITS = (
@@ -86,7 +86,7 @@ def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> 
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
-    """Those that the plan's program has."""
+    """Settings that the plan's program has."""
     chosen = {name: getattr(plan, name) for name in SETTINGS if hasattr(plan, name)}
     return chosen | ({"parallelism": plan.parallelism.model_dump(mode="json")} if isinstance(plan, EnginePlan) else {})
 
@@ -145,7 +145,7 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that may change the time of a step; the others name jobs, files and folders, which differ for every run."""
+    """Variables that may change the time of a step; others name jobs, files and folders, which differ for every run."""
     return {
         name: value
         for name, value in variables.items()

@@ -4,7 +4,7 @@
 from llmb.catalogue.records import Dtype, Recipe
 
 LARGEST_PART = 1 / 32
-"""Of the GPU's memory, for logits that are kept: 2.5 GB of 80, 4.4 GB of 141.
+"""Share of the GPU's memory for logits that are kept: 2.5 GB of 80, 4.4 GB of 141.
 
 They save one of four products of the head, 1 to 2 % of a step, and exist when activations are at their peak. A layout
 that fits has to leave as much free for what is in no plan: the CUDA context, NCCL's buffers and fragmentation.

@@ -36,7 +36,7 @@ class Start(Record):
     consumed_samples: int
     optimizer_state: bool = True
     origin: Origin | None = None
-    """Of the training so far; None if the checkpoint does not record it."""
+    """Origin of the training so far; None if the checkpoint does not record it."""
 
 
 class InitialWeights(Record):
@@ -44,7 +44,7 @@ class InitialWeights(Record):
 
     path: str
     name: str
-    """Of the model it was made from, such as ``meta-llama/Meta-Llama-3-70B``."""
+    """Name of the model it was made from, such as ``meta-llama/Meta-Llama-3-70B``."""
     identity: str | None = None
     """Digest of the checksums of its files."""
 
@@ -83,7 +83,7 @@ class Plan(Record):
     start: Start | None = None
     """What the run resumes from; of a run with ``lora``, adapters and their optimizer state."""
     weights: InitialWeights | None = None
-    """Of step 0, also of a run that resumes; None for random weights."""
+    """Weights of step 0, also of a run that resumes; None for random weights."""
     dataset: TrainingDataset | None = None
     """None for synthetic tokens."""
     lora: Lora | None = None
@@ -93,7 +93,7 @@ class Plan(Record):
     profile: Profile | None = None
     nccl_trace: bool = False
     declared_origin: Origin | None = None
-    """Of another program than the engine, which has weights and data of its own."""
+    """Origin of a program other than the engine, which has weights and data of its own."""
 
     @property
     def origin(self) -> Origin:
@@ -127,7 +127,7 @@ class Plan(Record):
 
 
 def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
-    """Of a run that resumes from ``start``, the origin of the training so far."""
+    """Origin of weights; for a run that resumes from ``start``, that of the training so far."""
     if weights:
         return WeightsOrigin(kind="checkpoint", **weights.model_dump())
     if start is None:

@@ -51,7 +51,7 @@ def figure_of(recipe: Recipe) -> Expectation | None:
 def published_verdict(
     record: RunRecord, measured: Measured, window: Window | None, tolerance: Tolerance | None = None
 ) -> Verdict:
-    """Of a run whose recipe has a published figure. ``window`` is the one that its steps decided, if they did.
+    """Verdict of a run whose recipe has a published figure. ``window`` is the one that its steps decided, if they did.
 
     The conditions are those that documents tell, in their words.
     """
@@ -60,7 +60,7 @@ def published_verdict(
 
 
 def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance | None = None) -> Verdict:
-    """The same of anything that measured ``recipe``, with its conditions as far as they are known."""
+    """Verdict of anything that measured ``recipe``, with its conditions as far as they are known."""
     figure = figure_of(recipe)
     assert figure and figure.step_time_s, "no_figure tells whether there is one"
     window = published_window(figure)
@@ -97,7 +97,7 @@ def published_window(figure: Expectation) -> Window:
 
 
 def steps_text(window: Window) -> str:
-    """Of a window, as a condition."""
+    """The steps of a window, as a condition."""
     if window.rule == "last":
         return window.rule
     return str(window.first) if window.first == window.last else f"{window.first}-{window.last}"

@@ -84,11 +84,11 @@ class SubmittedJob(Record):
     retry_of: str | None = None
     """Key of the job that this one repeats."""
     array_index: int | None = None
-    """Of a run of an array."""
+    """Index of a run of an array."""
     base_dir: str | None = None
     """The folder whose script runs; None for the run's own."""
     process: Process | None = None
-    """Of a job that is a process of a machine."""
+    """Process of a job that is a process of a machine."""
     earlier: tuple["SubmittedJob", ...] = ()
     """The jobs that the run had before."""
 
@@ -137,7 +137,7 @@ class RunRecord(Record):
     label: str | None = None
     """Given by the user, to find runs again."""
     arguments: dict[str, str] = Field(default_factory=dict)
-    """Of a framework's script, as given by the user."""
+    """Arguments of a framework's script, as given by the user."""
     program: str = ENGINE
     """What trains."""
     started_at: Time | None
@@ -151,10 +151,10 @@ class RunRecord(Record):
     retries: int = 0
     """How often a scheduler may start the run again; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
-    """Of a run of a scheduler."""
+    """Starts of a run by a scheduler."""
     plan: EnginePlan | Plan
     origin: Origin
-    """Of weights and data, as in the plan."""
+    """Origin of weights and data, as in the plan."""
     conventions: dict[str, str]
     environment: Environment | None = None
     vboost: VboostOutcome | None = None
@@ -163,7 +163,7 @@ class RunRecord(Record):
 
     @property
     def window(self) -> Window:
-        """Of the statistics; of a run without a result the one that is planned."""
+        """Window of the statistics; the planned one if there is no result."""
         return (self.result and self.result.window) or self.plan.window
 
 
@@ -194,7 +194,7 @@ def new_record(
     label: str | None = None,
     image: str | None = None,
 ) -> RunRecord:
-    """Of a run that begins here and now."""
+    """Record of a run that begins here and now."""
     return RunRecord(
         **source_fields(),
         run_id=new_run_id(),
@@ -221,7 +221,7 @@ def queued_record(
     image: str | None = None,
     arguments: Mapping[str, str] | None = None,
 ) -> RunRecord:
-    """Of a run that a scheduler will start."""
+    """Record of a run that a scheduler will start."""
     return RunRecord(
         run_id=new_run_id(),
         label=label,

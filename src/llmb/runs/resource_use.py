@@ -60,7 +60,7 @@ def _found(
 
 
 def _inside(window: Window, steps: Sequence[Step]) -> list[Step]:
-    """Those that statistics are of."""
+    """Steps that statistics are of."""
     return [step for step in steps if window.first <= step.step <= window.last and not step.profiled]
 
 

@@ -38,7 +38,7 @@ class ExpertLoadReport:
     capacity_factor: float | None = None
     """None if no token was dropped."""
     dropped_pct: float = 0.0
-    """Of the tokens that chose an expert, those that were beyond its capacity."""
+    """Share of the tokens that chose an expert which were beyond its capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Result(Record):
     note: str | None = None
     """What came after the last step of a success: an error, a signal, the time limit; else None."""
     resources: ResourceUse | None = None
-    """Of the steps of the window."""
+    """Use of resources in the steps of the window."""
     resources_reason: str | None = None
     """Why ``resources`` is None."""
     other_work: OtherWork | None = None

@@ -16,7 +16,7 @@ from llmb.input_files import read_regular
 from llmb.runs.record_file import BrokenRecord
 
 MOST_BYTES = 1 << 29
-"""Of half a million steps."""
+"""Size of half a million steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Step:
     pause_s: float
     """Between the step before and this one, on the rank where it was longest: logging, saving."""
     layer_s_median: float
-    """Of all ranks, the mean time of a layer's forward pass in the first micro-batch."""
+    """Median over all ranks of the mean time of a layer's forward pass in the first micro-batch."""
     layer_s_max: float
     slowest_layer_rank: int
     outside_layers_s: float
@@ -86,7 +86,7 @@ class Step:
     sum_of_squares: int | None = None
     """Sum of the squared lengths of all documents; None if a sequence is one document."""
     chunked_sum_of_squares: int | None = None
-    """Of documents split at the model's attention chunks; None if no document is longer than one."""
+    """Sum of squares for documents split at the model's attention chunks; None if no document is longer than one."""
     host_ahead_s: float | None = None
     """How long the host waited for the device, on the rank where it was shortest; None without a queue."""
 

@@ -24,7 +24,7 @@ SCHEDULERS = {
 USER_KEYS = ("gpu_type", "python", *SCHEDULERS)
 """Keys of cluster_config.yaml that a user may have a default for: what is the user's, and not the cluster's."""
 LOCAL, QUEUE = "local", "slurm"
-"""Those that ``llmb run`` and ``llmb submit`` take."""
+"""Schedulers that ``llmb run`` and ``llmb submit`` use."""
 
 
 @cache

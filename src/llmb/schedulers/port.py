@@ -49,7 +49,7 @@ class JobState(Record):
     meaning: str | None = None
     """In words: what the job waits for, or how it ended."""
     may_be_told: bool = False
-    """Of an unknown one: it has ended, and how it ended may be known later."""
+    """For an unknown state: the job has ended, and how it ended may be known later."""
     exit_code: int | None = None
     signal: int | None = None
     nodes: str | None = None
@@ -151,7 +151,7 @@ class Partition:
     is_default: bool = False
     nodes: int = 0
     gpus_per_node: int | None = None
-    """Of most of its nodes; None if the scheduler does not count GPUs there."""
+    """GPUs of most of its nodes; None if the scheduler does not count GPUs there."""
     gres_type: str | None = None
     architecture: str | None = None
     """As the kernel names it: x86_64, aarch64."""
@@ -210,7 +210,7 @@ class Scheduler(Protocol):
     title: str
     """For people."""
     settings: type[Record] | None
-    """Of its section in cluster_config.yaml."""
+    """Schema of its section in cluster_config.yaml."""
     choices: type[Record]
     """Declares its options, one per field."""
     words: frozenset[str]
@@ -282,7 +282,7 @@ class Scheduler(Protocol):
         """How its own messages in a log show the cause of a failure."""
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
-        """Of the job that this process runs in, as far as they tell which nodes it has; none outside of a job."""
+        """Options of the job that this process runs in, as far as they name its nodes; none outside of a job."""
 
     def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
         """How it is set up, and in which state it sees ``node``."""

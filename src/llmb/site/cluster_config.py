@@ -50,7 +50,7 @@ class InstallSettings(Record):
     """Where container images are kept; None for ``images`` in the root of installation."""
     node_architecture: Literal["x86_64", "aarch64"] | None = None
     workloads: tuple[str, ...] = ()
-    """Those that are installed."""
+    """Workloads that are installed."""
 
 
 class ClusterConfig(WorkloadSettings):

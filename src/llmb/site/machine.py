@@ -52,7 +52,7 @@ def _gpu_names() -> tuple[str, ...]:
 
 
 def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
-    """Of CUDA_VISIBLE_DEVICES, numbers or UUIDs: CUDA ends at the first that is not there, such as -1.
+    """Names for CUDA_VISIBLE_DEVICES, numbers or UUIDs: CUDA ends at the first that is not there, such as -1.
 
     Which GPU has a UUID is not known: then the first ones count.
     """

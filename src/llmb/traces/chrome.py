@@ -34,7 +34,7 @@ class TraceFile:
     path: Path
     header: dict[str, Any] = field(default_factory=dict)
     number: int = 0
-    """Of the event that is read, from 1; 0 before the first."""
+    """Number of the event that is read, from 1; 0 before the first."""
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Raises UsageError if the file is not a trace, is truncated or cannot be read."""
@@ -131,7 +131,7 @@ MORE_GROUPS = "(further groups)"
 _CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation")
 _NO_GROUP = ("", "undefined")
 _OPTIMIZER = "Optimizer.step#"
-"""Of the ranges that PyTorch marks itself."""
+"""Beginning of the names of ranges that PyTorch marks itself."""
 
 
 def rank_in_name(path: Path) -> int | None:
@@ -186,8 +186,7 @@ class _Collected:
         return self.device or next(filter(None, map(self.rules.device_of_category, sorted(self.categories))), None)
 
     def take_iterations(self) -> str | None:
-        """Of a trace without marked steps, those between the ends of the optimizer's steps, if there are any; how they
-        were taken."""
+        """Without marked steps, takes the times between ends of the optimizer's steps as steps, and says so."""
         name = max(self.updates, key=lambda name: len(self.updates[name]), default=None)
         ends = sorted(self.updates[name]) if name else []
         if len(ends) < 2:

@@ -167,7 +167,7 @@ class DeviceRule(Record):
     """A device that is neither a CPU nor a GPU whose kernels are known."""
 
     category: Pattern | None = None
-    """Of its events."""
+    """Category of its events."""
     process: Pattern | None = None
     """Name or label of one of the trace's processes."""
     name: str

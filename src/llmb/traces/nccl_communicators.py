@@ -19,7 +19,7 @@ _PROCESS, _DEVICE = rb"([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ ", rb"\[(\d{1,5})\] 
 WRITER = rb"(?<![^\s:])(?:" + _PROCESS + rb")?+" + _DEVICE
 """The process, if the line names it, and the device."""
 BARE_WRITER = rb"\n" + _PROCESS + _DEVICE
-"""The same at the beginning of a line, which is found faster."""
+"""A writer at the beginning of a line, which is found faster."""
 _END = re.compile(rb"- (?:Init START|(?:Init|Destroy|Abort) COMPLETE)")
 _LINE = re.compile(
     WRITER

@@ -98,7 +98,7 @@ class NcclLog:
 
     calls: dict[Call, Calls] = field(default_factory=dict)
     handles: list[Handle] = field(default_factory=list)
-    """Of all files, the process with the number of its file."""
+    """Handles of all files: the process with the number of its file."""
     steps: dict[int, dict[Kind, Calls]] = field(default_factory=dict)
     """The calls of each step, if steps are known."""
     coarse: bool = False

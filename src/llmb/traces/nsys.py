@@ -40,7 +40,7 @@ class _Process:
     host: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Steps as ranges on the host."""
     starts: list[tuple[int, int]] = field(default_factory=list)
-    """Of the steps, in order, each with its number."""
+    """Starts of the steps, in order, each with its number."""
     ends: dict[int, int] = field(default_factory=dict)
     """When the GPU finished what a step had launched."""
     graphs: int = 0

@@ -34,7 +34,7 @@ class AcceptanceSet(Record):
     title: str
     gpu_type: str
     pass_at_pct: float = Field(gt=0, le=100)
-    """Of the published throughput."""
+    """Percentage of the published throughput."""
     valid_months: int | None = None
     """How long the result holds; None if that is not specified."""
     recipes: tuple[AcceptanceRecipe, ...]

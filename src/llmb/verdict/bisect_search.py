@@ -17,7 +17,7 @@ from llmb.metrics.group_difference import REPEATS, RunMean, decide, group_differ
 
 CONFIDENCE = 0.95
 MOST_RUNS = 24
-"""Of one candidate; more would not tell either."""
+"""Runs of one candidate; more would not tell either."""
 LEAST_NOISE = 1e-4
 """Repeats that agree better than this do so by chance, or because a clock is coarse."""
 BETWEEN = 0.001
@@ -179,14 +179,14 @@ def _posterior(known: Observations, levels: _Levels) -> list[float]:
 
 
 def _log_likelihood(value: float, levels: _Levels, *, after: bool) -> float:
-    """Of Student's t, without what is the same before and after."""
+    """Log-likelihood of Student's t, without what is the same before and after."""
     error = levels.error(int(after))
     distance = (value - (levels.after if after else levels.before)) / error
     return -(levels.freedom + 1) / 2 * math.log1p(distance**2 / levels.freedom) - math.log(error)
 
 
 def _runs_needed(levels: _Levels) -> int:
-    """Of one candidate, so that its mean is on the right side of the middle between before and after."""
+    """Runs of one candidate, so that its mean is on the right side of the middle between before and after."""
     separation = abs(levels.after - levels.before) / levels.noise
     return max(1, min(MOST_RUNS, math.ceil((2 * _t(levels.freedom, 0.975) / separation) ** 2)))
 

@@ -25,7 +25,7 @@ class Cause(Record):
     share_s: float | None
     """Seconds per step; None if that is not known."""
     share_pct: float | None
-    """The same in percent of the step time."""
+    """Share in percent of the step time."""
     bound: Bound
     in_step: bool
     """False if it lies between steps, and lengthens the run but not the step time."""

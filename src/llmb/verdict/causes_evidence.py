@@ -58,14 +58,14 @@ class Throttle:
     reason: str
     seconds: float | None
     share: float | None = None
-    """Of the samples taken in the window's steps; None if its clocks were not sampled."""
+    """Share of the samples taken in the window's steps; None if its clocks were not sampled."""
     clock_mhz: float | None = None
     """Mean of these samples."""
     max_clock_mhz: float | None = None
 
     @property
     def lost_share(self) -> float:
-        """Of a sampled GPU the share of a step that is lost at most, if all of it depends on the clock."""
+        """Share of a step that a sampled GPU loses at most, if all of it depends on the clock."""
         if self.clock_mhz is None or self.max_clock_mhz is None:
             return self.share or 0.0
         return max(0.0, 1 - self.clock_mhz / self.max_clock_mhz)
@@ -77,7 +77,7 @@ class Evidence:
 
     step_time_s: float
     step_times_s: Sequence[float] = ()
-    """Of its window, in order; also of a run that is known by its log alone."""
+    """Step times of its window, in order; also of a run that is known by its log alone."""
     steps: Sequence[TimedStep] = ()
     work: Work | None = None
     """None for a run that is known by its log alone."""
@@ -110,7 +110,7 @@ class ReferenceTime:
     source: str
     differing: tuple[Differing, ...] = ()
     evidence: Evidence | None = None
-    """Of a baseline run."""
+    """Evidence of a baseline run."""
     window_mean_s: float | None = None
     """Mean of the run's own steps in the window of the reference, if that is another one."""
     window_text: str = ""

@@ -51,7 +51,7 @@ def rule_of(key: str) -> ConditionRule:
 
 
 def title_of(key: str) -> str:
-    """Of a condition, for people."""
+    """Title of a condition, for people."""
     rule = rule_of(key)
     exact = not any("*" in pattern for pattern in rule.keys)
     return rule.title if exact else key
@@ -104,7 +104,7 @@ def _text(value: object) -> str:
 
 
 def merged(sides: Iterable[Values]) -> dict[str, str]:
-    """Of several runs: the one value of all, or all of theirs; without those that not every run tells."""
+    """Conditions of several runs: the one value of all, or all of theirs; without those that not every run tells."""
     every = list(sides)
     keys = set.intersection(*(set(side) for side in every)) if every else set()
     return {key: ", ".join(sorted({side[key] for side in every})) for key in keys}

@@ -34,7 +34,7 @@ def _texts(found: object) -> object:
 
 
 class ExpectedLayout(Record):
-    """Those of the layout's sizes that an entry is for."""
+    """Sizes of the layout that an entry is for."""
 
     tp: int | None = None
     pp: int | None = None
@@ -84,7 +84,7 @@ class ExpectationsFile(Record):
     """The whole file."""
 
     tolerance_pct: float | None = Field(default=None, gt=0)
-    """Of entries without one."""
+    """Tolerance of entries without one."""
     expectations: tuple[ExpectedStepTime, ...]
 
 

@@ -33,7 +33,7 @@ class Measured:
     """A run, or a log, that is judged or judged against."""
 
     step_time_s: Statistics | None
-    """Of its window."""
+    """Statistics of its window."""
     flaw: str | None = None
     """Why it is not a measurement; None if it is one."""
     conditions: Values = field(default_factory=dict)
@@ -95,7 +95,7 @@ def single_difference(
 
 
 def _allowed(interval: Interval) -> Interval:
-    """The same where the next run may differ from this one by the assumed spread."""
+    """The interval if the next run may differ from this one by the assumed spread."""
     low, high = interval
     half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT)
     return (low + high) / 2 - half, (low + high) / 2 + half
@@ -198,7 +198,7 @@ def judgement(
 
 
 def without_reference(verdict: VerdictName, reason: str) -> Verdict:
-    """Of a run that there is nothing to compare with, or of a recipe without a run."""
+    """Verdict of a run that there is nothing to compare with, or of a recipe without a run."""
     return with_sentence(
         Verdict(
             verdict=verdict,

@@ -22,7 +22,7 @@ class Reference(Record):
     window: Window | None = None
     """None if the source does not tell which steps its figure is of."""
     window_text: str = ""
-    """The same as the source words it."""
+    """The window as the source words it."""
     convention: str | None = None
     """How the source counts FLOPs; None if it has only a step time."""
     source: str
@@ -73,5 +73,5 @@ WORST: tuple[VerdictName, ...] = ("regressed", "invalid", "inconclusive", "not c
 
 
 def worst(verdicts: Iterable[Verdict]) -> VerdictName:
-    """Of several, which are at least one."""
+    """The worst of at least one verdict."""
     return min((verdict.verdict for verdict in verdicts), key=WORST.index)

@@ -118,7 +118,7 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
 
 
 def _statistic(steps: str) -> str:
-    """Of a window: the one step of ``last`` or ``49``, the mean of ``35-44``."""
+    """The statistic of a window: the one step of ``last`` or ``49``, the mean of ``35-44``."""
     if steps == "last":
         return "the last step's"
     return f"step {steps}'s" if steps.isdecimal() else f"the mean of {steps}"

@@ -153,7 +153,7 @@ def add_context(context: Path, folder: Path) -> None:
 
 
 def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Those of the files that there are. Raises OSError."""
+    """Copies those of the files that exist. Raises OSError."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -265,7 +265,7 @@ def imported_record(
     weights: Mapping[str, str],
     context: Mapping[str, str],
 ) -> CheckpointRecord:
-    """Of the new checkpoint in ``folder``; ``weights`` and ``context`` are checksums by name of a file in these."""
+    """Record of the new checkpoint in ``folder``; ``weights`` and ``context`` are checksums by name of a file."""
     below = {WEIGHTS: weights, CONTEXT: context}
     checksums = {f"{part}/{name}": found for part, files in below.items() for name, found in sorted(files.items())}
     return CheckpointRecord(

@@ -120,13 +120,13 @@ def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
 
 Work = ProductCase | AttentionCase | CopyCase | TransferCase | LaunchCase
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 6}
-"""Of one value of an operand; FP8 is made from bf16, and multiplied as fp32 on a CPU."""
+"""Bytes of one value of an operand; FP8 is made from bf16, and multiplied as fp32 on a CPU."""
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def needed_bytes(work: Work) -> int:
-    """Of operands and results; kernels need less than these for themselves."""
+    """Bytes of operands and results; kernels need less than these for themselves."""
     if isinstance(work, ProductCase):
         return BYTES[work.dtype] * (work.m * work.k + work.n * work.k + work.m * work.n)
     if isinstance(work, AttentionCase):

@@ -18,7 +18,7 @@ AT_LEAST_FLUSHED = 2**27
 CHUNK_S = 0.05
 """GPU calls of about this time are timed together, so that the queue never runs empty."""
 LAST_PART = 1 / 3
-"""Of the time that something was sustained: the part that counts."""
+"""Share of the time that something was sustained which counts."""
 
 
 @dataclass(frozen=True, slots=True)

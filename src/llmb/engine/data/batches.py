@@ -50,7 +50,7 @@ def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[ra
 
 
 def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
-    """The same micro-batches on ``device``. Each is copied to a GPU before the one before it is returned.
+    """Passes micro-batches on, moved to ``device``. Each is copied to a GPU before the one before it is returned.
 
     The copy has its own stream, so that it does not wait for work that is queued on the GPU.
     """

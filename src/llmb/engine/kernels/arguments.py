@@ -22,7 +22,7 @@ class CastStatistics(NamedTuple):
 ROWS = 16
 """How many rows a program of a kernel that casts takes at a time: a transposed row of them is half a sector."""
 PROGRAMS = 1
-"""Of such a kernel on each multiprocessor."""
+"""Programs of such a kernel on each multiprocessor."""
 
 
 class NormOf(NamedTuple):

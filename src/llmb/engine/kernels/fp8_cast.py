@@ -54,7 +54,7 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Of [rows, columns], or of each of several stacked matrices, which share the largest value."""
+    """Casts [rows, columns], or each of several stacked matrices, which share the largest value."""
     if has_kernel(values, "fp8_cast_triton"):
         from llmb.engine.kernels import fp8_cast_triton
 

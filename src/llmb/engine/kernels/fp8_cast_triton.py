@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 ROWS, COLUMNS = 128, 64
-"""Of a tile. The rows of both outputs have at least 64 bytes of it, two sectors."""
+"""Size of a tile. The rows of both outputs have at least 64 bytes of it, two sectors."""
 WARPS = 8
 
 
@@ -98,7 +98,7 @@ def cast_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Of ``columns`` results a row; with "swiglu" the source has twice as many, gate and up."""
+    """Casts ``columns`` results of a row; with "swiglu" the source has twice as many, gate and up."""
     row, column = _place(columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
     inside = (row[:, None] < rows) & (column[None, :] < columns)

@@ -23,7 +23,7 @@ from llmb.engine.kernels.fp8_cast import cast_both_ways, cast_normalized, has_ke
 def normalize_and_cast(
     hidden: Tensor, update: Tensor | None, norm: NormOf, scale: Tensor, dtype: torch.dtype
 ) -> Normalized:
-    """Of ``hidden``, or of the sum with ``update``, [..., columns], which is rounded before it is normalized."""
+    """Norm of ``hidden``, or of the sum with ``update``, [..., columns], which is rounded before it is normalized."""
     if has_kernel(hidden, "norm_triton") and holds_rows(hidden.device, hidden.shape[-1], 1):
         import llmb.engine.kernels.norm_triton as norm_triton
 

@@ -22,7 +22,7 @@ from llmb.engine.kernels.fp8_cast_triton import empty_casts, load_tile, round_to
 
 WARPS = 16
 ELEMENTS = 16
-"""Of a tile, for each thread: two loads of 16 bytes from each tensor."""
+"""Elements of a tile for each thread: two loads of 16 bytes from each tensor."""
 TILE = 32 * WARPS * ELEMENTS
 GROUP = 2**16
 """Elements of a group of rows at most, where nothing is cast: as with casts, of 4096 columns.
@@ -77,7 +77,7 @@ def _center_and_deviations(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Of each row: its mean and the sum of squares of what differs from it; not CENTERED, 0 and the sum of squares."""
+    """Each row's mean and the sum of squared differences from it; not CENTERED, 0 and the sum of squares."""
     center = tl.zeros([ROWS], tl.float32)
     deviations = tl.zeros([ROWS], tl.float32)
     squares = tl.zeros([ROWS, COLUMNS], tl.float32)

@@ -18,16 +18,16 @@ from llmb.engine.kernels.arguments import BothWays, Heads, Rotation
 from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round_to_bf16, saturated, store_cast
 
 ROWS, COLUMNS = 64, 64
-"""Of each of two tiles: the first and the second elements of pairs. The rows of a transposed output have two sectors of
+"""Size of two tiles: the first and the second elements of pairs. The rows of a transposed output have two sectors of
 it. With fewer pairs a tile has fewer columns, and more rows."""
 HEADS = 4
-"""Of a program."""
+"""Heads of a program."""
 WARPS = 8
 
 
 @triton.jit
 def _tables(cos, sin, table, live_row, piece: tl.constexpr, PAIRS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of the pairs of a piece."""
+    """Cosines and sines of the pairs of a piece."""
     pair = piece * COLUMNS + tl.arange(0, COLUMNS)
     place, inside = table[:, None] * PAIRS + pair[None, :], live_row[:, None] & (pair[None, :] < PAIRS)
     return tl.load(cos + place, mask=inside, other=0.0), tl.load(sin + place, mask=inside, other=0.0)
@@ -96,7 +96,7 @@ def _columns(
 def _columns_of_pairs(
     piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """The same for interleaved pairs, counted in pairs: those of the two tiles are the same."""
+    """Rotates interleaved pairs, counted in pairs: those of the two tiles are the same."""
     if piece < ROTATED:
         start, end = piece * COLUMNS, PAIRS
     else:

@@ -78,7 +78,7 @@ class _LossContext(FunctionCtx):
 
 
 class _Loss(torch.autograd.Function):
-    """Of hidden [rows, hidden], weight [vocab, hidden], and places and shares of labels, [rows]."""
+    """The loss of hidden [rows, hidden], weight [vocab, hidden], and places and shares of labels, [rows]."""
 
     @staticmethod
     def forward(

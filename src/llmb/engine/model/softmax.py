@@ -49,7 +49,7 @@ def chunk_slices(length: int, chunk: int) -> Iterator[slice]:
 
 
 def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Of [rows, columns] logits: log(sum(exp(logits))) and the label's logit, [rows] fp32 each.
+    """For [rows, columns] logits: log(sum(exp(logits))) and the label's logit, [rows] fp32 each.
 
     ``places`` are the labels' columns, -1 if a label is in another chunk; its logit is then 0.
     """

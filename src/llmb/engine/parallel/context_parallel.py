@@ -41,7 +41,7 @@ def rank_ranges(seq_len: int, rank: int, ranks: int) -> list[range]:
 
 
 def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) -> Tensor:
-    """The same as a tensor: [seq_len / ranks] int64."""
+    """Positions of a rank as a tensor: [seq_len / ranks] int64."""
     return torch.cat([torch.arange(part.start, part.stop, device=device) for part in rank_ranges(seq_len, rank, ranks)])
 
 

@@ -54,7 +54,7 @@ class Traffic(NamedTuple):
     counts: Tensor
     """Number of gathered rows for each expert of this rank."""
     known: list[int]
-    """The same on the host."""
+    """``counts`` on the host."""
 
 
 class ParallelExperts(Experts):

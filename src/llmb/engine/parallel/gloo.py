@@ -51,7 +51,7 @@ def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa:
 
 @cache
 def _devices(interfaces: str) -> list[Any]:
-    """Of the interfaces named, with commas between them; torch's choice where none is."""
+    """Devices of the interfaces named, with commas between them; torch's choice where none is."""
     gloo: Any = dist.ProcessGroupGloo
     named = [gloo.create_device(interface=name) for name in interfaces.split(",") if name]
     return named or [gloo.create_default_device()]

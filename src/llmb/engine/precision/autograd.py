@@ -198,7 +198,7 @@ class Fp8Activated(torch.autograd.Function):
 
 
 class Fp8Norm(torch.autograd.Function):
-    """Of hidden states, [..., columns]; ``NormOf`` and the scale of the cast follow."""
+    """Norm of hidden states, [..., columns]; ``NormOf`` and the scale of the cast follow."""
 
     @staticmethod
     def forward(
@@ -217,7 +217,7 @@ class Fp8Norm(torch.autograd.Function):
 
 
 class Fp8ProductNorm(torch.autograd.Function):
-    """Of the sum of a product and hidden states, [..., columns].
+    """Norm of the sum of a product and hidden states, [..., columns].
 
     The arguments of a product with one weight; then those of ``Fp8Norm``.
     """

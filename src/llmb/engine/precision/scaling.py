@@ -167,7 +167,7 @@ class Scales:
         torch.reciprocal(self.scale, out=self.factors[:, :, 1, 0])
 
     def of_layer(self, number: int) -> tuple[Factor, Factor, Factor]:
-        """Of input, weight and gradient."""
+        """Factors of input, weight and gradient."""
         each = self.factors[number, :, :, 0]
         first, second, third = (Factor(each[which, 0], each[which, 1]) for which in (INPUT, WEIGHT, GRADIENT))
         return first, second, third

@@ -78,7 +78,7 @@ def _node(setup: SchedulerSetup, title: str, gpus: int) -> Iterator[Finding]:
 
 
 PROGRAMS = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
-"""Of which a runtime of cluster_config.yaml needs one."""
+"""A runtime of cluster_config.yaml needs one of its programs."""
 
 
 def container_checks(facts: ContainerFacts, wanted: WantedFacts) -> Iterator[Finding]:

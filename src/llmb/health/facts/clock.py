@@ -37,7 +37,7 @@ def read_shared_clock(folder: Path, name: str) -> ClockReading:
 
 
 def reading(before: float, dated: float, after: float) -> ClockReading:
-    """Of a file that was made between two looks at this clock, and that the other one dated. Pure."""
+    """Reading of a file that was made between two looks at this clock, and that the other one dated. Pure."""
     least, most = before - dated - TICK_S, after - dated
     return ClockReading((least + most) / 2, (most - least) / 2)
 
@@ -54,7 +54,7 @@ class ClockFacts:
     synchronized: bool
     by: str
     ahead_s: float | None
-    """Of the time of the servers; None is not known."""
+    """How far it is ahead of the servers; None is not known."""
 
 
 def read_clock(source: FactSource) -> ClockFacts | Missing:

@@ -61,7 +61,7 @@ def read_containers(source: FactSource) -> ContainerFacts:
 
 
 def enroot_settings(source: FactSource) -> dict[str, str]:
-    """Of the system's configuration; later files replace what earlier ones set."""
+    """Settings of the system's configuration; later files replace what earlier ones set."""
     main, more = CONFIGURATION
     files = [main, *(f"{more}/{name}" for name in sorted(source.names(more)) if name.endswith(".conf"))]
     lines = (line for name in files for line in (source.text(name) or "").splitlines())

@@ -34,7 +34,7 @@ class Rates:
     read_s: float
     direct_read: bool
     clock_ahead_s: float
-    """Of this node before the clock that dates new files; negative if it is behind."""
+    """How far this node's clock is before the clock that dates new files; negative if it is behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

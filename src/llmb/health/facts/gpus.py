@@ -88,7 +88,7 @@ class GpuFacts:
     links: Sequence[NvLinks] | Missing = field(default=Missing("not asked for"))
     link_errors: Sequence[LinkErrors] | Missing = field(default=Missing("not asked for"))
     processes: Sequence[str] | Missing = field(default=Missing("not asked for"))
-    """Of any user on the GPUs: ``pid program``."""
+    """Processes of any user on the GPUs: ``pid program``."""
     unwell: Sequence[str] = ()
     """What nvidia-smi prints in place of the values of GPUs that do not answer, by GPU."""
     hung: bool = False
@@ -172,7 +172,7 @@ def _printed(said: Said, parse: Callable[[str], Sequence[object]]) -> Sequence[o
 
 
 def parse_unwell(text: str) -> tuple[str, ...]:
-    """Of a query that begins with the index."""
+    """Parses a query that begins with the index."""
     rows = ((line.partition(",")[0].strip(), _UNWELL.search(line)) for line in text.splitlines())
     return tuple(f"{found[1]} (GPU {index})" for index, found in rows if found)
 
@@ -200,7 +200,7 @@ def parse_processes(text: str) -> tuple[str, ...]:
 
 
 def parse_links(text: str) -> tuple[NvLinks, ...]:
-    """Of ``nvidia-smi nvlink --status``."""
+    """Parses ``nvidia-smi nvlink --status``."""
     found: dict[int, list[float | None]] = {}
     for gpu, _, value in _link_lines(text):
         speed = re.match(r"(\d+(\.\d+)?) GB/s", value)
@@ -209,7 +209,7 @@ def parse_links(text: str) -> tuple[NvLinks, ...]:
 
 
 def parse_link_errors(text: str) -> tuple[LinkErrors, ...]:
-    """Of ``nvidia-smi nvlink --errorcounters``."""
+    """Parses ``nvidia-smi nvlink --errorcounters``."""
     found: dict[int, dict[str, int]] = {}
     for gpu, _, value in _link_lines(text):
         counts = found.setdefault(gpu, {})

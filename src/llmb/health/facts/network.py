@@ -45,7 +45,7 @@ class Port(NamedTuple):
     gbit_s: float | None
     lanes: int | None
     mtus: tuple[int, ...]
-    """Of the interfaces of its device."""
+    """MTUs of the interfaces of its device."""
     counters: dict[str, int]
 
     @property
@@ -64,7 +64,7 @@ class NetworkFacts:
     gpu_direct: str | None
     """What lets network cards read the memory of GPUs; None if nothing does."""
     addresses: tuple[str, ...] | Missing
-    """Of the host's own name."""
+    """Addresses of the host's own name."""
     own: tuple[tuple[str, str], ...] | Missing
     """Interface and address of each that is up; without loopback, and docker's bridges, which NCCL leaves out too."""
 
@@ -120,7 +120,7 @@ def _port(source: FactSource, device: str, number: str) -> Port:
 
 
 def _word(text: str | None) -> str:
-    """Of a state such as ``4: ACTIVE``."""
+    """The word of a state such as ``4: ACTIVE``."""
     return (text or "unknown").partition(": ")[2] or text or "unknown"
 
 

@@ -38,7 +38,7 @@ class SoftwareFacts(BaseModel):
     architectures: tuple[str, ...] = ()
     """That torch has kernels for, such as sm_90."""
     capabilities: tuple[str, ...] = ()
-    """Of the GPUs, such as 90."""
+    """Compute capabilities of the GPUs, such as 90."""
     cuda_problem: str | None = None
 
 

@@ -53,7 +53,7 @@ class MemoryFacts:
     huge_pages: int
     """Reserved ones that are free."""
     shm_size: int | None
-    """Of /dev/shm; None without it."""
+    """Size of /dev/shm; None without it."""
     shm_free: int | None
     corrected: int | None
     uncorrected: int | None
@@ -126,7 +126,7 @@ def _without_node(source: FactSource) -> int:
 
 
 def _size(text: str | None) -> int:
-    """Of a list such as ``0-3,8``; 0 if it is none."""
+    """Number of entries of a list such as ``0-3,8``; 0 for other text."""
     parts = re.findall(r"(\d+)(?:-(\d+))?", text or "")
     return sum(int(last or first) - int(first) + 1 for first, last in parts)
 

@@ -35,7 +35,7 @@ _LOSS, _TRAIN_LOSS, _GRAD_NORM, _RUNTIME, _RATE = (
 )
 _EPOCH = re.compile(_FIELD % (b"epoch", NUMBER))
 _RATE_ERROR = 0.0005
-"""Of ``train_steps_per_second``, which has three decimals."""
+"""Error of ``train_steps_per_second``, which has three decimals."""
 _DIGITS_ERROR = 0.001
 """Relative, of two numbers of four digits, which transformers 5 prints."""
 _CLOCK_S = 1.0
@@ -190,7 +190,7 @@ class _Bar:
 
 
 def _steps_error(seconds: float, per_s: float) -> float:
-    """Of the product, whose factors are rounded."""
+    """Error of the product, whose factors are rounded."""
     return 1 + seconds * (_RATE_ERROR + _DIGITS_ERROR * per_s)
 
 
@@ -201,7 +201,7 @@ def _steps_by_rate(seconds: float, steps_per_s: float) -> int:
 
 
 def _seconds(clock: bytes) -> int:
-    """Of ``MM:SS`` or ``H:MM:SS``."""
+    """Seconds of ``MM:SS`` or ``H:MM:SS``."""
     total = 0
     for part in clock.split(b":"):
         total = 60 * total + int(part)

@@ -42,7 +42,7 @@ _CLOCK = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] {1,4}\
 _CLOCK_BYTES = 40
 _MOST_WAITING = 4
 _LEAST_S = 0.5
-"""Of which hundredths of seconds are 1 %."""
+"""Hundredths of seconds are 1 % of it."""
 
 
 class _Utilization(NamedTuple):

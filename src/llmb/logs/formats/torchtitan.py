@@ -41,7 +41,7 @@ class TorchtitanReader:
     def __init__(self) -> None:
         self.steps: int | None = None
         self.tokens: int | None = None
-        """Of one step."""
+        """Tokens of one step."""
         self.gpus: int | None = None
         self.previous: tuple[int, datetime | None] = (0, None)
         """The step that was logged before, and when."""

@@ -37,7 +37,7 @@ SHIPPED = (
 
 
 def shipped_variables(device: Device, known: Container[str]) -> dict[str, str]:
-    """Those for ``device``, but for settings that the user has made under another name; ``known`` are the user's."""
+    """Variables for ``device``, but for settings that the user made under another name; ``known`` are the user's."""
     return {
         item.name: item.value
         for item in SHIPPED

@@ -248,7 +248,7 @@ def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[st
 
 
 def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
-    """Of the framework's configuration, for what its script has no argument."""
+    """Overrides of the framework's configuration, for what its script has no argument."""
     layout = plan.recipe.layout
     yield f"model.seq_length={layout.seq_len}"
     yield f"model.num_layers={layout.layers}"

@@ -39,7 +39,7 @@ from llmb.tools import ask_program
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PS_LIMIT_S = 30
 START_FIELD = 19
-"""Of /proc/<pid>/stat behind the name: ticks since the boot."""
+"""Index in /proc/<pid>/stat behind the name: ticks since the boot."""
 
 
 def this_process() -> Process:
@@ -52,7 +52,7 @@ def is_here(process: Process) -> bool:
 
 
 def is_alive(process: Process) -> bool:
-    """Of a process of this machine."""
+    """Whether a process of this machine exists."""
     return started(process.pid) == process.started
 
 

@@ -160,7 +160,7 @@ class SlurmChoices(Record):
     )
 
     def flags(self) -> dict[str, str | None]:
-        """Those of sbatch that are asked for, by its own names."""
+        """Flags of sbatch that are asked for, by its own names."""
         given = self.model_dump(include=set(FLAG_NAMES), exclude_none=True)
         found: dict[str, str | None] = {FLAG_NAMES[name]: str(value) for name, value in given.items()}
         if self.signal_before:

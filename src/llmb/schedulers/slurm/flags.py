@@ -117,7 +117,7 @@ def duration(minutes: int) -> str:
 
 
 def minutes(text: str) -> float | None:
-    """Of a time in one of Slurm's forms; None if it is not one, or is unlimited."""
+    """Minutes of a time in one of Slurm's forms; None if it is not one, or is unlimited."""
     match = TIME.fullmatch(text)
     if not match or match[2] is None:
         return None

@@ -59,7 +59,7 @@ def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
 
 
 def parse_nodes(text: str) -> dict[str, NodeState]:
-    """Of ``scontrol --oneliner show node``, by name."""
+    """Parses ``scontrol --oneliner show node``: nodes by name."""
     found = {}
     for line in text.splitlines():
         name, state = _NODE.search(line), parse_node(line)
@@ -169,7 +169,7 @@ def _gpus(gres: str) -> tuple[int | None, str | None]:
 
 
 def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str]:
-    """Of a sample of nodes, by name; the controller knows those of nodes that have registered."""
+    """Architectures of a sample of nodes, by name; the controller knows those of nodes that have registered."""
     sample = dict.fromkeys(node for _, _, _, nodes in groups for node in islice(expand(nodes), SAMPLE))
     if not sample:
         return {}

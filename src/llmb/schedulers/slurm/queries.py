@@ -23,7 +23,7 @@ NO_ACCOUNTS = "accounting storage is disabled"
 
 
 def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """Those of the jobs that the controller remembers. Raises InfrastructureError where it does not answer."""
+    """States of the jobs that the controller remembers. Raises InfrastructureError where it does not answer."""
     found: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
         # Of a single id that is unknown squeue makes an error; of several it leaves out the unknown ones.
@@ -37,7 +37,7 @@ def own_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
 
 
 def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """Those of the jobs that are in accounting, which lags behind; none on a cluster without accounting.
+    """States of the jobs that are in accounting, which lags behind; none on a cluster without accounting.
 
     Raises InfrastructureError if accounting does not answer.
     """

@@ -24,7 +24,7 @@ class PartitionSettings(Record):
     """How a partition differs; None is as in the section ``slurm``."""
 
     gpu_type: str | None = None
-    """Of its nodes."""
+    """GPU type of its nodes."""
     gpus_per_node: int | None = Field(default=None, ge=1)
     gpu_request: GpuRequest | None = None
     gres_type: str | None = None
@@ -52,7 +52,7 @@ class SlurmSettings(Record):
     flags: dict[str, str | None] = Field(default_factory=dict)
     """Any other flag of sbatch by its long name; None for one without a value."""
     srun_flags: dict[str, str | None] = Field(default_factory=dict)
-    """The same of srun, for the workers' step."""
+    """Flags of srun, for the workers' step."""
 
     _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
 

@@ -39,7 +39,7 @@ UNUSABLE = frozenset(
 
 
 def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
-    """Of the cluster that this machine belongs to. Raises EnvironmentProblem without one, InfrastructureError if its
+    """Reads the setup of this machine's cluster. Raises EnvironmentProblem without one, InfrastructureError if its
     controller does not answer."""
     done = call(["scontrol", "show", "config"], time_out_s=time_out_s)
     if done.code:
@@ -67,7 +67,7 @@ def _said(command: Sequence[str], time_out_s: float) -> str:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """Of ``scontrol show config``; unset ones are left out."""
+    """Parses ``scontrol show config``; unset ones are left out."""
     return {name: value for name, value in _SETTING.findall(text) if value not in _NONE}
 
 
@@ -89,7 +89,7 @@ def traits_of(settings: Mapping[str, str]) -> dict[Trait, Plugin]:
 
 
 def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
-    """Of ``srun --mpi=list``; llmb starts its processes without any of them."""
+    """Parses ``srun --mpi=list``; llmb starts its processes without any of them."""
     lines = (line.removeprefix("srun:").strip() for line in listed.splitlines())
     names = [line for line in lines if re.fullmatch(r"\w+", line)]
     versions = re.findall(r"pmix_v\d+", listed)
@@ -101,7 +101,7 @@ def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
 
 
 def container_trait(usage: str) -> dict[Trait, Plugin]:
-    """Of ``srun --help``, which lists the options of Pyxis where it is loaded."""
+    """Parses ``srun --help``, which lists the options of Pyxis where it is loaded."""
     if not usage.strip():
         return {}
     has = PYXIS in usage
@@ -109,7 +109,7 @@ def container_trait(usage: str) -> dict[Trait, Plugin]:
 
 
 def parse_node(line: str) -> NodeState | None:
-    """Of ``scontrol --oneliner show node``; None if it shows none."""
+    """Parses ``scontrol --oneliner show node``; None if it shows none."""
     fields = dict(_FIELD.findall(line.strip()))
     state = fields.get("State")
     if not state:

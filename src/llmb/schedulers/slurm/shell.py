@@ -21,7 +21,7 @@ def command_line(words: Iterable[ShellWord]) -> str:
 
 
 def command_lines(words: Iterable[ShellWord], width: int = 110) -> str:
-    """The same, broken into lines for reading."""
+    """A command of words, broken into lines for reading."""
     lines: list[str] = []
     for part in (word if isinstance(word, Shell) else shlex.quote(word) for word in words):
         if lines and len(lines[-1]) + len(part) < width:

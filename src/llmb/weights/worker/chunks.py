@@ -45,7 +45,7 @@ class WeightFile:
     name: str
     chunks: tuple[Chunk, ...]
     bytes: int
-    """Of its tensors."""
+    """Bytes of its tensors."""
 
 
 def chunks_of(name: str, parameter: Parameter, largest: int) -> Iterator[Chunk]:

@@ -147,7 +147,7 @@ class NemoParameters:
 
 
 def _box(chunk: ChunkStorageMetadata, first: int) -> tuple[slice, ...]:
-    """Of the dimensions from ``first``."""
+    """The box in the dimensions from ``first``."""
     corners = list(zip(chunk.offsets, chunk.sizes, strict=True))
     return tuple(slice(offset, offset + size) for offset, size in corners[first:])
 
