@@ -172,13 +172,6 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path, small_disk: Calla
         assert len(store.jobs()) == int(taken) > 10
 
 
-@pytest.mark.parametrize("content", [b"no database at all " * 100, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_file_that_is_no_database_is_known_as_damaged(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(Damaged):
-        Store(path)
-
-
 def test_a_broken_page_is_found(path: Path) -> None:
     with Store(path) as store:
         store.add([job_row(f"{number}", run_dir="/runs" * 50) for number in range(200)])
