@@ -409,7 +409,11 @@ def test_an_old_check_is_used_with_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("@/none", "cannot be read"), ("unfit,node[1-x]", "no list of nodes"), ("unfit,node[1-", "no list of nodes")],
+    [
+        ("@/none", "cannot be read"),
+        ("unfit,node[1-x]", "is not a list of nodes"),
+        ("unfit,node[1-", "is not a list of nodes"),
+    ],
 )
 def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, text: str, what: str) -> None:
     kept(tmp_path, node1="fail")
