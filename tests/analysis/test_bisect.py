@@ -17,7 +17,7 @@ from llmb.analysis.bisect_runs import BisectReport, bisect_report
 from llmb.analysis.bisect_state import BisectState, read_candidates, read_state, state_path, write_state
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import RunFailed, UsageError
-from llmb.report.bisect_report import bisect_table, bisect_text
+from llmb.report.compare_report import bisect_table, bisect_text
 from llmb.report.table import table_lines, text_width
 from llmb.runs.plan import Plan
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from llmb.campaigns.entry import Selection
+from llmb.campaigns.entry import Selection, campaign_keys
 from llmb.campaigns.job_request import job_options
-from llmb.campaigns.keys import campaign_keys
 from llmb.cli.main import app, load_command
 from llmb.errors import InfrastructureError, LlmbError, UsageError, UserInterrupt
 from llmb.options.option import options_of

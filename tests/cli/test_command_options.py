@@ -10,9 +10,8 @@ import typer
 from campaign_files import CampaignFiles
 from typer.testing import CliRunner
 
-from llmb.campaigns.entry import Selection
+from llmb.campaigns.entry import Selection, campaign_keys
 from llmb.campaigns.job_request import job_options
-from llmb.campaigns.keys import campaign_keys
 from llmb.campaigns.queueing import agree
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A campaign: every job with its progress, so that another client can resume, and the resources it requests."""
+"""A campaign: its jobs with their progress, the resources it requests, and queueing each job once.
+
+However often the client is killed and rerun: before a job is sent, the file records that. A client that finds
+this record asks the sender, which tracks jobs by key, whether the job reached the scheduler; only a job that never did
+is sent again.
+"""
 
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -16,7 +21,8 @@ from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.unspecified import Unspecified
 from llmb.checkpoints.origin import Origin
-from llmb.errors import EnvironmentProblem, unknown
+from llmb.errors import EnvironmentProblem, LlmbError, UsageError, unknown
+from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.runs.choices import Choices
@@ -184,3 +190,94 @@ def total_gpu_hours(jobs: Iterable[PlannedJob]) -> float | None:
     """None if a job has no time limit."""
     hours = [job.gpu_hours for job in jobs]
     return None if None in hours else sum(hour for hour in hours if hour is not None)
+
+
+PATIENCE_S = 120.0
+"""How long to wait for another client."""
+BUSY = "submitting this campaign"
+
+
+class Sender(Protocol):
+    """Submits jobs to the scheduler. A job is sent, and later found, by its key."""
+
+    def find(self, job: CampaignJob) -> CampaignJob | None:
+        """The submitted job if an earlier client reached the scheduler with it, else None.
+
+        Raises InfrastructureError if the scheduler does not answer.
+        """
+
+    def send(self, job: CampaignJob) -> CampaignJob:
+        """The submitted job.
+
+        Raises UsageError if the scheduler rejects it, InfrastructureError if it does not answer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionOutcome:
+    """A campaign after a client has submitted its jobs."""
+
+    campaign: Campaign
+    refusals: tuple[LlmbError, ...]
+    """One of each kind."""
+
+
+def find_campaign(install: Path, wanted: Campaign, *, resume: bool, start_new: bool) -> Campaign | None:
+    """The newest unfinished campaign with the same request as ``wanted``; with ``resume`` the newest one from the same
+    source, whatever its jobs, and with ``start_new`` none. Raises UsageError if there is none to resume."""
+    if start_new:
+        return None
+    found = unfinished_campaign(read_campaigns(install), wanted.fingerprint, wanted.source, any_jobs=resume)
+    if resume and not found:
+        do = "omit --resume to start a new campaign"
+        raise UsageError("no campaign from this source is unfinished", where=wanted.source, do=do)
+    return found
+
+
+def find_queued(install: Path, wanted: Campaign) -> Campaign | None:
+    """The newest campaign with the same request as ``wanted`` of which nothing is left to submit."""
+    return queued_campaign(read_campaigns(install), wanted.fingerprint)
+
+
+def begin_campaign(install: Path, wanted: Campaign, *, start_new: bool) -> Campaign:
+    """Writes ``wanted``, unless another client has just started, or queued, the same campaign: then returns that one.
+
+    Whether it was queued earlier is checked before: see ``find_queued``.
+    """
+    with file_lock(campaigns_folder(install) / "campaigns.lock", PATIENCE_S, BUSY):
+        found = find_campaign(install, wanted, resume=False, start_new=start_new)
+        if found is None and not start_new:
+            found = find_queued(install, wanted)
+        if found is None:
+            write_campaign(install, wanted)
+        return found or wanted
+
+
+def submit_campaign(
+    install: Path, name: str, sender: Sender, on_job: Callable[[CampaignJob], None]
+) -> SubmissionOutcome:
+    """Submits the remaining jobs of a campaign, in its order; calls ``on_job`` with each submitted or rejected job.
+
+    A rejected job is left for the next call, and the others are submitted. Raises EnvironmentProblem if files cannot
+    be written or another client is submitting, InfrastructureError if the scheduler does not answer; then the same
+    call resumes later.
+    """
+    refusals: dict[str, LlmbError] = {}
+    with file_lock(campaigns_folder(install) / f"{name}.lock", PATIENCE_S, BUSY):
+        campaign = read_campaign(install, name)
+        for job in campaign.jobs:
+            if job.state == "submitted":
+                continue
+            try:
+                done = sender.find(job) if job.state == "submitting" else None
+                if done is None:
+                    sending = job.model_copy(update={"state": "submitting", "reason": None})
+                    write_campaign(install, campaign.with_job(sending))
+                    done = sender.send(job)
+            except UsageError as error:
+                refusals[error.what] = error
+                done = job.model_copy(update={"state": "refused", "reason": error.what})
+            campaign = campaign.with_job(done)
+            on_job(done)
+        write_campaign(install, campaign)
+    return SubmissionOutcome(campaign, tuple(refusals.values()))

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, create_model
 
-from llmb.campaigns.entry import Entry, Values
+from llmb.campaigns.entry import ENVIRONMENT, Draft, Entry, Keys, Values, entry_options
 from llmb.campaigns.expansion import problem_text
-from llmb.campaigns.keys import ENVIRONMENT, Draft, Keys, entry_options
 from llmb.campaigns.text_file import SplitModel, TextReader
 from llmb.catalogue.data_files import CatalogueError, Key, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Record

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmb.campaigns.campaign import JobRequest
-from llmb.campaigns.entry import Selection, Values
-from llmb.campaigns.keys import ALL
+from llmb.campaigns.entry import ALL, Selection, Values
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import Request

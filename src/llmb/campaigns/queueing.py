@@ -8,11 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, PlannedJob, new_campaign, planned
+from llmb.campaigns.campaign import (
+    Campaign,
+    CampaignJob,
+    JobRequest,
+    PlannedJob,
+    SubmissionOutcome,
+    begin_campaign,
+    find_campaign,
+    find_queued,
+    new_campaign,
+    planned,
+    submit_campaign,
+)
 from llmb.campaigns.entry import Entry, SelectedJob, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, problem_text
 from llmb.campaigns.job_request import converted, job_request
-from llmb.campaigns.submission import SubmissionOutcome, begin_campaign, find_campaign, find_queued, submit_campaign
 from llmb.catalogue.load import Catalogue
 from llmb.doc_pages import see
 from llmb.errors import UsageError, UserInterrupt

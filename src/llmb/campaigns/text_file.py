@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import yaml
 
-from llmb.campaigns.entry import Entry
+from llmb.campaigns.entry import Draft, Entry, Keys
 from llmb.campaigns.expansion import problem_text
-from llmb.campaigns.keys import Draft, Keys
 from llmb.errors import UsageError
 
 SplitModel = Callable[[str], tuple[str, str | None]]

@@ -46,7 +46,7 @@ from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.options.option import made, options_of
 from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
-from llmb.report.output import print_json, print_line, print_tables
+from llmb.report.output import print_line, print_output
 from llmb.site.machine import this_machine
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
@@ -214,10 +214,7 @@ def list_(
         raise unknown("benchmark", benchmark, BENCHMARKS)
     install = install_here()
     kept = read_measurements(install, node)
-    if json:
-        print_json(history_document(kept, benchmark))
-    else:
-        print_tables(history_tables(kept, benchmark, bench_folder(install)))
+    print_output(history_document(kept, benchmark) if json else history_tables(kept, benchmark, bench_folder(install)))
 
 
 class _Measurement:
@@ -254,10 +251,7 @@ class _Measurement:
             measured = measure(self.catalogue, cases, self.settings, show, recipe)
 
         def show_result() -> None:
-            if self.json:
-                print_json(measurement_document(measured))
-            else:
-                print_tables(measurement_tables(measured, title))
+            print_output(measurement_document(measured) if self.json else measurement_tables(measured, title))
 
         (path,) = save_and_show(install, [measured], show_result)
         say(f"saved to {path}")

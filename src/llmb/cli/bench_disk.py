@@ -31,7 +31,7 @@ from llmb.cli.root import install_here, say
 from llmb.errors import UsageError
 from llmb.options.option import made, options_of
 from llmb.report.bench_report import disk_document, disk_tables
-from llmb.report.output import print_json, print_tables
+from llmb.report.output import print_output
 from llmb.site.machine import this_machine
 
 NAMES = ("workload", "size", "scale", "gpu_type", "release")
@@ -90,10 +90,7 @@ def disk(
     predicted = _predicted(recipe, gpu, measured) if recipe else None
 
     def show_result() -> None:
-        if json:
-            print_json(disk_document(measured, predicted))
-        else:
-            print_tables(disk_tables(measured, predicted, folder))
+        print_output(disk_document(measured, predicted) if json else disk_tables(measured, predicted, folder))
 
     (kept,) = save_and_show(install, [measured], show_result)
     say(f"saved to {kept}")

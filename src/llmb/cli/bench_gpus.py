@@ -21,7 +21,7 @@ from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed
 from llmb.report.bench_report import advice, gpus_document, gpus_tables
-from llmb.report.output import print_json, print_tables
+from llmb.report.output import print_output
 from llmb.site.machine import this_machine
 
 SECONDS = 5.0
@@ -91,10 +91,7 @@ def _measured_here(choice: DeviceChoice, ranks: int | None, seconds: float) -> l
 
 
 def _show(parts: Parts, *, json: bool) -> None:
-    if json:
-        print_json(gpus_document(parts, outlier_rule()))
-    else:
-        print_tables(gpus_tables(parts, outlier_rule()))
+    print_output(gpus_document(parts, outlier_rule()) if json else gpus_tables(parts, outlier_rule()))
 
 
 def _conclude(parts: Parts, kept: Sequence[str]) -> None:

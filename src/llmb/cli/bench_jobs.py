@@ -25,7 +25,7 @@ from llmb.bench.device_bench import DeviceChoice
 from llmb.bench.kept_measurements import write_measurements
 from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
-from llmb.cli.excluded import with_excluded
+from llmb.cli.campaign_options import with_excluded
 from llmb.cli.options import value_options
 from llmb.cli.root import install_here, say
 from llmb.errors import RunFailed, UsageError
@@ -35,7 +35,7 @@ from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.options.option import Option, options_of
-from llmb.report.output import print_json, print_line, print_text
+from llmb.report.output import print_json, print_line, print_output
 from llmb.report.plan_report import flags_text
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
@@ -105,10 +105,7 @@ def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[B
     """What the job measured and its folder, if it was waited for; else the job is shown. Raises RunFailed."""
     script, install = order.script(), order.site.install
     if dry_run:
-        if json:
-            print_json({"script": script})
-        else:
-            print_text(script)
+        print_output({"script": script} if json else script)
         return None
     say(f"the job asks for {flags_text(order.sample().flags)}")
     with open_history(install, say) as store, unanswered_is_explained():

@@ -16,8 +16,8 @@ from llmb.cli.options import Json
 from llmb.cli.root import install_here, say
 from llmb.cli.usage import CommandGroup
 from llmb.errors import InvalidRun, UsageError, unknown
-from llmb.report.bisect_report import bisect_table, bisect_text
-from llmb.report.output import print_json, print_table
+from llmb.report.compare_report import bisect_table, bisect_text
+from llmb.report.output import print_output
 from llmb.secrets import secret_word
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
@@ -206,9 +206,6 @@ def _model(workload: str | None, size: str | None) -> tuple[str | None, str | No
 
 def _finish(report: BisectReport, *, json: bool) -> None:
     """Raises InvalidRun for a search that cannot go further."""
-    if json:
-        print_json(report.model_dump(mode="json"))
-    else:
-        print_table(bisect_table(report))
+    print_output(report.model_dump(mode="json") if json else bisect_table(report))
     if report.status == "stuck":
         raise InvalidRun(bisect_text(report))

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the commands that queue campaigns: options, confirmation, and output."""
 
+import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +26,23 @@ from llmb.campaigns.queueing import (
 )
 from llmb.cli.options import selection_options, value_options
 from llmb.cli.root import can_ask, say
+from llmb.health.exclusion import OPTION, excluded_nodes
 from llmb.options.option import options_of
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_output, print_table
 from llmb.report.plan_report import campaign_document, campaign_table, hours_text, total_text
+from llmb.runs.folder import chosen_root
+
+
+def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of options, with the nodes that ``--exclude`` stands for. Raises UsageError."""
+    text = values.get(OPTION)
+    return {**values, OPTION: excluded_here(text)} if text else {**values}
+
+
+def excluded_here(text: str) -> str:
+    """Raises UsageError."""
+    return excluded_nodes(text, chosen_root(os.environ, Path.cwd()).path, say)
+
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
 """None means the value of the file."""
@@ -85,10 +102,7 @@ def _left_open(context: CampaignContext, wanted: WantedJobs, proposal: Proposal)
 
 
 def _print(campaign: Campaign, proposal: Proposal, *, json: bool) -> None:
-    if json:
-        print_json(campaign_document(campaign, proposal.jobs))
-    else:
-        print_table(campaign_table(proposal.jobs))
+    print_output(campaign_document(campaign, proposal.jobs) if json else campaign_table(proposal.jobs))
 
 
 def _confirm(proposal: Proposal, *, yes: bool) -> None:

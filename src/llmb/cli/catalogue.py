@@ -19,7 +19,7 @@ from llmb.cli.root import install_here, print_unspecified
 from llmb.errors import UsageError
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.metrics.throughput import throughput
-from llmb.report.output import print_json, print_table, print_tables
+from llmb.report.output import print_json, print_output, print_table, print_tables
 from llmb.report.recipe_report import (
     list_document,
     list_table,
@@ -59,10 +59,7 @@ def list_(
     """
     catalogue, wanted = Catalogue(), given_once("workload", place, workload)
     chosen = [_chosen(catalogue, wanted.lower())] if wanted else list(catalogue.workloads.values())
-    if json:
-        print_json(list_document(chosen))
-    else:
-        print_table(list_table(chosen))
+    print_output(list_document(chosen) if json else list_table(chosen))
 
 
 def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:

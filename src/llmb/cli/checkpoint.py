@@ -16,7 +16,7 @@ from llmb.cli.progress import ByteProgress
 from llmb.cli.usage import CommandGroup
 from llmb.errors import UsageError
 from llmb.huggingface.shards import parse_size
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_output
 from llmb.report.prepared_report import checkpoint_document, checkpoint_table
 from llmb.weights.adapter_conversion import AdapterImport, base_and_adapters, export_adapters, import_adapters
 from llmb.weights.conversion import (
@@ -60,10 +60,7 @@ def show(
     found = read_checkpoint(checkpoint)
     if verify:
         verify_saved(found, _note)
-    if json:
-        print_json(checkpoint_document(found))
-    else:
-        print_table(checkpoint_table(found))
+    print_output(checkpoint_document(found) if json else checkpoint_table(found))
 
 
 @app.command("export")

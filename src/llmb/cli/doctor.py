@@ -30,7 +30,7 @@ from llmb.health.node import DISK_BYTES, CheckRequest, check_node
 from llmb.health.rules import AREAS, rules
 from llmb.health.wanted import named_places, wanted_of
 from llmb.report.doctor_report import doctor_document, node_tables
-from llmb.report.output import print_json, print_tables
+from llmb.report.output import print_output
 from llmb.schedulers.lookup import read_cluster_site
 
 SEVERAL = "Several nodes"
@@ -208,8 +208,5 @@ def _check_here(
             report = check_node(request, say=progress.phase)
     except KeyboardInterrupt as error:
         raise UserInterrupt("interrupted; nothing was changed") from error
-    if json:
-        print_json(doctor_document([report]))
-    else:
-        print_tables(node_tables(report))
+    print_output(doctor_document([report]) if json else node_tables(report))
     raise_unless_fit([report])

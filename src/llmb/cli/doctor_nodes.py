@@ -20,7 +20,7 @@ from llmb.health.records import NodeReport
 from llmb.health.wanted import check_gpu_type
 from llmb.jobs.history import open_history
 from llmb.report.doctor_report import nodes_document, nodes_tables
-from llmb.report.output import print_json, print_tables
+from llmb.report.output import print_output
 from llmb.runs.record_file import BrokenRecord
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
 from llmb.schedulers.port import NodeState, Scheduler
@@ -133,10 +133,11 @@ def _states(scheduler: Scheduler, chosen: Chosen) -> dict[str, NodeState]:
 
 
 def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, *, json: bool) -> None:
-    if json:
-        print_json(nodes_document(result, str(folder.path), scheduler.host_list))
-    else:
-        print_tables(nodes_tables(result, str(folder.path), scheduler.host_list))
+    print_output(
+        nodes_document(result, str(folder.path), scheduler.host_list)
+        if json
+        else nodes_tables(result, str(folder.path), scheduler.host_list)
+    )
 
 
 def raise_unless_fit(reports: Sequence[NodeReport]) -> None:

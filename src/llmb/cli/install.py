@@ -37,7 +37,7 @@ from llmb.report.install_report import (
     removal_table,
     steps_table,
 )
-from llmb.report.output import BOLD, PLAIN, print_json, print_table, print_text, styled_lines
+from llmb.report.output import BOLD, PLAIN, print_json, print_output, print_table, print_text, styled_lines
 from llmb.report.table import Column, Table, table_lines
 from llmb.runs.folder import ROOT_VARIABLES
 
@@ -267,20 +267,14 @@ def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) 
         return
     paths = planned_removal(root, results=results)
     if dry_run:
-        if json:
-            print_json(removal_plan_document(root, paths))
-        else:
-            print_text("".join(f"{path}\n" for path in paths))
+        print_output(removal_plan_document(root, paths) if json else "".join(f"{path}\n" for path in paths))
         return
     _confirm(f"Remove {len(paths)} files and folders from {root}{', with all results' if results else ''}?", yes=yes)
     _print_removal(root, undo(root, say, results=results), json=json)
 
 
 def _print_removal(root: Path, removal: Removal, *, json: bool) -> None:
-    if json:
-        print_json(removal_document(root, removal))
-    else:
-        print_table(removal_table(root, removal))
+    print_output(removal_document(root, removal) if json else removal_table(root, removal))
 
 
 def _confirm(question: str, *, yes: bool) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb prepare``."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,19 +13,23 @@ from llmb.cli import prepare_submit
 from llmb.cli.checkpoint import MaxFileSize, Processes
 from llmb.cli.options import Json, model_options, takes
 from llmb.cli.prepare_access import Size, Workload, access
-from llmb.cli.prepare_image import image
 from llmb.cli.progress import ByteProgress, CountProgress
 from llmb.cli.root import install_here, say
 from llmb.cli.usage import CommandGroup
-from llmb.errors import EnvironmentProblem, UserInterrupt, unknown
+from llmb.errors import EnvironmentProblem, UsageError, UserInterrupt, unknown
 from llmb.huggingface.shards import parse_size
+from llmb.install.image_sources import SUFFIXES
+from llmb.install.image_tools import has_tool
+from llmb.install.images import PROGRAMS, ImageRequest, import_image
+from llmb.install.steps import IMAGES
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepare.verify import Verification, verify_prepared
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, Split
-from llmb.report.output import print_json, print_table, print_tables, print_text
+from llmb.report.install_report import image_document, image_text
+from llmb.report.output import print_output
 from llmb.report.prepared_report import (
     checkpoint_table,
     dataset_document,
@@ -33,7 +38,80 @@ from llmb.report.prepared_report import (
     verification_document,
     verification_tables,
 )
+from llmb.schedulers.lookup import read_cluster_site
+from llmb.site.site import Site
 from llmb.weights.conversion import default_processes
+
+
+def image(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="NAME:TAG in a registry, dockerd://NAME:TAG, or a file.")
+    ],
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--runtime", metavar="pyxis|apptainer", help="Default: of cluster_config.yaml, else by the program here."
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", help="Folder that all nodes share. Default: of cluster_config.yaml, else images."),
+    ] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option("--architecture", metavar="x86_64|aarch64", help="Of the nodes. Default: of cluster_config.yaml."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Import it again, and replace what there is.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read a file that was imported before, and compare its checksum.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Import a container image into a file that all nodes can start: squashfs for Pyxis, SIF for Apptainer.
+
+    The file gets its name, such as nvidia+nemo+26.04.01.sqsh, when it is complete, and its SHA-256 beside it. A file
+    of this name is kept.
+
+    It needs enroot or apptainer, and its credentials for private registries: never a password in SOURCE.
+
+    Examples:
+
+    - `llmb prepare image nvcr.io/nvidia/nemo:26.04.01`
+
+    - `llmb prepare image dockerd://llmb:0.1 --runtime pyxis --folder /shared/images`
+
+    - `llmb prepare image llmb.tar --runtime apptainer`
+    """
+    root = install_here()
+    site = read_cluster_site(Catalogue(), root, os.environ)
+    request = ImageRequest(
+        source=source,
+        folder=(folder or _folder(site, root)).absolute(),
+        runtime=runtime or _runtime(site, source),
+        architecture=architecture or site.config.install.node_architecture,
+        force=force,
+        verify=verify,
+    )
+    found = import_image(request, say)
+    if not found.made:
+        say("this image was imported before; nothing to do (--force imports it again)")
+    print_output(image_document(found, request.runtime) if json else image_text(found, request.runtime))
+
+
+def _folder(site: Site, root: Path) -> Path:
+    named = site.config.install.image_folder
+    return Path(named) if named else root / IMAGES
+
+
+def _runtime(site: Site, source: str) -> str:
+    """Raises UsageError if it is not clear."""
+    if site.config.container.runtime != "none":
+        return site.config.container.runtime
+    by_name = [name for name, suffix in SUFFIXES.items() if source.endswith(suffix)]
+    here = by_name or [name for name, program in PROGRAMS.items() if has_tool(program)]
+    if len(here) == 1:
+        return here[0]
+    raise UsageError("what starts containers is not specified", choices=PROGRAMS, do="give it with --runtime")
 
 
 @takes(model_options())
@@ -75,10 +153,7 @@ def checkpoint(
         prepared = prepare_checkpoint(catalogue, request, folders, progress.bytes, say)
     if not prepared.made:
         say("this checkpoint was prepared before; nothing to do")
-    if json:
-        print_json(prepared_checkpoint_document(prepared))
-    else:
-        print_table(checkpoint_table(prepared.checkpoint))
+    print_output(prepared_checkpoint_document(prepared) if json else checkpoint_table(prepared.checkpoint))
 
 
 @takes(model_options())
@@ -102,10 +177,7 @@ def verify(
     catalogue = Catalogue()
     workload, own_size = model_of(catalogue, *model)
     found = _verified(catalogue, workload, own_size, checksums=checksums)
-    if json:
-        print_json(verification_document(found))
-    else:
-        print_tables(verification_tables(found))
+    print_output(verification_document(found) if json else verification_tables(found))
     if found.lacking:
         commands = "\n         ".join(dict.fromkeys(item.command or "" for item in found.lacking))
         what = f"{len(found.lacking)} of {len(found.items)} folders are not complete"
@@ -199,10 +271,7 @@ def dataset(
     prepared = _prepared(catalogue, request)
     if not prepared.samples_made and not any(packed.made for packed in prepared.packed):
         say("everything was prepared before; nothing to do")
-    if json:
-        print_json(dataset_document(prepared))
-    else:
-        print_tables(dataset_tables(prepared))
+    print_output(dataset_document(prepared) if json else dataset_tables(prepared))
 
 
 def _prepared(catalogue: Catalogue, request: DatasetRequest) -> PreparedDataset:
@@ -233,10 +302,11 @@ def sample(
     workload, own_size = model_of(catalogue, workload, size)
     write_small_files(catalogue, workload, own_size, folder)
     commands = next_commands(workload, own_size, folder)
-    if json:
-        print_json({"path": str(folder.absolute()), "next": list(commands)})
-    else:
-        print_text("".join(f"{command}\n" for command in ("# next:", *commands)))
+    print_output(
+        {"path": str(folder.absolute()), "next": list(commands)}
+        if json
+        else "".join(f"{command}\n" for command in ("# next:", *commands))
+    )
 
 
 def _split(name: str) -> Split:

@@ -24,7 +24,7 @@ from llmb.prepare.hub_access import (
     token_source,
     use_token,
 )
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_output
 from llmb.report.prepared_report import access_document, access_table
 
 Workload = Annotated[
@@ -55,10 +55,7 @@ def access(workload: Workload, size: Size = None, json: Json = False) -> None:
     catalogue = Catalogue()
     found = checked_access(needed_repositories(catalogue, _models(catalogue, workload, size)))
     source = token_source()
-    if json:
-        print_json(access_document(found, source))
-    else:
-        print_table(access_table(found))
+    print_output(access_document(found, source) if json else access_table(found))
     for reason in dict.fromkeys(item.reason for item in found if item.state == "not checked"):
         say(f"warning: access is not checked: {reason}")
     if problem := access_problem(found):

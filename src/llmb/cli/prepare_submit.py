@@ -11,8 +11,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload
-from llmb.cli.campaign_options import DryRun, Yes
-from llmb.cli.excluded import with_excluded
+from llmb.cli.campaign_options import DryRun, Yes, with_excluded
 from llmb.cli.options import Json, given_of, given_once, takes, value_options
 from llmb.cli.root import can_ask, install_here, say
 from llmb.errors import UsageError, UserInterrupt
@@ -28,7 +27,7 @@ from llmb.prepare.jobs import (
     same_jobs,
 )
 from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
-from llmb.report.output import print_json, print_text
+from llmb.report.output import print_json, print_output, print_text
 from llmb.report.plan_report import flags_text, queued_document, submit_text
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
 
@@ -88,10 +87,7 @@ def submit(
         return
     _confirm(orders, yes=yes)
     jobs = _queued(orders, environ)
-    if json:
-        print_json(queued_document(jobs))
-    else:
-        print_text(submit_text(jobs))
+    print_output(queued_document(jobs) if json else submit_text(jobs))
 
 
 def _orders(

@@ -19,7 +19,7 @@ from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import finished_result
 from llmb.report.jobs_report import runs_document, runs_table
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_json, print_output, print_table
 from llmb.report.run_report import run_document, run_table
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -74,10 +74,7 @@ def runs(
         limit=limit or None,
     )
     found, total = listed_jobs(wanted, refresh=not no_refresh)
-    if json:
-        print_json(runs_document(found, total))
-    else:
-        print_table(runs_table(found, total))
+    print_output(runs_document(found, total) if json else runs_table(found, total))
 
 
 @app.command()

@@ -11,15 +11,24 @@ from typing import Annotated, Any
 import typer
 
 from llmb.campaigns.campaign import JobRequest
-from llmb.campaigns.entry import Entry
+from llmb.campaigns.entry import Entry, campaign_keys
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.job_request import job_options, job_request, selection_of, single_model
-from llmb.campaigns.keys import campaign_keys
 from llmb.campaigns.queueing import CampaignContext, WantedJobs, from_command_line, plan_one, queue_one
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
-from llmb.cli.campaign_options import JOB, NAMED_SELECTION, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
-from llmb.cli.excluded import excluded_here, with_excluded
+from llmb.cli.campaign_options import (
+    JOB,
+    NAMED_SELECTION,
+    SELECTION,
+    DryRun,
+    Resume,
+    StartNew,
+    Yes,
+    excluded_here,
+    run_campaign,
+    with_excluded,
+)
 from llmb.cli.options import Json, given_of, takes, value_options
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import can_ask, context_here, say
@@ -30,7 +39,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
-from llmb.report.output import print_json, print_text
+from llmb.report.output import print_json, print_output, print_text
 from llmb.report.plan_report import flags_text, script_document, start_lines, submit_document, submit_text
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
@@ -116,10 +125,7 @@ def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json
         say(f"warning: {order.missing.warning}")
     if dry_run:
         script = order.script()
-        if json:
-            print_json(script_document(order, script))
-        else:
-            print_text(script)
+        print_output(script_document(order, script) if json else script)
         return
     _confirm(order, yes=yes)
     queued = queue_one(context, order, say)

@@ -35,7 +35,7 @@ from llmb.logs.files import parse_file
 from llmb.logs.outcome import FINISHED
 from llmb.prepared.folders import WORKLOADS
 from llmb.programs.conclude import finished_result
-from llmb.report.output import print_json, print_tables, print_text
+from llmb.report.output import print_json, print_output, print_text
 from llmb.report.run_report import run_document
 from llmb.report.table import table_lines
 from llmb.report.watch_report import MOST_STEPS, WatchedTitle, watch_document, watch_line, watch_tables
@@ -286,10 +286,7 @@ def _view(target: Target, *, live: bool, json: bool) -> Iterator[Show]:
 
 
 def _print_seen(target: Target, seen: Outlook, *, json: bool) -> None:
-    if json:
-        print_json(watch_document(target.title, seen, None))
-    else:
-        print_tables(watch_tables(target.title, seen))
+    print_output(watch_document(target.title, seen, None) if json else watch_tables(target.title, seen))
 
 
 def _end_of_run(target: Target, run: WatchedRun, seen: Outlook, *, json: bool) -> None:

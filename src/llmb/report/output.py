@@ -16,6 +16,19 @@ from llmb.shown_text import printable_lines
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
+def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None:
+    """Prints a result in the form that its type has: a document as JSON, text as it is, tables as tables."""
+    match result:
+        case dict():
+            print_json(result)
+        case str():
+            print_text(result)
+        case Table():
+            print_table(result)
+        case _:
+            print_tables(result)
+
+
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
     """Prints one strictly valid JSON document; raises an error for a value that JSON cannot represent."""
     print_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
