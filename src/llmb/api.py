@@ -106,7 +106,7 @@ def judge(
     """
     limit = given_tolerance(tolerance, "tolerance")
     if against is not None and expect is not None:
-        raise UsageError("against and expect exclude each other", do="give one of them")
+        raise UsageError("against and expect cannot be combined", do="give one of them")
     install = chosen_root(os.environ, Path.cwd()).path
     found = find_ended_runs(str(Path(path).expanduser().absolute()), install, on_message)
     reference = Against(

@@ -349,7 +349,7 @@ def test_repeats_that_are_steady_from_different_steps_are_accepted_together(judg
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--against", "x", "--expect", "y"), "--against and --expect exclude each other"),
+        (("--against", "x", "--expect", "y"), "--against and --expect cannot be combined"),
         (("--tolerance", "0"), "--tolerance 0 is invalid"),
         (("--acceptance", "h100", "--tolerance", "2"), "--tolerance has no effect with --acceptance"),
         (("--gpu-type", "a100"), "unknown GPU type 'a100'"),

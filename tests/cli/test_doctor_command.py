@@ -191,7 +191,7 @@ def test_without_a_test_file_space_is_checked_all_the_same(capsys: pytest.Captur
         (("--only", "nodes_clock"), "unknown area or check 'nodes_clock'"),
         (("--only", "disk_space_install"), "unknown area or check 'disk_space_install'; did you mean 'disk_space'?"),
         (("--gpu-type", "h1000"), "unknown GPU type 'h1000'; did you mean 'h100'?"),
-        (("--no-disk", "--disk-size", "8"), "--no-disk and --disk-size exclude each other"),
+        (("--no-disk", "--disk-size", "8"), "--no-disk and --disk-size cannot be combined"),
         (("--gpus", "-1"), "--gpus is '-1'; it must be at least 0"),
     ],
 )

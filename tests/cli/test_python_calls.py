@@ -127,7 +127,7 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     write_run(tmp_path / "runs", gpu_record(), times_around(12.3))
     with pytest.raises(UsageError, match="2 verdicts"):
         llmb.judge(tmp_path / "runs")
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         llmb.judge(folder, against=folder, expect="expected.yaml")
 
 

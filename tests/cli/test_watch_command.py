@@ -269,7 +269,7 @@ def test_expectations_of_a_file_are_those_of_judge(called: Called, tmp_path: Pat
     assert found["standing"] == "slower"
     assert found["expected"]["source"].startswith(f"{file}:4")
     said = called("watch", "night", "--once", "--expect", str(file), "--expect-s", "3", code=2)[1]
-    assert "--expect and --expect-s exclude each other" in said
+    assert "--expect and --expect-s cannot be combined" in said
 
 
 def test_a_run_that_ended_does_not_last_in_a_history_that_cannot_be_changed(

@@ -20,7 +20,7 @@ def test_collectives_between_two_nodes(client, tmp_path) -> None:
     tables = read_test_tables(path)
     assert [(table.name, table.ranks) for table in tables] == [("all_reduce", 2), ("alltoall", 2)]
     assert " on      node1 device" in done.stdout and " on      node2 device" in done.stdout
-    assert "asks for nodes 2" in done.stderr
+    assert "requests nodes 2" in done.stderr
     (kept,) = read_measurements(client.install)
     # torchrun numbers nodes by name, then by the ids of its processes: these nodes are one machine.
     assert kept.node in ("node1", "node2")

@@ -69,7 +69,9 @@ Repeat = Annotated[
 ]
 Seconds = Annotated[
     float,
-    typer.Option("--seconds", min=0, help="Also repeat one case for so long, and report the last third; 0: do not."),
+    typer.Option(
+        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third; 0: do not."
+    ),
 ]
 Sizes = Annotated[list[str] | None, typer.Option("--size", help="Bytes with a unit, such as 64MiB or 1GB. Repeatable.")]
 SECONDS = 5.0

@@ -56,9 +56,9 @@ def collectives(
         str | None,
         typer.Option("--max-size", help="Largest size. Default: 16GiB on GPUs, 16MiB on CPUs, or what memory allows."),
     ] = None,
-    factor: Annotated[int, typer.Option("--factor", min=2, help="Between one size and the next.")] = 2,
+    factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between one size and the next.")] = 2,
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Timed calls of each size.")] = 20,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Calls before them.")] = 5,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls before the timed ones.")] = 5,
     ranks: Ranks = None,
     device: Annotated[
         DeviceChoice, typer.Option("--device", help="'cuda' is NCCL, 'cpu' is gloo; 'auto': GPUs if there are any.")

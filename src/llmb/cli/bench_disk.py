@@ -43,7 +43,9 @@ def disk(
     wanted: dict[str, Any],
     file_size: Annotated[
         str | None,
-        typer.Option("--file-size", help="Of each rank's file, with a unit. Default: of the recipe, else 1GiB."),
+        typer.Option(
+            "--file-size", help="Size of each rank's file, with a unit. Default: that of the recipe, else 1GiB."
+        ),
     ] = None,
     path: Annotated[Path | None, typer.Option("--path", help="Folder. Default: the root of installation.")] = None,
     ranks: Annotated[

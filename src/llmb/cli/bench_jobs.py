@@ -66,10 +66,10 @@ SLURM: dict[str, Option] = {
 JOB = value_options(SLURM.values(), envvar=False)
 Ranks = Annotated[
     int | None,
-    typer.Option("--ranks", min=1, help="Processes; of a job, on each node. Default: one a GPU."),
+    typer.Option("--ranks", min=1, help="Processes, for a job on each node. Default: one per GPU."),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Of a job: wait for its end and print the result.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Of a job: print the batch script, queue nothing.")]
+Wait = Annotated[bool, typer.Option("--wait", help="For a job: wait for its end and print the result.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="For a job: print the batch script, queue nothing.")]
 
 
 def check_is_job(given: Mapping[str, Any], *, wait: bool, dry_run: bool) -> bool:
@@ -107,7 +107,7 @@ def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[B
     if dry_run:
         print_output({"script": script} if json else script)
         return None
-    say(f"the job asks for {flags_text(order.sample().flags)}")
+    say(f"the job requests {flags_text(order.sample().flags)}")
     with open_history(install, say) as store, unanswered_is_explained():
         job = submit_task(store, order, os.environ)
     if not wait:

@@ -22,22 +22,23 @@ from llmb.secrets import secret_word
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
 
-Name = Annotated[str, typer.Option("--name", help="Of this search, if there are several at a time.")]
+Name = Annotated[str, typer.Option("--name", help="Name of this search, if there are several at a time.")]
 Candidates = Annotated[
     str,
     typer.Option(
         metavar="A,B,C|FILE",
-        help="Images, drivers, commits, in order: the first as fast as before, the last not. A file has one a line.",
+        help="Images, drivers or commits, in order: the first is as fast as before, the last is "
+        "not. A file has one per line.",
     ),
 ]
-Workload = Annotated[str | None, typer.Option("--workload", "-w", help="Of the runs.", show_default=False)]
-Size = Annotated[str | None, typer.Option("--size", "-s", help="Of the runs.", show_default=False)]
-DtypeOfRuns = Annotated[str | None, typer.Option("--dtype", help="Of the runs.", show_default=False)]
+Workload = Annotated[str | None, typer.Option("--workload", "-w", help="Workload of the runs.", show_default=False)]
+Size = Annotated[str | None, typer.Option("--size", "-s", help="Model size of the runs.", show_default=False)]
+DtypeOfRuns = Annotated[str | None, typer.Option("--dtype", help="Precision of the runs.", show_default=False)]
 Scale = Annotated[int | None, typer.Option("--scale", "-n", min=1, help="GPUs of the runs.", show_default=False)]
 Good = Annotated[
-    str | None, typer.Option(help="Runs of the first candidate that exist: a label or what compare takes.")
+    str | None, typer.Option(help="Existing runs of the first candidate: a label, or any selection that compare takes.")
 ]
-Bad = Annotated[str | None, typer.Option(help="Runs of the last candidate that exist.")]
+Bad = Annotated[str | None, typer.Option(help="Existing runs of the last candidate.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget a search of that name.")]
 
 

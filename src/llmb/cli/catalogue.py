@@ -76,7 +76,7 @@ def show(
     request: Request,
     all_scales: Annotated[
         bool,
-        typer.Option("--all-scales", help="The layout and the published figures at every scale, in one table."),
+        typer.Option("--all-scales", help="Show the layout and the published figures at every scale, in one table."),
     ] = False,
     json: Json = False,
 ) -> None:

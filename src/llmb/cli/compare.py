@@ -46,7 +46,8 @@ def compare(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="How much slower is still no regression, in percent. Default: 1 on the same nodes, else 3.",
+            help="How much slower a candidate may be without being a regression, in percent. "
+            "Default: 1 on the same nodes, else 3.",
             show_default=False,
         ),
     ] = None,

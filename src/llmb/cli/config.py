@@ -27,7 +27,7 @@ from llmb.site.settings_keys import is_key
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
-User = Annotated[bool, typer.Option("--user", help="In your own defaults, which are above those of the cluster.")]
+User = Annotated[bool, typer.Option("--user", help="Change your own defaults, which override those of the cluster.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Dotted, such as slurm.account.")]
 
 
@@ -51,12 +51,14 @@ def show(
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option("-s", "--size", help="Of the workload. Default: its first.", autocompletion=completion.sizes),
+        typer.Option(
+            "-s", "--size", help="Model size. Default: the first of the workload.", autocompletion=completion.sizes
+        ),
     ] = None,
     partition: Annotated[
-        str | None, typer.Option("-p", "--partition", help="What jobs of this partition would get.")
+        str | None, typer.Option("-p", "--partition", help="Show what jobs of this partition would get.")
     ] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Also what llmb does where nothing says otherwise.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Also llmb's own defaults.")] = False,
     json: Json = False,
 ) -> None:
     """Every setting that holds here, with the file and line, the variable or the entry that it comes from.

@@ -53,7 +53,7 @@ def _command(name: str, meaning: str, command: Any) -> Iterator[str]:  # noqa: A
 def _exit_codes() -> dict[str, str]:
     """As the errors themselves describe them."""
     meanings = {item.exit_code: (item.__doc__ or "").split(" (exit code")[0] for item in LlmbError.__subclasses__()}
-    return {"0": "The command did what it was asked for.", **{str(code): meanings[code] for code in sorted(meanings)}}
+    return {"0": "The command succeeded.", **{str(code): meanings[code] for code in sorted(meanings)}}
 
 
 def _terms(terms: dict[str, str]) -> Iterator[str]:

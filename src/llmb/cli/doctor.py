@@ -62,7 +62,7 @@ Gpus = Annotated[
 DiskSize = Annotated[
     int, typer.Option(metavar="MIB", min=4, help="Size of the file that is written and read on each file system.")
 ]
-NoDisk = Annotated[bool, typer.Option("--no-disk", help="Write no file: no rates of file systems.")]
+NoDisk = Annotated[bool, typer.Option("--no-disk", help="Write no file, and measure no rates of file systems.")]
 Nodes = Annotated[
     str | None,
     typer.Option(
@@ -107,7 +107,7 @@ SlurmArg = Annotated[
     ),
 ]
 TimeLimit = Annotated[
-    int, typer.Option(metavar="MINUTES", min=1, help="Of the check of one node.", rich_help_panel=SEVERAL)
+    int, typer.Option(metavar="MINUTES", min=1, help="Time limit of the check of one node.", rich_help_panel=SEVERAL)
 ]
 MaxWait = Annotated[
     float, typer.Option(metavar="MINUTES", min=0, help="How long to wait for busy nodes.", rich_help_panel=SEVERAL)
@@ -166,7 +166,7 @@ def doctor(
     """
     names = tuple(_known_names(only or ()))
     if no_disk and disk_size != DISK_BYTES // MIB:
-        raise UsageError("--no-disk and --disk-size exclude each other", do="give one of them")
+        raise UsageError("--no-disk and --disk-size cannot be combined", do="give one of them")
     disk_bytes = 0 if no_disk else disk_size * MIB
     install = install_here()
     chosen = Chosen(nodes=nodes, file=nodelist_file, partition=partition, every=every)

@@ -53,7 +53,7 @@ class Chosen:
     def listed(self) -> str | None:
         """Raises UsageError where several lists are given, or the file cannot be read."""
         if sum((self.nodes is not None, self.file is not None, self.every)) > 1:
-            raise UsageError("--nodes, --nodelist-file and --all exclude each other", do="give one of them")
+            raise UsageError("--nodes, --nodelist-file and --all cannot be combined", do="give one of them")
         return listed_in(self.file) if self.file else self.nodes
 
 

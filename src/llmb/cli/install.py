@@ -134,16 +134,14 @@ def install(
         list[str] | None, typer.Option("--add-workload", help="Add this workload to an installation. Repeatable.")
     ] = None,
     keep_settings: Annotated[
-        bool, typer.Option("--keep-settings", help="Keep a cluster_config.yaml that says something else as it is.")
+        bool, typer.Option("--keep-settings", help="Keep an existing cluster_config.yaml that differs as it is.")
     ] = False,
-    remove: Annotated[
-        bool, typer.Option("--remove", "--undo", help="Remove what was installed, and nothing else.")
-    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove only what was installed.")] = False,
     with_results: Annotated[
         bool, typer.Option("--with-results", help="With --remove: also results, prepared data and the history.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps, do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before anything is done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: Json = False,
 ) -> None:
     """Install on a cluster or a machine: folders, environment, settings, launch scripts, data and checkpoints.

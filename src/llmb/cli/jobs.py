@@ -259,7 +259,9 @@ def _rebuilt() -> list[Job]:
 @app.command()
 def nodes(
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only jobs of this workload.")] = None,
-    since: Annotated[str | None, typer.Option("--since", help="Only jobs submitted since, as for list.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Only jobs submitted since then; times as for 'jobs list'.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Statistics of nodes: their runs, failures and slowdown.

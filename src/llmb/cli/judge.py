@@ -159,7 +159,7 @@ def _check_options(
     }
     several = [name for name, value in given.items() if value is not None]
     if len(several) > 1:
-        raise UsageError(f"{' and '.join(several)} exclude each other", do="give one of them")
+        raise UsageError(f"{' and '.join(several)} cannot be combined", do="give one of them")
     if tolerance is not None and (acceptance or write_expectations):
         raise UsageError(f"--tolerance has no effect with {several[0]}", do="leave it out")
 

@@ -141,7 +141,7 @@ CompatBridge = Annotated[
     bool,
     typer.Option(
         "--compat-bridge",
-        help="Those of its parse_train_timing_mbridge.sh: milliseconds, standard deviation of a sample.",
+        help="Like --compat for parse_train_timing_mbridge.sh: milliseconds, standard deviation of a sample.",
     ),
 ]
 Jobs = Annotated[

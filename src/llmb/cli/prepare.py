@@ -50,18 +50,26 @@ def image(
     runtime: Annotated[
         str | None,
         typer.Option(
-            "--runtime", metavar="pyxis|apptainer", help="Default: of cluster_config.yaml, else by the program here."
+            "--runtime",
+            metavar="pyxis|apptainer",
+            help="Container runtime. Default: that of cluster_config.yaml, else the one that is installed.",
         ),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", help="Folder that all nodes share. Default: of cluster_config.yaml, else images."),
+        typer.Option(
+            "--folder", help="Folder that all nodes share. Default: that of cluster_config.yaml, else images."
+        ),
     ] = None,
     architecture: Annotated[
         str | None,
-        typer.Option("--architecture", metavar="x86_64|aarch64", help="Of the nodes. Default: of cluster_config.yaml."),
+        typer.Option(
+            "--architecture",
+            metavar="x86_64|aarch64",
+            help="Architecture of the nodes. Default: that of cluster_config.yaml.",
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Import it again, and replace what there is.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Import it again, and replace the existing file.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read a file that was imported before, and compare its checksum.")
     ] = False,
@@ -228,7 +236,8 @@ def dataset(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            "--tokenizer", help="tokenizer.json, or its folder. Default: of the prepared checkpoint, else of the hub."
+            "--tokenizer",
+            help="tokenizer.json, or its folder. Default: that of the prepared checkpoint, else the hub's.",
         ),
     ] = None,
     seq_len: Annotated[
@@ -238,7 +247,7 @@ def dataset(
     split: Annotated[
         list[str] | None, typer.Option("--split", help="Pack only this split; may be repeated. Default: all.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Prepare again, and replace what there is.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Prepare again, and replace what exists.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Also verify the checksums of what was prepared before.")
     ] = False,

@@ -129,7 +129,7 @@ def _identity(order: TaskOrder) -> dict[str, Any]:
 
 def _confirm(orders: list[TaskOrder], *, yes: bool) -> None:
     for order in orders:
-        say(f"the job for the {order.task.subject} asks for {flags_text(order.sample().flags)}")
+        say(f"the job for the {order.task.subject} requests {flags_text(order.sample().flags)}")
     if not all(order.sources for order in orders) and not any(os.environ.get(name) for name in TOKENS):
         say("note: HF_TOKEN is not set: for a gated model, set it, or log in with 'hf auth login' before")
     if yes or not sys.stdin.isatty():

@@ -139,7 +139,7 @@ def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json
 
 
 def _confirm(order: Order, *, yes: bool) -> None:
-    say(f"the job asks for {flags_text(order.sample().flags)}")
+    say(f"the job requests {flags_text(order.sample().flags)}")
     if yes or not sys.stdin.isatty():
         return
     if not can_ask():

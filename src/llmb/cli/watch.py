@@ -209,11 +209,11 @@ RunName = Annotated[
 @app.command("watch")
 def watch_(
     run: RunName = None,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for the end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the state once, and do not wait for the end.")] = False,
     no_live: Annotated[bool, typer.Option("--no-live", help="Print lines also to a terminal.")] = False,
     interval: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Seconds between two looks. Default: 1, and 5 for lines.", show_default=False),
+        typer.Option(min=0.1, help="Seconds between two updates. Default: 1, and 5 for lines.", show_default=False),
     ] = None,
     expect_s: Annotated[
         float | None,
@@ -244,7 +244,7 @@ def watch_(
     - `llmb watch 4711 --once --json`
     """
     if expect and expect_s is not None:
-        raise UsageError("--expect and --expect-s exclude each other", do="give one of them")
+        raise UsageError("--expect and --expect-s cannot be combined", do="give one of them")
     with find_target(run, say) as target:
         watcher = Watcher(target.subject, _expected(target, expect, expect_s))
         if once:

@@ -53,9 +53,7 @@ class Answers(Record):
             repeatable=True,
         ),
     ] = ()
-    scheduler: Annotated[
-        SchedulerName | None, _cluster(help="What starts jobs: Slurm, or nothing but this machine.")
-    ] = None
+    scheduler: Annotated[SchedulerName | None, _cluster(help="What starts jobs: Slurm, or this machine alone.")] = None
     account: Annotated[str | None, _cluster(help="Slurm account, or none.")] = None
     gpu_partition: Annotated[str | None, _cluster(help="Partition of the nodes that train.")] = None
     cpu_partition: Annotated[
@@ -67,7 +65,8 @@ class Answers(Record):
     ] = None
     gpus_per_node: Annotated[int | None, _cluster(help="GPUs of a node.", minimum=1)] = None
     gpu_request: Annotated[
-        GpuRequest | None, _cluster(help="How jobs ask for GPUs: a flag of sbatch, or none where it counts none.")
+        GpuRequest | None,
+        _cluster(help="How jobs request GPUs: a flag of sbatch, or none if Slurm does not count them."),
     ] = None
     gres_type: Annotated[
         str | None, _cluster(help="Type in --gres=gpu:TYPE:N, or none. Default: none.", metavar="TYPE")
@@ -88,13 +87,16 @@ class Answers(Record):
         str | None,
         _software(
             help="Build of PyTorch: pypi, cpu, cu126, cu128, cu130, the address of an index, or existing for the one "
-            "of that Python."
+            "that this Python has."
         ),
     ] = None
     torch_version: Annotated[str | None, _software(help="Version of PyTorch, such as 2.11.0. Default: >=2.11.")] = None
     package: Annotated[
         str | None,
-        _software(help="llmb itself: a folder with its source, a wheel, or a requirement. Default: what runs now."),
+        _software(
+            help="llmb itself: a folder with its source, a wheel, or a requirement. "
+            "Default: the version that is running."
+        ),
     ] = None
     container_runtime: Annotated[Runtime | None, _software(help="What starts containers. Default: none.")] = None
     image: Annotated[str | None, _software(help="Container image: a file, or the name of one in a registry.")] = None

@@ -55,7 +55,7 @@ class ImageRequest:
     architecture: str | None = None
     """Architecture of the nodes, as ``uname -m`` prints it; None for that of this machine."""
     force: bool = False
-    """Import it again, and replace what there is."""
+    """Import it again, and replace the existing file."""
     verify: bool = False
     """Read all of a file that is there, and compare its checksum."""
 

@@ -95,9 +95,9 @@ def unanswered_is_explained() -> Iterator[None]:
     try:
         yield
     except InfrastructureError as error:
-        raise InfrastructureError(f"{error.what}; the job may be queued all the same", do=do) from error
+        raise InfrastructureError(f"{error.what}; the job may be queued anyway", do=do) from error
     except KeyboardInterrupt as error:
-        raise UserInterrupt("interrupted; the job may be queued all the same", do=do) from error
+        raise UserInterrupt("interrupted; the job may be queued anyway", do=do) from error
 
 
 def hand_over(

@@ -52,7 +52,7 @@ class FrameworkChoices(Record):
         _option(help="Train with this framework in its own container. Default: llmb's engine."),
     ] = None
     image: Annotated[
-        str | None, _option(help="Container image. Default: of cluster_config.yaml, or the framework's.")
+        str | None, _option(help="Container image. Default: that of cluster_config.yaml, or the framework's.")
     ] = None
     mounts: Annotated[str | None, _option(help="More folders to mount in the container, with commas between them.")] = (
         None

@@ -29,7 +29,7 @@ Say = Callable[[str], object]
 LOCK = ".lock"
 PATIENCE_S = 2.0
 MB = 10**6
-FORCE = "--force prepares it again, and replaces what there is"
+FORCE = "--force prepares it again, and replaces what exists"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

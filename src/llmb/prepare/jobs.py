@@ -47,7 +47,9 @@ class PrepareChoices(Record):
     ] = None
     seq_len: Annotated[
         int | None,
-        _option(help="Sequence length to pack to. Default: of the GPU type, or of all.", minimum=2, metavar="TOKENS"),
+        _option(
+            help="Sequence length to pack to. Default: that of the GPU type, or of all.", minimum=2, metavar="TOKENS"
+        ),
     ] = None
     dataset_source: Annotated[
         str | None, _option(help="Folder or file with the dataset, in place of the hub.", folder=True)

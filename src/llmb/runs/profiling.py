@@ -83,7 +83,7 @@ class Profiling(Record):
     nccl_trace: Annotated[
         bool,
         _option(
-            help="Keep NCCL's log of every collective; 5 steps unless --steps says otherwise. GPUs only.",
+            help="Keep NCCL's log of every collective; 5 steps unless --steps is specified. GPUs only.",
             envvar="ENABLE_NCCLTRACE",
         ),
     ] = False

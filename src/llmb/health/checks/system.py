@@ -57,7 +57,7 @@ def _trait(trait: Trait, setup: SchedulerSetup, wanted: WantedFacts) -> Finding:
         return of.skipped(f"{plugin.value}, and no GPU is expected")
     if trait == "containers":
         asked = wanted.runtime == "pyxis"
-        return of.found("fail", plugin.value) if asked else of.skipped(f"{plugin.value}, and none is asked for")
+        return of.found("fail", plugin.value) if asked else of.skipped(f"{plugin.value}, and none is requested")
     return of.found("warn", plugin.value)
 
 
@@ -91,7 +91,7 @@ def container_checks(facts: ContainerFacts, wanted: WantedFacts) -> Iterator[Fin
     elif facts.versions:
         yield of.passed(shown)
     else:
-        yield of.skipped("no runtime of containers is installed, and none is asked for")
+        yield of.skipped("no runtime of containers is installed, and none is requested")
     yield _enroot(facts)
 
 

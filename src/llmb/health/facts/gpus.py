@@ -81,13 +81,13 @@ class GpuFacts:
 
     on_bus: int
     states: NodeGpus | Missing
-    ecc: Sequence[EccErrors] | Missing = field(default=Missing("not asked for"))
-    pcie: Sequence[PcieLink] | Missing = field(default=Missing("not asked for"))
-    fabric: Sequence[FabricState] | Missing = field(default=Missing("not asked for"))
-    remapped: Sequence[RemappedRows] | Missing = field(default=Missing("not asked for"))
-    links: Sequence[NvLinks] | Missing = field(default=Missing("not asked for"))
-    link_errors: Sequence[LinkErrors] | Missing = field(default=Missing("not asked for"))
-    processes: Sequence[str] | Missing = field(default=Missing("not asked for"))
+    ecc: Sequence[EccErrors] | Missing = field(default=Missing("not requested"))
+    pcie: Sequence[PcieLink] | Missing = field(default=Missing("not requested"))
+    fabric: Sequence[FabricState] | Missing = field(default=Missing("not requested"))
+    remapped: Sequence[RemappedRows] | Missing = field(default=Missing("not requested"))
+    links: Sequence[NvLinks] | Missing = field(default=Missing("not requested"))
+    link_errors: Sequence[LinkErrors] | Missing = field(default=Missing("not requested"))
+    processes: Sequence[str] | Missing = field(default=Missing("not requested"))
     """Processes of any user on the GPUs: ``pid program``."""
     unwell: Sequence[str] = ()
     """What nvidia-smi prints in place of the values of GPUs that do not answer, by GPU."""

@@ -63,7 +63,7 @@ class SlurmChoices(Record):
         str | None,
         _option(
             basic=True,
-            help="Minutes, hh:mm:ss or d-hh:mm:ss. Default: of the recipe.",
+            help="Minutes, hh:mm:ss or d-hh:mm:ss. Default: that of the recipe.",
             form=DURATION,
             set_by=("TIME_LIMIT", "SBATCH_TIMELIMIT"),
         ),
@@ -74,26 +74,26 @@ class SlurmChoices(Record):
     gpus_per_node: Annotated[
         int | None,
         _option(
-            help="GPUs, or processes on a CPU. Default: of the GPU type.",
+            help="GPUs, or processes on a CPU. Default: those of the GPU type.",
             minimum=1,
             set_by=("GPUS_PER_NODE", "SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE"),
         ),
     ] = None
     gpu_request: Annotated[
         GpuRequest | None,
-        _option(help="How GPUs are requested; none on whole nodes that Slurm does not count GPUs of."),
+        _option(help="How GPUs are requested; none for whole nodes whose GPUs Slurm does not count."),
     ] = None
     gres: Annotated[
         str | None, _option(help="Generic resources of a node, such as gpu:8. Default: the GPUs that the job uses.")
     ] = None
-    nodelist: Annotated[
-        str | None, _option(help="Nodes that have to be among the job's.", set_by=("SBATCH_NODELIST",))
-    ] = None
+    nodelist: Annotated[str | None, _option(help="Nodes that the job must include.", set_by=("SBATCH_NODELIST",))] = (
+        None
+    )
     exclude: Annotated[
         str | None,
         _option(
-            help="Nodes that must not be, such as node[1-4]; @FILE: those of a file; unfit: those of the last check of "
-            "nodes.",
+            help="Nodes not to use, such as node[1-4]; @FILE: the nodes that a file lists; unfit: those that "
+            "failed the last check of nodes.",
             set_by=("SBATCH_EXCLUDE",),
         ),
     ] = None
@@ -104,7 +104,9 @@ class SlurmChoices(Record):
     nice: Annotated[int | None, _option(help="Lowers the priority.")] = None
     segment: Annotated[
         int | None,
-        _option(help="Nodes that lie in one NVLink domain. Default where a domain spans nodes: as many as divide."),
+        _option(
+            help="Nodes within one NVLink domain. Default if a domain spans nodes: as many as divide the job's nodes."
+        ),
     ] = None
     dependency: Annotated[str | None, _option(help="Such as afterok:1234.")] = None
     array: Annotated[str | None, _option(help="Runs of the same recipe, such as 0-3, or 0-9%2 for two at a time.")] = (
@@ -114,7 +116,8 @@ class SlurmChoices(Record):
     retries: Annotated[
         int | None,
         _option(
-            help="Start again, from the last checkpoint, so many times after preemption, the loss of a node and other "
+            help="Start again, from the last checkpoint, up to this many times after "
+            "preemption, the loss of a node and other "
             "failures of the infrastructure. Default: cluster_config.yaml, else 0.",
             minimum=0,
         ),

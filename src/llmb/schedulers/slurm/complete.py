@@ -61,7 +61,7 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
         chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
     problems = list(flag_problems(asked(chosen)))
     if problems:
-        raise UsageError("this job cannot be asked for:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        raise UsageError("this job cannot be requested:\n" + "\n".join(f"  - {problem}" for problem in problems))
     asking = settings.within(chosen.get("partition"))
     if options.gpu_request:
         asking = asking.model_copy(update={"gpu_request": options.gpu_request})

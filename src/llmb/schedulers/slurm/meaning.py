@@ -42,10 +42,10 @@ WAITS = {
     "JobHeldAdmin": "held by an administrator",
     "JobHeldUser": "held; 'scontrol release' lets it go",
     "PartitionDown": "the partition is down",
-    "PartitionNodeLimit": "it asks for more nodes than the partition allows, or for nodes that are down",
-    "PartitionTimeLimit": "it asks for more time than the partition allows: it will never start",
+    "PartitionNodeLimit": "it requests more nodes than the partition allows, or for nodes that are down",
+    "PartitionTimeLimit": "it requests more time than the partition allows: it will never start",
     "Priority": "jobs of higher priority come first",
-    "ReqNodeNotAvail": "a node that it asks for is not available",
+    "ReqNodeNotAvail": "a node that it requests is not available",
     "Reservation": "the reservation has not begun, or is full",
     "Resources": "the nodes are busy",
 }

@@ -102,7 +102,7 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, asked: str |
         what = ", ".join(f"partition {name} has {gpu_type}" for name, gpu_type in wrong.items())
         do = None if having else f"add the partition with {asked} to slurm.partitions in cluster_config.yaml"
         choices = [f"--partition {name}" for name in having] or [f"--gpu-type {item}" for item in set(wrong.values())]
-        raise UsageError(f"{what}, and the job asks for {asked}", choices=choices, do=do)
+        raise UsageError(f"{what}, and the job requests {asked}", choices=choices, do=do)
     return asked
 
 
