@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def stale_pages(written: dict[Path, str]) -> dict[Path, str]:
-    """Those of the pages whose file is missing or says something else."""
+    """Pages whose file is missing or differs."""
     return {path: text for path, text in written.items() if not path.exists() or path.read_text() != text}
 
 

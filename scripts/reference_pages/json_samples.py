@@ -73,7 +73,7 @@ from reference_pages.verdict_samples import sample_judgement
 
 
 def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
-    """The same of one recipe that is trained, and one with published figures."""
+    """Documents of one recipe that is trained, and one with published figures."""
     return json_documents(catalogue, sample_plan(catalogue), sample_recipe(catalogue))
 
 

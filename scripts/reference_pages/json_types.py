@@ -16,7 +16,7 @@ from pydantic import BaseModel
 Schema = dict[str, tuple[str, ...]]
 """Types by path, in alphabetical order. A type in quotes is one of the only values of a string."""
 ABSENT = "absent"
-"""Of a key that an object need not have."""
+"""Marks a key that an object need not have."""
 
 NAMES: dict[object, str] = {
     str: "string",
@@ -65,7 +65,7 @@ def kind_of(value: Any) -> str:  # noqa: ANN401
 
 
 def declared(annotation: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 (any type there is)
-    """The same of every value that ``annotation`` allows."""
+    """Types of every value that ``annotation`` allows."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         for item in arguments:
@@ -176,7 +176,7 @@ def _missing(document: Any, schema: Mapping[str, Sequence[str]]) -> Iterator[str
 
 
 def _keys(above: str, schema: Mapping[str, object]) -> list[str]:
-    """Those of the object at the path ``above``."""
+    """Keys of the object at the path ``above``."""
     prefix = f"{above}." if above else ""
     below = (path.removeprefix(prefix) for path in schema if path.startswith(prefix))
     return [key for key in below if not set(key) & set(".[*")]

@@ -26,7 +26,7 @@ from llmb.errors import UsageError, unknown
 from llmb.jobs.local_run import plan_here, raise_unless_successful
 from llmb.logs.files import ParsedFile, find_logs, parse_file
 from llmb.metrics.window import DEFAULT_RULE, check_rule
-from llmb.options.option import made, options_of
+from llmb.options.option import build, options_of
 from llmb.options.text import valid_values
 from llmb.programs.conclude import finished_result
 from llmb.runs.choices import Choices
@@ -52,7 +52,7 @@ class Run:
 def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)
     """A recipe of the catalogue with its layout and published figures, as ``llmb show``. Raises UsageError."""
     values = _known(options, Request, workload, size)
-    return resolve_request(Catalogue(), made(Request, values))
+    return resolve_request(Catalogue(), build(Request, values))
 
 
 def run(
@@ -69,7 +69,11 @@ def run(
     """
     values = _known(options, Request, workload, size, Choices)
     local = plan_here(
-        Catalogue(), made(Request, values), made(Choices, values), os.environ, chosen_root(os.environ, Path.cwd()).path
+        Catalogue(),
+        build(Request, values),
+        build(Choices, values),
+        os.environ,
+        chosen_root(os.environ, Path.cwd()).path,
     )
     local.check()
     folder, ended = local.start(on_step, on_message)

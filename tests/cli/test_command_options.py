@@ -19,7 +19,7 @@ from llmb.catalogue.resolve import Overrides, Request
 from llmb.cli.main import load_command
 from llmb.cli.options import record_options, takes
 from llmb.errors import UsageError, UserInterrupt
-from llmb.options.option import Option, made, options_of
+from llmb.options.option import Option, build, options_of
 from llmb.options.text import convert
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables, read_variables
 from llmb.runs.choices import Choices
@@ -49,8 +49,8 @@ def test_options_make_choices() -> None:
 
 def test_a_flag_that_negates_sets_false_or_nothing() -> None:
     model = {"workload": "w", "size": "s"}
-    assert made(Request, model | {"no_sequence_parallel": True}).overrides == Overrides(sequence_parallel=False)
-    assert made(Request, model | {"no_sequence_parallel": False}).overrides == Overrides()
+    assert build(Request, model | {"no_sequence_parallel": True}).overrides == Overrides(sequence_parallel=False)
+    assert build(Request, model | {"no_sequence_parallel": False}).overrides == Overrides()
 
 
 def test_commands_have_the_options_that_are_declared() -> None:

@@ -14,7 +14,7 @@ from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
-from llmb.options.option import made
+from llmb.options.option import build
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord
@@ -145,7 +145,7 @@ def test_a_bisection_keeps_no_secret(
 def test_an_address_with_a_password_is_no_path(option: str) -> None:
     for address in ("https://me:M4RKhunter2@host/x", f"s3://bucket/{SECRET}"):
         with pytest.raises(UsageError, match="looks like a secret") as caught:
-            made(Choices, {option: address})
+            build(Choices, {option: address})
         assert "M4RK" not in str(caught.value)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmb.errors import UsageError
 from llmb.options.forms import RANKS, WORD
-from llmb.options.option import Option, limit_problems, made, options_of
+from llmb.options.option import Option, build, limit_problems, options_of
 from llmb.options.text import convert
 
 
@@ -48,7 +48,7 @@ def test_a_declaration_has_the_fields_name_type_and_default() -> None:
 
 
 def test_options_make_a_record_and_those_in_it() -> None:
-    assert made(Outer, {"model": "x", "rate": 0.1, "no_wide": True, "steps": None, "unheard": 1}) == Outer(
+    assert build(Outer, {"model": "x", "rate": 0.1, "no_wide": True, "steps": None, "unheard": 1}) == Outer(
         model="x", wide=False, inner=Inner(rate=0.1)
     )
 

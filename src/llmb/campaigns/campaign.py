@@ -222,35 +222,35 @@ class SubmissionOutcome:
     """One of each kind."""
 
 
-def find_campaign(install: Path, wanted: Campaign, *, resume: bool, start_new: bool) -> Campaign | None:
-    """The newest unfinished campaign with the same request as ``wanted``; with ``resume`` the newest one from the same
+def find_campaign(install: Path, campaign: Campaign, *, resume: bool, start_new: bool) -> Campaign | None:
+    """The newest unfinished campaign with the request of ``campaign``; with ``resume`` the newest one from the same
     source, whatever its jobs, and with ``start_new`` none. Raises UsageError if there is none to resume."""
     if start_new:
         return None
-    found = unfinished_campaign(read_campaigns(install), wanted.fingerprint, wanted.source, any_jobs=resume)
+    found = unfinished_campaign(read_campaigns(install), campaign.fingerprint, campaign.source, any_jobs=resume)
     if resume and not found:
         do = "omit --resume to start a new campaign"
-        raise UsageError("no campaign from this source is unfinished", where=wanted.source, do=do)
+        raise UsageError("no campaign from this source is unfinished", where=campaign.source, do=do)
     return found
 
 
-def find_queued(install: Path, wanted: Campaign) -> Campaign | None:
-    """The newest campaign with the same request as ``wanted`` of which nothing is left to submit."""
-    return queued_campaign(read_campaigns(install), wanted.fingerprint)
+def find_queued(install: Path, campaign: Campaign) -> Campaign | None:
+    """The newest campaign with the same request as ``campaign`` of which nothing is left to submit."""
+    return queued_campaign(read_campaigns(install), campaign.fingerprint)
 
 
-def begin_campaign(install: Path, wanted: Campaign, *, start_new: bool) -> Campaign:
-    """Writes ``wanted``, unless another client has just started, or queued, the same campaign: then returns that one.
+def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Campaign:
+    """Writes ``campaign``, unless another client has just started, or queued, the same campaign: then returns that one.
 
     Whether it was queued earlier is checked before: see ``find_queued``.
     """
     with file_lock(campaigns_folder(install) / "campaigns.lock", PATIENCE_S, BUSY):
-        found = find_campaign(install, wanted, resume=False, start_new=start_new)
+        found = find_campaign(install, campaign, resume=False, start_new=start_new)
         if found is None and not start_new:
-            found = find_queued(install, wanted)
+            found = find_queued(install, campaign)
         if found is None:
-            write_campaign(install, wanted)
-        return found or wanted
+            write_campaign(install, campaign)
+        return found or campaign
 
 
 def submit_campaign(

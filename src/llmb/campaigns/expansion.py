@@ -149,10 +149,10 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
     for name, own_size in workloads:
         workload = catalogue.workloads[name]
         for size in sizes_of(workload):
-            asked = size == own_size if own_size else size in selection.sizes
-            wanted = asked and size in (selection.sizes or (size,))
+            is_named = size == own_size if own_size else size in selection.sizes
+            selected = is_named and size in (selection.sizes or (size,))
             fits = gpu_type is None or gpu_type in gpu_types_of(workload, size)
-            if wanted or (not own_size and not selection.sizes and fits and (size == TINY) == (gpu_type == CPU)):
+            if selected or (not own_size and not selection.sizes and fits and (size == TINY) == (gpu_type == CPU)):
                 yield name, size
 
 
@@ -248,7 +248,7 @@ def narrowed(catalogue: Catalogue, jobs: Iterable[SelectedJob], selection: Selec
 def _is_meant(job: SelectedJob, selection: Selection, models: Sequence[tuple[str, str | None]]) -> bool:
     named = not models or any(job.workload == name and size in (None, job.size) for name, size in models)
     lists = ((selection.sizes, job.size), (selection.dtypes, job.dtype), (selection.scales, job.scale))
-    listed = all(not wanted or value in wanted for wanted, value in lists)
+    listed = all(not allowed or value in allowed for allowed, value in lists)
     small = selection.max_scale is None or job.scale <= selection.max_scale
     return named and listed and small and (job.proxy or not selection.proxy)
 

@@ -12,7 +12,7 @@ from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError
 from llmb.jobspec.options import FrameworkChoices, framework_options
-from llmb.options.option import Option, limit_problems, made, options_of
+from llmb.options.option import Option, build, limit_problems, options_of
 from llmb.options.text import convert
 from llmb.runs.choices import Choices
 from llmb.schedulers.lookup import QUEUE, find_scheduler
@@ -29,10 +29,10 @@ def job_request(values: Mapping[str, Any], environ: Mapping[str, str]) -> JobReq
     Raises UsageError.
     """
     return JobRequest(
-        request=made(Request, values),
-        choices=made(Choices, values),
-        options=find_scheduler(QUEUE).asked(values, environ, sys.executable),
-        framework=framework_options(made(FrameworkChoices, values)),
+        request=build(Request, values),
+        choices=build(Choices, values),
+        options=find_scheduler(QUEUE).read_options(values, environ, sys.executable),
+        framework=framework_options(build(FrameworkChoices, values)),
     )
 
 

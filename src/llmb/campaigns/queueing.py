@@ -43,7 +43,7 @@ MOST_SHOWN = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedJobs:
+class RequestedJobs:
     """The requested jobs: ``values`` are all options, ``given`` those specified on the command line."""
 
     source: str
@@ -73,17 +73,17 @@ class CampaignContext:
     def gpu_type(self, values: Mapping[str, Any]) -> str | None:
         """GPU type of jobs with these options if they name none. Raises UsageError."""
         scheduler = find_scheduler(QUEUE)
-        return scheduler.defaults(self.site, scheduler.asked(values, self.environ, sys.executable)).gpu_type
+        return scheduler.defaults(self.site, scheduler.read_options(values, self.environ, sys.executable)).gpu_type
 
-    def order(self, wanted: JobRequest) -> Order:
+    def order(self, request: JobRequest) -> Order:
         """Raises UsageError."""
         return make_order(
             self.catalogue,
-            wanted.request,
-            wanted.choices,
-            wanted.options,
+            request.request,
+            request.choices,
+            request.options,
             self.site,
-            wanted.framework,
+            request.framework,
             dry_run=self.dry_run,
         )
 
@@ -139,10 +139,10 @@ def from_command_line(
     ]
 
 
-def propose(context: CampaignContext, wanted: WantedJobs, *, resume: bool, start_new: bool) -> Proposal:
+def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
     """Plans every job, and looks for an unfinished campaign like it. Raises UsageError with all problems."""
-    checked, left_out = _checked(context, wanted)
-    campaign = new_campaign(wanted.source, checked, now())
+    checked, left_out = _checked(context, requested)
+    campaign = new_campaign(requested.source, checked, now())
     unfinished = find_campaign(context.install, campaign, resume=resume, start_new=start_new)
     shown = unfinished or campaign
     queued = None if unfinished or start_new else find_queued(context.install, campaign)
@@ -210,9 +210,9 @@ def listed(what: str, items: Iterable[str]) -> str:
     return "\n".join([f"{what}:" if found else what, *(f"  {item}" for item in found[:MOST_SHOWN]), *more])
 
 
-def plan_one(context: CampaignContext, wanted: JobRequest, *, wait: bool) -> Order:
+def plan_one(context: CampaignContext, request: JobRequest, *, wait: bool) -> Order:
     """The job, which is to be waited for if ``wait``. Raises UsageError."""
-    order = context.order(wanted)
+    order = context.order(request)
     if wait and order.sample().array:
         raise UsageError("--wait follows one job, and --array makes several", do="omit one of them")
     return order
@@ -259,29 +259,29 @@ def _submitted(job: CampaignJob, job_id: str, folder: str) -> CampaignJob:
     return job.model_copy(update={"state": "submitted", "folder": folder, "job_id": job_id, "reason": None})
 
 
-def _checked(context: CampaignContext, wanted: WantedJobs) -> tuple[list[CampaignJob], list[str]]:
+def _checked(context: CampaignContext, requested: RequestedJobs) -> tuple[list[CampaignJob], list[str]]:
     """Every job that can run; and those that are left out because they cannot run and were not named."""
-    expansion = expand(context.catalogue, wanted.entries, context.gpu_type(wanted.values))
+    expansion = expand(context.catalogue, requested.entries, context.gpu_type(requested.values))
     refused: list[tuple[SelectedJob, str]] = []
     jobs = []
-    for job in narrowed(context.catalogue, expansion.jobs, wanted.within):
+    for job in narrowed(context.catalogue, expansion.jobs, requested.within):
         try:
-            found = _campaign_job(job, wanted, context.environ)
+            found = _campaign_job(job, requested, context.environ)
             context.order_of(found)
             jobs.append(found)
         except UsageError as error:
             refused.append((job, problem_text(error)))
-    problems = [*wanted.problems, *expansion.problems, *grouped(item for item in refused if item[0].named)]
+    problems = [*requested.problems, *expansion.problems, *grouped(item for item in refused if item[0].named)]
     left_out = [*expansion.left_out, *grouped(item for item in refused if not item[0].named)]
     if problems:
-        do = see("run-many-recipes", "for the format of files") if wanted.problems else None
+        do = see("run-many-recipes", "for the format of files") if requested.problems else None
         raise UsageError(listed("the campaign cannot be queued", problems), do=do)
     if not jobs:
         raise UsageError(listed("nothing is left to queue", left_out), do="see 'llmb list'")
     return jobs, left_out
 
 
-def _campaign_job(job: SelectedJob, wanted: WantedJobs, environ: Mapping[str, str]) -> CampaignJob:
+def _campaign_job(job: SelectedJob, requested: RequestedJobs, environ: Mapping[str, str]) -> CampaignJob:
     profile = {"profile": ("true",)} if job.profiled else {}
     own = {
         "workload": job.workload,
@@ -292,8 +292,10 @@ def _campaign_job(job: SelectedJob, wanted: WantedJobs, environ: Mapping[str, st
         "release": job.release,
         **converted({**job.options, **profile}),
     }
-    options = {**wanted.values, **own, **wanted.given}
-    variables = dict(text.partition("=")[::2] for text in wanted.given.get("env") or wanted.values.get("env") or ())
+    options = {**requested.values, **own, **requested.given}
+    variables = dict(
+        text.partition("=")[::2] for text in requested.given.get("env") or requested.values.get("env") or ()
+    )
     options["env"] = [f"{name}={value}" for name, value in {**job.variables, **variables}.items()]
     request = job_request(options, environ)
     return CampaignJob(key="", where=job.where, repeat=job.repeat, profiled=job.profiled, wanted=request)

@@ -44,7 +44,7 @@ from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, print_unspecified, say
 from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, UsageError, unknown
-from llmb.options.option import made, options_of
+from llmb.options.option import build, options_of
 from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
 from llmb.report.output import print_line, print_output
 from llmb.site.machine import this_machine
@@ -236,7 +236,7 @@ class _Measurement:
             values["workload"], values["size"] = DEFAULT_MODEL[self.device]
         else:
             values |= _model(self.catalogue, values["workload"], values["size"])
-        recipe = recipe_of(self.catalogue, made(Request, values), dtypes, self.device, self.machine)
+        recipe = recipe_of(self.catalogue, build(Request, values), dtypes, self.device, self.machine)
         if not self.json:
             print_line(f"shapes of {recipe_text(recipe)}{' (the default; see -w and -s)' if by_default else ''}")
             print_unspecified([] if by_default else [one for one in recipe.unspecified if one.name != "dtype"])

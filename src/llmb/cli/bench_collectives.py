@@ -83,7 +83,7 @@ def collectives(
 
     - `llmb bench collectives --nodes 2 --partition batch --wait`
     """
-    asked = CollectiveRequest(
+    sweep = CollectiveRequest(
         collectives=named_collectives(names or []),
         least=bytes_of(min_size),
         most=None if max_size is None else bytes_of(max_size),
@@ -92,12 +92,12 @@ def collectives(
         warm_ups=warmup,
     )
     if check_is_job(given_of(ctx, values), wait=wait, dry_run=dry_run):
-        _in_a_job(BenchJobRequest(values, device, ranks), asked, wait=wait, dry_run=dry_run, json=json)
+        _in_a_job(BenchJobRequest(values, device, ranks), sweep, wait=wait, dry_run=dry_run, json=json)
     else:
-        _here(asked, device, ranks, json=json)
+        _here(sweep, device, ranks, json=json)
 
 
-def _here(asked: CollectiveRequest, choice: DeviceChoice, ranks: int | None, *, json: bool) -> None:
+def _here(sweep: CollectiveRequest, choice: DeviceChoice, ranks: int | None, *, json: bool) -> None:
     machine = this_machine()
     device = device_here(choice, machine)
     here = len(machine.gpu_names) if device == "cuda" else RANKS_ON_CPU
@@ -106,7 +106,7 @@ def _here(asked: CollectiveRequest, choice: DeviceChoice, ranks: int | None, *, 
         raise EnvironmentProblem(f"{ranks} ranks need as many GPUs, and this machine has {here}", do="lower --ranks")
     if ranks < LEAST_RANKS:
         raise UsageError("collectives need two ranks", do="choose --device cpu, or measure between nodes: --nodes 2")
-    job, measured_at = collective_job(asked, device), datetime.now(UTC).isoformat(timespec="seconds")
+    job, measured_at = collective_job(sweep, device), datetime.now(UTC).isoformat(timespec="seconds")
     install = install_here()
     with CaseProgress() as progress:
 
@@ -120,8 +120,8 @@ def _here(asked: CollectiveRequest, choice: DeviceChoice, ranks: int | None, *, 
     _conclude(measured, kept)
 
 
-def _in_a_job(request: BenchJobRequest, asked: CollectiveRequest, *, wait: bool, dry_run: bool, json: bool) -> None:
-    job = collective_job(asked, request.device)
+def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, *, wait: bool, dry_run: bool, json: bool) -> None:
+    job = collective_job(sweep, request.device)
     placement = request.nodes.placement
     if placement.processes < LEAST_RANKS:
         raise UsageError("collectives need two ranks", do="add --nodes 2, or --ranks")

@@ -29,7 +29,7 @@ from llmb.cli.options import Json, selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import UsageError
-from llmb.options.option import made, options_of
+from llmb.options.option import build, options_of
 from llmb.report.bench_report import disk_document, disk_tables
 from llmb.report.output import print_output
 from llmb.site.machine import this_machine
@@ -40,7 +40,7 @@ RECIPE = selection_options([option for name, option in options_of(Request).items
 
 @takes(RECIPE)
 def disk(
-    wanted: dict[str, Any],
+    selection: dict[str, Any],
     file_size: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +75,7 @@ def disk(
     - `llmb bench disk --path /scratch/checkpoints --file-size 8GiB --ranks 8 --repeat 3`
     """
     install, catalogue = install_here(), Catalogue()
-    recipe = _recipe(catalogue, wanted)
+    recipe = _recipe(catalogue, selection)
     gpu = catalogue.gpus.get(recipe.gpu_type) if recipe else None
     here = ranks or (ranks_of_a_node(recipe, gpu.gpus_per_node if gpu else None) if recipe else 1)
     size = DEFAULT_BYTES if recipe is None else -(-recipe_checkpoint_bytes(recipe) // recipe.layout.gpus)
@@ -116,13 +116,13 @@ def _measured(job: DiskJob, recipe: Recipe | None) -> MeasurementFile:
     return disk_file(job, timing, ("llmb", *sys.argv[1:]), measured_at, recipe_text(recipe) if recipe else None)
 
 
-def _recipe(catalogue: Catalogue, wanted: dict[str, Any]) -> Recipe | None:
+def _recipe(catalogue: Catalogue, selection: dict[str, Any]) -> Recipe | None:
     """None without a workload. Raises UsageError."""
-    if not wanted["workload"]:
-        if named := [name for name in NAMES if wanted[name]]:
+    if not selection["workload"]:
+        if named := [name for name in NAMES if selection[name]]:
             raise UsageError(f"--{named[0].replace('_', '-')} needs --workload", do="name the workload too")
         return None
-    values = dict(wanted)
+    values = dict(selection)
     if not values["size"]:
         values["workload"], values["size"] = model_of(catalogue, values["workload"].lower(), None)
-    return recipe_of(catalogue, made(Request, values), (), "cpu", this_machine())
+    return recipe_of(catalogue, build(Request, values), (), "cpu", this_machine())

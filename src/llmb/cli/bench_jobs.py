@@ -88,7 +88,7 @@ class BenchJobRequest:
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
         chosen = with_excluded({name: values[name] for name in SLURM})
-        self.options = find_scheduler(QUEUE).asked(chosen, os.environ, sys.executable)
+        self.options = find_scheduler(QUEUE).read_options(chosen, os.environ, sys.executable)
         self.nodes = job_nodes(catalogue, self.site, self.options, device, ranks)
         self.device: Device = self.nodes.device
 

@@ -16,7 +16,7 @@ from llmb.campaigns.job_request import job_options
 from llmb.campaigns.queueing import (
     CampaignContext,
     Proposal,
-    WantedJobs,
+    RequestedJobs,
     agree,
     listed,
     propose,
@@ -63,14 +63,21 @@ StartNew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even
 
 
 def run_campaign(
-    context: CampaignContext, wanted: WantedJobs, *, dry_run: bool, yes: bool, json: bool, resume: bool, start_new: bool
+    context: CampaignContext,
+    requested: RequestedJobs,
+    *,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
+    resume: bool,
+    start_new: bool,
 ) -> None:
     """Shows a campaign, asks for confirmation, and queues it.
 
     Raises UsageError with all problems, and if jobs are rejected.
     """
-    proposal = propose(context, wanted, resume=resume, start_new=start_new)
-    for line in _left_open(context, wanted, proposal):
+    proposal = propose(context, requested, resume=resume, start_new=start_new)
+    for line in _left_open(context, requested, proposal):
         say(line)
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
@@ -92,10 +99,10 @@ def run_campaign(
         raise error
 
 
-def _left_open(context: CampaignContext, wanted: WantedJobs, proposal: Proposal) -> list[str]:
+def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Proposal) -> list[str]:
     """What the jobs take that neither the request nor the cluster's settings name."""
     found = {choice.name: choice.text() for job in proposal.jobs for choice in job.unspecified}
-    if context.gpu_type(wanted.values) is None and not all(entry.selection.gpu_type for entry in wanted.entries):
+    if context.gpu_type(requested.values) is None and not all(entry.selection.gpu_type for entry in requested.entries):
         types = ", ".join(dict.fromkeys(job.gpu_type for job in proposal.jobs))
         found["GPU type"] = f"GPU type {types} (--gpu-type, or gpu_type in cluster_config.yaml, names another)"
     return [f"not specified: {'; '.join(found.values())}"] if found else []

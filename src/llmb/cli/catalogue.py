@@ -57,8 +57,8 @@ def list_(
 
     - `llmb list -w pretrain_nemotron4 --json`
     """
-    catalogue, wanted = Catalogue(), given_once("workload", place, workload)
-    chosen = [_chosen(catalogue, wanted.lower())] if wanted else list(catalogue.workloads.values())
+    catalogue, name = Catalogue(), given_once("workload", place, workload)
+    chosen = [_chosen(catalogue, name.lower())] if name else list(catalogue.workloads.values())
     print_output(list_document(chosen) if json else list_table(chosen))
 
 

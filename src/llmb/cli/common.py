@@ -42,8 +42,8 @@ def _to_file(ctx: typer.Context, path: Path | None) -> None:
         _until_the_end(ctx, _result_in(path))
 
 
-def _quietly(ctx: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _quietly(ctx: typer.Context, requested: bool) -> None:
+    if requested:
         _until_the_end(ctx, redirect_stderr(StringIO()))
 
 
@@ -56,12 +56,12 @@ def _until_the_end(ctx: typer.Context, resource: AbstractContextManager[Any]) ->
         ctx.with_resource(resource)
 
 
-def _verbosely(ctx: typer.Context, wanted: bool) -> None:
-    ctx.meta["llmb.verbose"] = wanted
+def _verbosely(ctx: typer.Context, requested: bool) -> None:
+    ctx.meta["llmb.verbose"] = requested
 
 
-def _help_all(ctx: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _help_all(ctx: typer.Context, requested: bool) -> None:
+    if requested:
         from llmb.cli.common import full_help
         from llmb.report.output import print_text
 

@@ -174,9 +174,9 @@ def doctor(
         show_last(install, chosen, json=json)
     elif chosen.any:
         what = {"gpu_type": gpu_type, "gpus": gpus, "disk_bytes": disk_bytes, "only": names}
-        asked = NodesRequest(started_at=utc_now(), nodes=(), **what)
+        check_request = NodesRequest(started_at=utc_now(), nodes=(), **what)
         flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
-        doctor_nodes(install, chosen, asked, flags, Limits(time_limit, max_wait), json=json)
+        doctor_nodes(install, chosen, check_request, flags, Limits(time_limit, max_wait), json=json)
     else:
         _check_here(install, gpu_type, gpus, disk_bytes, names, json=json)
 

@@ -67,7 +67,7 @@ def doctor_nodes(
     scheduler, catalogue = find_scheduler(QUEUE), Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     check_gpu_type(catalogue, request.gpu_type)
-    options = scheduler.asked({**values, "time_limit": str(limits.time_limit)}, os.environ, sys.executable)
+    options = scheduler.read_options({**values, "time_limit": str(limits.time_limit)}, os.environ, sys.executable)
     states = _states(scheduler, chosen)
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
     nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"

@@ -132,9 +132,9 @@ def judge(
         _write(write_expectations, found)
         return
     if acceptance:
-        wanted = find_acceptance_set(acceptance)
-        judged = judge_acceptance(wanted, found)
-        _print_acceptance(wanted, judged, left_out, json=json)
+        acceptance_set = find_acceptance_set(acceptance)
+        judged = judge_acceptance(acceptance_set, found)
+        _print_acceptance(acceptance_set, judged, left_out, json=json)
     else:
         reference = Against(runs=against, expectations=expect, tolerance=limit, gpu_type=gpu_type)
         judged = judge_runs(found, reference, install, say)
@@ -181,12 +181,12 @@ def _print(
 
 
 def _print_acceptance(
-    wanted: AcceptanceSet, judged: Sequence[Judged], left_out: Sequence[LeftOut], *, json: bool
+    acceptance_set: AcceptanceSet, judged: Sequence[Judged], left_out: Sequence[LeftOut], *, json: bool
 ) -> None:
     if json:
-        print_json(judge_document(judged, left_out, acceptance=wanted))
+        print_json(judge_document(judged, left_out, acceptance=acceptance_set))
         return
-    print_table(acceptance_table(wanted, judged))
+    print_table(acceptance_table(acceptance_set, judged))
     for line in left_out_lines(left_out):
         say(line)
 

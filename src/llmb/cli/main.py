@@ -110,8 +110,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from llmb.runs.source_version import source_version  # runs git
 
         typer.echo(f"llmb {__version__} ({source_version().text()})")

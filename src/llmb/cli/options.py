@@ -13,7 +13,7 @@ from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import Request
 from llmb.cli import completion
 from llmb.errors import UsageError
-from llmb.options.option import Option, made, options_of
+from llmb.options.option import Option, build, options_of
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -58,7 +58,7 @@ def _metavar(option: Option) -> str | None:
 
 def record_options(record: type) -> Maker:
     """A function that makes ``record`` from its options."""
-    return _maker(options_of(record).values(), lambda **values: made(record, values))
+    return _maker(options_of(record).values(), lambda **values: build(record, values))
 
 
 def value_options(options: Iterable[Option], *, envvar: bool = True) -> Maker:
@@ -68,7 +68,7 @@ def value_options(options: Iterable[Option], *, envvar: bool = True) -> Maker:
 
 def recipe_options() -> Maker:
     """A function that makes a Request; workload and size may be given without their flags."""
-    return _by_place(options_of(Request).values(), lambda **values: made(Request, values), required=True)
+    return _by_place(options_of(Request).values(), lambda **values: build(Request, values), required=True)
 
 
 def model_options() -> Maker:

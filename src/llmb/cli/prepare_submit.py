@@ -19,7 +19,7 @@ from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
-from llmb.options.option import made, options_of
+from llmb.options.option import build, options_of
 from llmb.prepare.jobs import (
     TOKENS,
     PrepareChoices,
@@ -113,8 +113,8 @@ def _orders(
     # Variables that apply to runs alone, such as GPUS_PER_NODE, are not read by the scheduler's options either.
     runs = {item.name for item in documented_variables() if not item.prepares}
     shell = {name: value for name, value in environ.items() if name not in runs}
-    options = find_scheduler(QUEUE).asked({name: found.get(name) for name in SLURM}, shell, sys.executable)
-    return preparation_orders(catalogue, workload, size, made(PrepareChoices, found), options, site)
+    options = find_scheduler(QUEUE).read_options({name: found.get(name) for name in SLURM}, shell, sys.executable)
+    return preparation_orders(catalogue, workload, size, build(PrepareChoices, found), options, site)
 
 
 def _identity(order: TaskOrder) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def runs(
 
     - `llmb runs -w pretrain_llama3.1 --status success --limit 0 --json`
     """
-    wanted = Filter(
+    query = Filter(
         states=tuple(status or ()),
         workload=workload,
         campaign=campaign,
@@ -73,7 +73,7 @@ def runs(
         runs_only=True,
         limit=limit or None,
     )
-    found, total = listed_jobs(wanted, refresh=not no_refresh)
+    found, total = listed_jobs(query, refresh=not no_refresh)
     print_output(runs_document(found, total) if json else runs_table(found, total))
 
 

@@ -14,7 +14,7 @@ from llmb.campaigns.campaign import JobRequest
 from llmb.campaigns.entry import Entry, campaign_keys
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.job_request import job_options, job_request, selection_of, single_model
-from llmb.campaigns.queueing import CampaignContext, WantedJobs, from_command_line, plan_one, queue_one
+from llmb.campaigns.queueing import CampaignContext, RequestedJobs, from_command_line, plan_one, queue_one
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.cli.campaign_options import (
@@ -96,14 +96,14 @@ def submit(
     if model:
         own = {"dtype": next(iter(selection.dtypes), None), "scale": next(iter(selection.scales), None)}
         chosen = {"gpu_type": selection.gpu_type, "release": selection.release}
-        wanted = job_request({**values, "workload": model[0], "size": model[1], **own, **chosen}, os.environ)
-        submit_one(wanted, dry_run=dry_run, wait=wait, yes=yes, json=json)
+        request = job_request({**values, "workload": model[0], "size": model[1], **own, **chosen}, os.environ)
+        submit_one(request, dry_run=dry_run, wait=wait, yes=yes, json=json)
         return
     if wait:
         raise UsageError("--wait follows one job, and this is a campaign", do="omit it, or name one recipe")
     profile = bool(values.get("profile"))
     entry = Entry(where=COMMAND_LINE, selection=selection, repeats=repeats, add_profile=profile)
-    campaign = WantedJobs(
+    campaign = RequestedJobs(
         source=COMMAND_LINE,
         entries=[entry],
         values={**values, "profile": False},
@@ -113,13 +113,13 @@ def submit(
     run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
 
 
-def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json: bool) -> None:
+def submit_one(request: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json: bool) -> None:
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
     context = context_here(dry_run=dry_run)
-    order = plan_one(context, wanted, wait=wait and not dry_run)
+    order = plan_one(context, request, wait=wait and not dry_run)
     for line in start_lines(order.plan):
         say(line)
-    for warning in scale_warnings(order.plan, loads=wanted.choices.load_checkpoint is not None):
+    for warning in scale_warnings(order.plan, loads=request.choices.load_checkpoint is not None):
         say(f"warning: {warning}")
     if order.missing:
         say(f"warning: {order.missing.warning}")
@@ -192,10 +192,10 @@ def launch(
         sys.stderr.write(f"llmb: warning: {warning}\n")
     given = with_excluded(given_of(ctx, values))
     given |= {"size": size} if size else {}
-    wanted = read_launch(catalogue, job_options(), os.environ, workload, values, given)
-    for note in wanted.notes:
+    launched = read_launch(catalogue, job_options(), os.environ, workload, values, given)
+    for note in launched.notes:
         sys.stderr.write(f"llmb: note: {note}\n")
-    submit_one(job_request(wanted.values, os.environ), dry_run=dry_run, wait=wait, yes=yes, json=json)
+    submit_one(job_request(launched.values, os.environ), dry_run=dry_run, wait=wait, yes=yes, json=json)
 
 
 @app.command()
@@ -232,7 +232,7 @@ def bulk(
     keys = campaign_keys(job_options().values(), documented_variables())
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))
     profile = bool(given.pop("profile", False))
-    wanted = WantedJobs(
+    requested = RequestedJobs(
         source=str(file.absolute()),
         entries=_avoiding(from_command_line(found.entries, selection, selecting["repeats"], profile=profile)),
         problems=found.problems,
@@ -240,7 +240,7 @@ def bulk(
         given=given,
         within=selection,
     )
-    run_campaign(context, wanted, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
+    run_campaign(context, requested, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
 
 
 def _avoiding(entries: Sequence[Entry]) -> list[Entry]:

@@ -132,13 +132,13 @@ def options_of(*records: type) -> Mapping[str, Option]:
     return {option.name: option for record in records for option in _options(record)}
 
 
-def made(record: type[Shape], values: Mapping[str, Any]) -> Shape:
+def build(record: type[Shape], values: Mapping[str, Any]) -> Shape:
     """A record from values of options; a value that is None or missing leaves the field at its default."""
     given: dict[str, Any] = {}
     kind: type = record
     for field, declared in _declared(kind).items():
         if isinstance(declared, type):
-            given[field] = made(declared, values)
+            given[field] = build(declared, values)
         elif values.get(declared.name) is not None:
             given[field] = declared.value(values[declared.name])
     if not given and (construct := getattr(record, "model_construct", None)):

@@ -139,10 +139,10 @@ def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
         yield "runs below", os.path.commonpath([run.path for run in judged.runs])
 
 
-def acceptance_table(wanted: AcceptanceSet, judged: Sequence[Judged]) -> Table:
+def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Table:
     """A row per recipe; below, why one does not pass."""
     passed = [one for one in judged if one.verdict.verdict in ("pass", "improved")]
-    title = f"Acceptance {wanted.name} ({wanted.title}): {len(passed)} of {len(judged)} recipes pass"
+    title = f"Acceptance {acceptance.name} ({acceptance.title}): {len(passed)} of {len(judged)} recipes pass"
     columns: list[Column[tuple[AcceptanceRecipe, Judged]]] = [
         Column("recipe", lambda pair: pair[0].name),
         number_column("GPUs", lambda pair: pair[0].scale, str),
@@ -152,11 +152,11 @@ def acceptance_table(wanted: AcceptanceSet, judged: Sequence[Judged]) -> Table:
         number_column("%", lambda pair: _throughput_pct(pair[1].verdict), str),
         Column("verdict", lambda pair: pair[1].verdict.verdict),
     ]
-    table = table_of(title, zip(wanted.recipes, judged, strict=True), columns)
-    lines = [f"%: of the published throughput; a recipe passes at {wanted.pass_at_pct:g} %"]
+    table = table_of(title, zip(acceptance.recipes, judged, strict=True), columns)
+    lines = [f"%: of the published throughput; a recipe passes at {acceptance.pass_at_pct:g} %"]
     lines += [f"{one.title}: {printable(one.verdict.sentence)}" for one in judged if one not in passed and one.runs]
-    if wanted.valid_months and len(passed) == len(judged):
-        lines.append(f"the cluster is accepted, for {wanted.valid_months} months from these runs")
+    if acceptance.valid_months and len(passed) == len(judged):
+        lines.append(f"the cluster is accepted, for {acceptance.valid_months} months from these runs")
     if missing := sum(not one.runs for one in judged):
         lines.append(f"{missing} {'recipe has' if missing == 1 else 'recipes have'} no run among those that were named")
     table.caption = "\n".join(lines)

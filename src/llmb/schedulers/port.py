@@ -216,7 +216,7 @@ class Scheduler(Protocol):
     words: frozenset[str]
     """Every state that its jobs may have."""
 
-    def asked(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
+    def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
         """What the values of options ask for, above the variables of the shell; ``python`` is the interpreter that
         runs where nothing else is specified. Raises UsageError with all that is wrong."""
 

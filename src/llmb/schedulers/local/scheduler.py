@@ -91,7 +91,7 @@ class LocalScheduler(Scheduler):
     choices: type[Record] = Record
     words = frozenset([*WORDS.values(), UNKNOWN])
 
-    def asked(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:  # noqa: ARG002
+    def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:  # noqa: ARG002
         return JobOptions(python=python)
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:  # noqa: ARG002

@@ -8,7 +8,7 @@ from llmb.errors import UsageError
 from llmb.jobspec.options import Flags, JobOptions
 from llmb.jobspec.spec import JobSpec, Placement
 from llmb.schedulers.slurm.asked import array_indices
-from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, asked, duration, flag_problems, minutes, on_top
+from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, duration, flag_problems, minutes, on_top, requested_flags
 from llmb.schedulers.slurm.offer import site_partition
 from llmb.schedulers.slurm.settings import SlurmSettings
 from llmb.schedulers.slurm.steps import tasks_of
@@ -17,7 +17,7 @@ from llmb.schedulers.slurm.steps import tasks_of
 def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) -> Flags:
     """The GPU flags of a job with ``chosen`` flags. Raises UsageError for fewer GPUs than the job has processes."""
     own = {name: chosen[name] for name in GPU_FLAGS if name in chosen}
-    given = asked(own)
+    given = requested_flags(own)
     counts = [count for name, value in given.items() for count in _gpus(name, value or "")]
     wanted = placement.processes_per_node
     if counts and min(counts) < wanted:
@@ -59,7 +59,7 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
     if chosen.get("dependency"):
         # Otherwise a job whose dependency can never be satisfied waits forever.
         chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
-    problems = list(flag_problems(asked(chosen)))
+    problems = list(flag_problems(requested_flags(chosen)))
     if problems:
         raise UsageError("this job cannot be requested:\n" + "\n".join(f"  - {problem}" for problem in problems))
     asking = settings.within(chosen.get("partition"))
@@ -69,7 +69,7 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
         "nodes": str(spec.placement.nodes),
         "ntasks-per-node": str(tasks_of(spec)),
         **(gpu_request(asking, spec.placement, chosen) if spec.gpus else {}),
-        **asked({name: value for name, value in chosen.items() if not (spec.gpus and name in GPU_FLAGS)}),
+        **requested_flags({name: value for name, value in chosen.items() if not (spec.gpus and name in GPU_FLAGS)}),
     }
     array = flags.get("array")
     return spec.model_copy(

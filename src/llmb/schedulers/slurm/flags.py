@@ -77,7 +77,7 @@ def on_top(*layers: Flags) -> dict[str, str | None]:
     return flags
 
 
-def asked(flags: Flags) -> dict[str, str | None]:
+def requested_flags(flags: Flags) -> dict[str, str | None]:
     return {name: value for name, value in flags.items() if value != LEFT_OUT}
 
 

@@ -10,7 +10,7 @@ from llmb.catalogue.records import Record
 from llmb.errors import InfrastructureError
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
-from llmb.options.option import made
+from llmb.options.option import build
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob, now
 from llmb.schedulers.port import (
@@ -109,8 +109,8 @@ class SlurmScheduler(Scheduler):
     choices: type[Record] = SlurmChoices
     words = WORDS
 
-    def asked(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
-        return slurm_options(made(SlurmChoices, values), environ, python)
+    def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
+        return slurm_options(build(SlurmChoices, values), environ, python)
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
         settings, partition = settings_of(site), options.flags.get("partition")
