@@ -190,7 +190,7 @@ def test_measured_runs_become_expectations(judge: Judge, tmp_path: Path) -> None
     other, code = judge(runs(tmp_path / "other", 9.0, dtype="fp8"), "--expect", file)
     assert (other["verdict"], code) == ("not comparable", 6)
     assert "dtype bf16, not fp8" in other["reason"]
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         judge(before, "--write-expectations", file)
 
 

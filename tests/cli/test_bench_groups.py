@@ -104,9 +104,9 @@ def test_a_size_that_memory_has_no_place_for_is_named(llmb) -> None:
     [
         (("collectives", "--ranks", "1", "--device", "cpu"), "collectives need two ranks"),
         (("collectives", "--min-size", "1GiB", "--device", "cpu"), "above the largest"),
-        (("collectives", "--wait"), "--wait is of a job"),
+        (("collectives", "--wait"), "--wait is for jobs"),
         (("collectives", "--min-size", "8"), "'8' is not a size"),
-        (("gpus", "--dry-run"), "--dry-run is of a job"),
+        (("gpus", "--dry-run"), "--dry-run is for jobs"),
         (("disk", "--scale", "8"), "--scale needs --workload"),
         (("list", "--benchmark", "gem"), "did you mean 'gemm'?"),
     ],

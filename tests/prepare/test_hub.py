@@ -151,7 +151,7 @@ def test_a_token_that_is_not_valid(client: Client, monkeypatch: pytest.MonkeyPat
 def test_a_token_with_characters_that_cannot_be_sent(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN + "\u2026")
     error = client.refused(EnvironmentProblem)
-    assert "the token has characters that no token has" in error.what
+    assert "the token has characters that a token cannot have" in error.what
 
 
 def test_a_repository_that_does_not_exist(client: Client) -> None:

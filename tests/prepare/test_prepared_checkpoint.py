@@ -110,7 +110,7 @@ def test_a_second_call_does_nothing_and_says_so(prepared: Path, root: Path, fold
 def test_a_checkpoint_of_something_else_is_refused(root: Path, folders: PreparedFolders, tmp_path: Path) -> None:
     result = invoke("checkpoint", *TINY, "--source", str(tmp_path))
     assert isinstance(result.exception, UsageError)
-    assert "the checkpoint that is there is prepared from" in str(result.exception)
+    assert "the existing checkpoint is prepared from" in str(result.exception)
     record = folders.model(MODEL_NAME) / "checkpoint.json"
     other = json.loads(record.read_text())
     other["model"]["layers"] += 1

@@ -140,7 +140,7 @@ def _only_meaning(text: str, meanings: list[Meaning], path: Path) -> FoundRuns:
     if len(different) > 1 or os.path.lexists(path):
         choices = [f"{one.spelled} ({_runs_text(len(one.runs))})" for one in meanings]
         choices += [f"./{text} (a {'folder' if path.is_dir() else 'file'} here)"] if os.path.lexists(path) else []
-        raise UsageError(f"'{text}' has {len(choices)} meanings", choices=choices, do="write the one that is meant")
+        raise UsageError(f"'{text}' has {len(choices)} meanings", choices=choices, do="specify which one is meant")
     return _analyzed(text, meanings[0].runs)
 
 

@@ -32,7 +32,7 @@ def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
     written.
     """
     if path.exists():
-        raise UsageError("the file exists already", where=str(path), do="name another file, or remove it")
+        raise UsageError("the file already exists", where=str(path), do="name another file, or remove it")
     entries = [_entry(group) for group in grouped(run for run in runs if flaw_of(run) is None)]
     if not entries:
         raise UsageError("none of these runs is a measurement", do="'llmb judge' without this option says why")

@@ -76,7 +76,7 @@ def check_is_job(given: Mapping[str, Any], *, wait: bool, dry_run: bool) -> bool
     """Any option of the scheduler makes a measurement a job. Raises UsageError for options of a job without one."""
     for flag, chosen in {"--wait": wait, "--dry-run": dry_run}.items():
         if chosen and not given:
-            raise UsageError(f"{flag} is of a job, and this measures here", do="add --nodes, such as --nodes 2")
+            raise UsageError(f"{flag} is for jobs; this measures on this machine", do="add --nodes, such as --nodes 2")
     return bool(given)
 
 

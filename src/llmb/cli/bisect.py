@@ -81,7 +81,7 @@ def start(
     state = _state(candidates, workload, size, dtype, scale, good, bad, name, options or ())
     if state_path(install, name).exists() and not fresh:
         do = f"continue with 'llmb bisect next --name {name}', or add --fresh, or another --name"
-        raise UsageError(f"there is a bisection '{name}' already", where=str(state_path(install, name)), do=do)
+        raise UsageError(f"a bisection named '{name}' already exists", where=str(state_path(install, name)), do=do)
     report = bisect_report(state, install, say)
     write_state(install, state)
     _finish(report, json=json)

@@ -113,7 +113,7 @@ def show_last(install: Path, chosen: Chosen, *, json: bool) -> None:
 def _only(result: NodesResult, names: Sequence[str]) -> NodesResult:
     reports = {report.node: report for report in result.reports}
     if missing := [name for name in names if name not in reports]:
-        raise UsageError(f"the last check has no node {', '.join(missing)}", choices=reports)
+        raise UsageError(f"the last check did not include {', '.join(missing)}", choices=reports)
     return result.model_copy(update={"reports": tuple(reports[name] for name in dict.fromkeys(names))})
 
 
@@ -128,7 +128,9 @@ def _states(scheduler: Scheduler, chosen: Chosen) -> dict[str, NodeState]:
             say(f"note: {node} is left out: {state.problem}")
     usable = {node: state for node, state in states.items() if state.usable}
     if not usable:
-        raise UsageError("no node of them gets jobs", do="see 'sinfo -R'; --nodes LIST reports each with its reason")
+        raise UsageError(
+            "none of these nodes accepts jobs", do="see 'sinfo -R'; --nodes LIST reports each with its reason"
+        )
     return usable
 
 

@@ -232,7 +232,7 @@ def _default_path() -> str | None:
 
 def _known(given: Answers, root: Path) -> Answers:
     if read_state(root):
-        say(f"there is an installation in {root}: its answers hold where none are given")
+        say(f"there is an installation in {root}: its answers are used where none are specified")
     return known_answers(given, root)
 
 

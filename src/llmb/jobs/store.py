@@ -439,7 +439,7 @@ def _environment_problem(error: sqlite3.OperationalError, path: Path) -> Environ
         return EnvironmentProblem(
             f"another process has been writing to the history of jobs for {BUSY_S:.0f} s",
             where=str(path),
-            do="retry; if it stays so, end the process that holds it (see lsof)",
+            do="retry; if that does not help, end the process that holds it (see lsof)",
         )
     kind = NotWritable if code in CAUSES else EnvironmentProblem
     do = WRITE_ADVICE[CAUSES[code]] if code in CAUSES else "see whether the folder and the disk can be read"

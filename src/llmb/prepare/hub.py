@@ -281,7 +281,7 @@ def _explained(error: Exception, name: str, page: str) -> Refusal:
         return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=f"unset it, {ELSEWHERE}"), unreachable=True)
     if isinstance(error, UnicodeEncodeError):  # of the header with the token
         return Refusal(
-            EnvironmentProblem("the token has characters that no token has", do=LOG_IN), access="token rejected"
+            EnvironmentProblem("the token has characters that a token cannot have", do=LOG_IN), access="token rejected"
         )
     if isinstance(error, GatedRepoError):
         return _gated(name, page)

@@ -117,5 +117,5 @@ def use_token(text: str) -> None:
     """For this process and what it starts. Raises UsageError, which does not repeat it, for what is not a token."""
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError("what was typed is not a token: it has spaces or other characters that no token has")
+        raise UsageError("what was typed is not a token: it has spaces or other characters that a token cannot have")
     os.environ["HF_TOKEN"] = token

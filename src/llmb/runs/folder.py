@@ -210,7 +210,7 @@ def user_root(path: Path) -> Path | None:
         return None
     if not root.startswith(("/", "~")):
         raise UsageError(
-            f"{ROOT_KEY} is '{root}', which is another folder in each folder", where=str(path), do=ABSOLUTE
+            f"{ROOT_KEY} is '{root}', which is a different folder in each folder", where=str(path), do=ABSOLUTE
         )
     return Path(root).expanduser().absolute()
 

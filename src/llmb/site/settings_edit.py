@@ -41,7 +41,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     """
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
-        raise UsageError(f"{key} looks like a secret, and settings are no place for one", do="keep it in your shell")
+        raise UsageError(f"{key} looks like a secret, and settings must not hold secrets", do="keep it in your shell")
     before = _text(path)
     problems: list[str] = []
     for value in _values(text):

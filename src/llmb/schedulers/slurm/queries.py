@@ -63,7 +63,7 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
     for ids in _batches(job_ids):
         done = call(["scancel", *ids.split(",")])
         if done.code and NO_JOB not in done.errors:
-            raise UsageError(f"Slurm does not cancel: {message(done)}")
+            raise UsageError(f"Slurm did not cancel the job: {message(done)}")
 
 
 def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Said, dict[str, SlurmJob]]:
