@@ -28,7 +28,7 @@ from llmb.bench.device_bench import (
     recipe_of,
     recipe_text,
 )
-from llmb.bench.jobs import BenchProgress, ProductDtype
+from llmb.bench.jobs import ProductDtype
 from llmb.bench.kept_measurements import bench_folder, read_measurements
 from llmb.bench.records import BENCHMARKS
 from llmb.catalogue.load import Catalogue
@@ -246,16 +246,12 @@ class _Measurement:
         """Raises RunFailed, after the result, if memory ran out or nothing could be measured."""
         install = install_here()
         with CaseProgress() as progress:
-
-            def show(case: BenchProgress) -> None:
-                progress.case(case.name, case.number, case.total, case.seconds)
-
-            measured = measure(self.catalogue, cases, self.settings, show, recipe)
-
-        def show_result() -> None:
-            print_output(measurement_document(measured) if self.json else measurement_tables(measured, title))
-
-        (path,) = save_and_show(install, [measured], show_result)
+            measured = measure(self.catalogue, cases, self.settings, progress.case, recipe)
+        (path,) = save_and_show(
+            install,
+            [measured],
+            lambda: print_output(measurement_document(measured) if self.json else measurement_tables(measured, title)),
+        )
         say(f"saved to {path}")
         raise_if_missing(measured)
 

@@ -23,7 +23,6 @@ from llmb.bench.collective_bench import (
 from llmb.bench.collectives import JOB as FILE
 from llmb.bench.collectives import PROGRAM
 from llmb.bench.device_bench import DeviceChoice, device_here, raise_if_missing
-from llmb.bench.jobs import BenchProgress
 from llmb.bench.nccl_table import collective_texts
 from llmb.bench.records import MeasurementFile
 from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue, save_and_show
@@ -109,11 +108,7 @@ def _here(sweep: CollectiveRequest, choice: DeviceChoice, ranks: int | None, *, 
     job, measured_at = collective_job(sweep, device), datetime.now(UTC).isoformat(timespec="seconds")
     install = install_here()
     with CaseProgress() as progress:
-
-        def show(case: BenchProgress) -> None:
-            progress.case(case.name, case.number, case.total, case.seconds)
-
-        result = measure_here(job, ranks, show)
+        result = measure_here(job, ranks, progress.case)
     measured = measurement_file(job, result, ("llmb", *sys.argv[1:]), measured_at)
     table = "\n".join(collective_texts(job, result, llmb.__version__))
     kept = save_and_show(install, [measured], lambda: _show(measured, table, json=json))

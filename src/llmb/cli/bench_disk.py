@@ -18,7 +18,6 @@ from llmb.bench.disk_bench import (
     ranks_of_a_node,
     recipe_checkpoint_bytes,
 )
-from llmb.bench.jobs import BenchProgress
 from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
@@ -90,11 +89,11 @@ def disk(
     )
     measured = _measured(job, recipe)
     predicted = _predicted(recipe, gpu, measured) if recipe else None
-
-    def show_result() -> None:
-        print_output(disk_document(measured, predicted) if json else disk_tables(measured, predicted, folder))
-
-    (kept,) = save_and_show(install, [measured], show_result)
+    (kept,) = save_and_show(
+        install,
+        [measured],
+        lambda: print_output(disk_document(measured, predicted) if json else disk_tables(measured, predicted, folder)),
+    )
     say(f"saved to {kept}")
 
 
@@ -108,11 +107,7 @@ def _measured(job: DiskJob, recipe: Recipe | None) -> MeasurementFile:
     """With progress; what is kept."""
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     with CaseProgress() as progress:
-
-        def show(case: BenchProgress) -> None:
-            progress.case(case.name, case.number, case.total, case.seconds)
-
-        timing = measure_disk(job, show)
+        timing = measure_disk(job, progress.case)
     return disk_file(job, timing, ("llmb", *sys.argv[1:]), measured_at, recipe_text(recipe) if recipe else None)
 
 

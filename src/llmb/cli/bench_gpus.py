@@ -11,7 +11,6 @@ import typer
 from llmb.bench.bench_job import BenchProgram
 from llmb.bench.device_bench import DeviceChoice, device_here
 from llmb.bench.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts
-from llmb.bench.jobs import BenchProgress
 from llmb.bench.outliers import outlier_rule
 from llmb.bench.records import JOB as FILE
 from llmb.bench.records import PROGRAM, MeasurementFile
@@ -82,11 +81,7 @@ def _measured_here(choice: DeviceChoice, ranks: int | None, seconds: float) -> l
         raise EnvironmentProblem(f"{ranks} ranks need as many GPUs, and this machine has {here}", do="lower --ranks")
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     with CaseProgress() as progress:
-
-        def show(case: BenchProgress) -> None:
-            progress.case(case.name, case.number, case.total, case.seconds)
-
-        reports = measure_parts(gpus_job(device, seconds), ranks or here, show)
+        reports = measure_parts(gpus_job(device, seconds), ranks or here, progress.case)
     return list(gpu_files(reports, ("llmb", *sys.argv[1:]), measured_at))
 
 

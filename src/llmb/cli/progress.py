@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from threading import Timer
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,6 +26,9 @@ from rich.progress import (
 from llmb.jobs.job import Job
 from llmb.runs.step_follower import StepNews
 from llmb.shown_text import printable, printable_lines
+
+if TYPE_CHECKING:
+    from llmb.bench.jobs import BenchProgress
 
 FROM_FILES = 500
 FROM_BYTES = 1 << 29
@@ -162,11 +165,12 @@ class CaseProgress(_LongWork):
     def __init__(self) -> None:
         super().__init__("starting", None, MofNCompleteColumn())
 
-    def case(self, name: str, done: int, total: int, seconds: float | None) -> None:
-        """seconds: how long it takes, if that is known; if that is long, the line comes at once."""
-        if seconds and seconds > LINE_EVERY_S:
+    def case(self, case: "BenchProgress") -> None:
+        """The line comes at once if the case takes long."""
+        if case.seconds and case.seconds > LINE_EVERY_S:
             self.spoke_at = -LINE_EVERY_S
-        self._show(done, total, name, f"measuring {done + 1} of {total}: {name}")
+        text = f"measuring {case.number + 1} of {case.total}: {case.name}"
+        self._show(case.number, case.total, case.name, text)
 
 
 class NodeProgress(_LongWork):
