@@ -5,8 +5,7 @@ import pytest
 from killed_writer import write_or_die, write_or_fail
 
 from llmb.errors import RunFailed
-from llmb.weights.worker.chunk_files import write_in_processes
-from llmb.weights.worker.chunks import WeightFile
+from llmb.weights.worker.chunk_files import WeightFile, write_in_processes
 
 
 def files(*names):

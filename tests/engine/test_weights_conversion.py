@@ -25,7 +25,7 @@ from llmb.engine.model.decoder import build_model
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.formats import format_of
 from llmb.weights.worker import chunk_files, weights_export, weights_import
-from llmb.weights.worker.chunks import Parameter, chunks_of
+from llmb.weights.worker.chunk_files import Parameter, chunks_of
 from llmb.weights.worker.safetensors_files import open_files
 from llmb.weights.worker.weights_export import export_weights, stored_parts
 from llmb.weights.worker.weights_import import import_weights, parameter_shapes

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 from llmb.checkpoints.import_journal import FinishedFile
-from llmb.weights.worker.chunks import WeightFile
+from llmb.weights.worker.chunk_files import WeightFile
 
 
 def write_or_die(file: WeightFile, on_bytes: Callable[[int], None]) -> FinishedFile:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a checkpoint of tensors that are not in memory, by several processes, and resumes where a killed one ended.
+"""Writes a checkpoint of tensors that are not in memory, chunk by chunk in several processes, and resumes if killed.
 
-The format is that of torch.distributed.checkpoint, saved by a single rank.
+The format is that of torch.distributed.checkpoint, saved by a single rank. Its ``save`` is not used, since it bounds
+neither memory nor what is lost: its FileSystemWriter keeps the tensors of a file until the file is complete, and where
+they are in the files until ``finish`` writes the metadata of all, so that a killed save leaves nothing to resume from.
+Its HuggingFaceStorageReader maps files into memory, which counts as memory of the process, and neither rejects
+values that are not finite nor puts the matrices of experts together.
 """
 
 import multiprocessing
@@ -9,9 +13,10 @@ import os
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -37,9 +42,80 @@ from llmb.engine.checkpoint.load import torch_message
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import causes
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
+from llmb.huggingface.tensors import Shape
 from llmb.runs.disk_space import check_room
 from llmb.runs.parent_death import end_with_parent
-from llmb.weights.worker.chunks import CHUNK_BYTES, Chunk, Parameter, WeightFile, plan_files
+
+CHUNK_BYTES = 2**27
+"""Large enough for a disk, and small enough for a rank that reads a chunk to get its shard of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the whole model, as it is stored."""
+
+    shape: Shape
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * prod(self.shape[1:])
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows ``first`` to ``end`` (exclusive) of a parameter."""
+
+    name: str
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """A file of a checkpoint, named as torch.distributed.checkpoint names those of a single rank."""
+
+    name: str
+    chunks: tuple[Chunk, ...]
+    bytes: int
+    """Bytes of its tensors."""
+
+
+def chunks_of(name: str, parameter: Parameter, largest: int) -> Iterator[Chunk]:
+    """Chunks of complete rows, of at most ``largest`` bytes or of a single row."""
+    rows = max(1, largest // parameter.row_bytes)
+    for first in range(0, parameter.shape[0], rows):
+        yield Chunk(name, first, min(first + rows, parameter.shape[0]))
+
+
+def plan_files(parameters: Mapping[str, Parameter], largest_chunk: int, largest_file: int) -> list[WeightFile]:
+    """All chunks, in order, in files of at most ``largest_file`` bytes of tensors or of a single chunk."""
+    chunks = [
+        (chunk, (chunk.end - chunk.first) * parameter.row_bytes)
+        for name, parameter in parameters.items()
+        for chunk in chunks_of(name, parameter, min(largest_chunk, largest_file))
+    ]
+    return [
+        WeightFile(f"__0_{number}.distcp", tuple(chunk for chunk, _ in group), sum(size for _, size in group))
+        for number, group in enumerate(_groups(chunks, largest_file))
+    ]
+
+
+def _groups(chunks: Iterable[tuple[Chunk, int]], largest: int) -> list[list[tuple[Chunk, int]]]:
+    groups: list[list[tuple[Chunk, int]]] = []
+    room = 0
+    for chunk, size in chunks:
+        if not groups or size > room:
+            groups.append([])
+            room = largest
+        groups[-1].append((chunk, size))
+        room -= size
+    return groups
+
 
 FEWER = "run the same command again, with fewer processes if memory is short: files that are finished are kept"
 PARENT_GONE = 1
@@ -91,38 +167,38 @@ def write_in_processes(
             worker.process.join()
 
 
-def _write_all(workers: list[Worker], left: deque[WeightFile], on_finished: OnFinished, on_bytes: OnBytes) -> None:
+def _write_all(workers: list[Worker], remaining: deque[WeightFile], on_finished: OnFinished, on_bytes: OnBytes) -> None:
     for worker in workers:
-        worker.give(left)
+        worker.give(remaining)
     by_pipe = {worker.pipe: worker for worker in workers}
     first_error: Exception | None = None
     while busy := [worker.pipe for worker in workers if worker.file]:
         for pipe in wait(busy):
             worker = by_pipe[pipe]  # type: ignore[index]
-            said = _said(worker)
-            if isinstance(said, int):
-                on_bytes(said)
+            answer = _receive(worker)
+            if isinstance(answer, int):
+                on_bytes(answer)
                 continue
-            if isinstance(said, FinishedFile):
-                on_finished(said)
+            if isinstance(answer, FinishedFile):
+                on_finished(answer)
             else:
-                first_error = first_error or said
-                left.clear()
-            worker.give(left)
+                first_error = first_error or answer
+                remaining.clear()
+            worker.give(remaining)
     if first_error:
         raise first_error
 
 
-def _said(worker: Worker) -> int | FinishedFile | Exception:
+def _receive(worker: Worker) -> int | FinishedFile | Exception:
     try:
-        said: int | FinishedFile | Exception = worker.pipe.recv()
+        answer: int | FinishedFile | Exception = worker.pipe.recv()
     except (EOFError, ConnectionResetError):
         worker.process.join()
         code = worker.process.exitcode or 0
         ending = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         name = worker.file.name if worker.file else ""
         return RunFailed(f"the process that was writing {name} {ending}", do=FEWER)
-    return said
+    return answer
 
 
 def _start(write: WriteFile) -> Worker:
@@ -173,12 +249,12 @@ def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgres
     try:
         (folder / WEIGHTS).mkdir(exist_ok=True)
         journal = open_journal(folder, _key(job))
-        _tell(journal, len(planned), on_note)
-        left = [file for file in planned if file.name not in journal.finished]
-        check_room("the weights need", sum(file.bytes for file in left), folder, SPACE)
+        _report_start(journal, len(planned), on_note)
+        remaining = [file for file in planned if file.name not in journal.finished]
+        check_room("the weights need", sum(file.bytes for file in remaining), folder, SPACE)
         finished = {**journal.finished}
         total = sum(parameter.bytes for parameter in parameters.values())
-        done = total - sum(file.bytes for file in left)
+        done = total - sum(file.bytes for file in remaining)
         on_progress(done, total)
 
         def keep(file: FinishedFile) -> None:
@@ -190,7 +266,7 @@ def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgres
             done += bytes_
             on_progress(done, total)
 
-        write_in_processes(FileWriter(folder / WEIGHTS, source), left, job.processes, keep, count)
+        write_in_processes(FileWriter(folder / WEIGHTS, source), remaining, job.processes, keep, count)
         checksum = _write_metadata(folder / WEIGHTS / METADATA, metadata_of(parameters, planned, finished))
     except UsageError as error:
         raise UsageError(error.what, where=error.where or job.source, do=error.do) from error
@@ -290,7 +366,7 @@ def _key(job: ImportJob) -> ImportKey:
     )
 
 
-def _tell(journal: ImportJournal, files: int, on_note: OnNote) -> None:
+def _report_start(journal: ImportJournal, files: int, on_note: OnNote) -> None:
     if journal.restarted:
         on_note(f"starting again from the first file: {journal.restarted}")
     if journal.finished:

@@ -23,7 +23,7 @@ from llmb.checkpoints.nemo_folder import CONVERT, METADATA_FILE
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, METADATA_TYPES, MetadataUnpickler, torch_message
 from llmb.errors import UsageError
 from llmb.huggingface.tensors import Shape
-from llmb.weights.worker.chunks import Chunk, Parameter
+from llmb.weights.worker.chunk_files import Chunk, Parameter
 from llmb.weights.worker.safetensors_files import not_finite
 
 Part = Literal["whole", "query", "key", "value", "gate", "up"]

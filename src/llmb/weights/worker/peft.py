@@ -31,9 +31,8 @@ from llmb.huggingface.adapter import (
 from llmb.huggingface.formats import format_of
 from llmb.huggingface.tensors import Shape
 from llmb.runs.folder import write_atomically
-from llmb.weights.worker.adapter_tensors import LowRank, read_adapters
 from llmb.weights.worker.safetensors_files import not_finite
-from llmb.weights.worker.weights_export import write_file
+from llmb.weights.worker.weights_export import LowRank, read_adapters, write_file
 from llmb.weights.worker.weights_import import parameter_shapes
 
 MOST_PROBLEMS = 20

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the weights of a checkpoint to safetensors files."""
+"""Reads weights and adapters of a checkpoint, and converts them to safetensors files."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -14,18 +15,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from llmb.catalogue.records import Lora
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.conversion import ExportJob, OnProgress
 from llmb.checkpoints.new_folder import flush_file
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
 from llmb.engine.checkpoint.state import MODEL
 from llmb.errors import EnvironmentProblem, UsageError
+from llmb.huggingface.adapter import adapted_layers, adapter_shapes, own_names
 from llmb.huggingface.config import config_of
 from llmb.huggingface.formats import WeightsFormat, format_of
 from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files
 from llmb.huggingface.tensors import Shape, matrices_of_expert, stored_tensors
 from llmb.runs.folder import write_atomically
-from llmb.weights.worker.adapter_tensors import read_adapters
 from llmb.weights.worker.safetensors_files import not_finite
 from llmb.weights.worker.weights_import import MOST_PROBLEMS, parameter_shapes
 
@@ -66,6 +68,36 @@ def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable
         return {}
     adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)
     return {f"{layer}.weight": partial(adapter.delta, job.merged.lora) for layer, adapter in adapters.items()}
+
+
+class LowRank(NamedTuple):
+    """The adapter of one layer; layers that share an A have the same tensor."""
+
+    a: Tensor
+    b: Tensor
+
+    def delta(self, lora: Lora) -> Tensor:
+        """What it adds to the layer's weight, [outputs, inputs] fp32."""
+        return self.b @ self.a * lora.scale
+
+
+def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[str, LowRank]:
+    """The adapters in the checkpoint at ``path``, fp32, by layer; ``shapes`` are those of the base's parameters.
+
+    Raises UsageError if one is missing or cannot be read.
+    """
+    wanted: dict[str, Tensor] = {}
+    layers = adapted_layers(shapes, lora.targets)
+    for layer in layers:
+        sizes = adapter_shapes(shapes[f"{layer}.weight"], lora.rank)
+        for matrix, name in own_names(layer, lora).items():
+            wanted.setdefault(MODEL + name, torch.empty(sizes[matrix]))
+    try:
+        load(wanted, storage_reader=TensorReader(path / WEIGHTS), no_dist=True)
+    except (CheckpointException, OSError) as error:
+        raise UsageError(f"the adapters cannot be read: {torch_message(error)}", where=str(path)) from error
+    names = {layer: own_names(layer, lora) for layer in layers}
+    return {layer: LowRank(*(wanted[MODEL + names[layer][matrix]] for matrix in "AB")) for layer in layers}
 
 
 class CachedReader(TensorReader):

@@ -15,8 +15,7 @@ from llmb.engine.model.decoder import EMBEDDING, build_model
 from llmb.errors import UsageError
 from llmb.huggingface.formats import WeightsFormat, format_of
 from llmb.huggingface.tensors import HEAD_WEIGHT, Match, Shape, match_tensors, matrices_of_expert
-from llmb.weights.worker.chunk_files import ChunkSource, write_checkpoint
-from llmb.weights.worker.chunks import CHUNK_BYTES, Chunk, Parameter, chunks_of
+from llmb.weights.worker.chunk_files import CHUNK_BYTES, Chunk, ChunkSource, Parameter, chunks_of, write_checkpoint
 from llmb.weights.worker.nemo_parameters import open_nemo
 from llmb.weights.worker.safetensors_files import DTYPES, SafetensorsFiles, open_files
 
