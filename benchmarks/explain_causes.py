@@ -18,9 +18,9 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
 from llmb.analysis.find_runs import analyzed_run
-from llmb.analysis.records import AnalyzedRun
 from llmb.runs.folder import RunFolder
 from llmb.verdict.causes import Explanation
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
 from llmb.analysis import comparison, forecast
+from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.bisect_runs import BisectReport
-from llmb.analysis.records import LeftOut
 from llmb.analysis.watched import Concern, State
 from llmb.bench.disk import Prediction
 from llmb.bench.records import Measurement, MeasurementFile

@@ -4,8 +4,8 @@
 from pathlib import Path
 from typing import Any
 
+from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut
 from llmb.analysis.judge_run import Judged
-from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.report.verdict_report import judge_document
 from llmb.runs.identity import RunIdentity
 from llmb.verdict.judgement import without_reference

@@ -11,9 +11,9 @@ from fake_steps import FIRST_STEP_S
 from recorded_runs import SXM, environment, gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
 from llmb.analysis.find_runs import analyzed_run
-from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app

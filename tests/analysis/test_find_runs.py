@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from timed_runs import write_run
 
+from llmb.analysis.analyzed_run import FoundRuns
 from llmb.analysis.find_runs import analyzed_run, find_ended_runs, find_runs
-from llmb.analysis.records import FoundRuns
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

@@ -12,9 +12,9 @@ import yaml
 from recorded_runs import gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.analysis.judge_run import judge_acceptance, judge_against, judge_published
-from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.errors import InvalidRun, LlmbError, Regressed, UsageError

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from recorded_runs import gpu_record, write_run
 
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.compare_runs import resource_differences
 from llmb.analysis.find_runs import analyzed_run
-from llmb.analysis.records import AnalyzedRun
 from llmb.resources.records import ResourceUse
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference

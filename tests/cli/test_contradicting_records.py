@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -205,3 +206,51 @@ def test_runs_of_a_root_are_listed_whatever_their_records_hold(bad: RunFolder) -
         if bad.record.is_dir():
             bad.record.rmdir()
         bad.record.write_text(text)
+
+
+def json_of(*words: object) -> dict[str, Any]:
+    """The answer alone, without what is said beside it."""
+    answer: dict[str, Any] = json.loads(CliRunner().invoke(app, [*map(str, words), "--json"]).stdout)
+    return answer
+
+
+def answers(folder: RunFolder) -> dict[str, Any]:
+    good = next(path for path in folder.path.parents[5].rglob("*/run.json") if path.parent != folder.path).parent
+    called_with = {
+        "parse": (folder.log,),
+        "result": (folder.path,),
+        "judge": (folder.path, "--against", good),
+        "compare": (good, folder.path),
+        "watch": (folder.path,),
+    }
+    return {command: json_of(command, *words) for command, words in called_with.items()}
+
+
+@pytest.mark.parametrize(("first", "last"), [(35, 44), (20, 29)])
+def test_every_command_has_the_same_window_and_step_time(bad: RunFolder, first: int, last: int) -> None:
+    record_of(plan__window={"first": first, "last": last, "rule": f"{first}-{last}"}, result=None)(bad)
+    found = answers(bad)
+    (parsed,) = found["parse"]["results"]
+    (judged,) = found["judge"]["judged"]
+    (row,) = found["compare"]["rows"]
+    mean = fmean(step.step_time_s for step in read_steps(bad.steps)[first : last + 1])
+    times = [
+        parsed["step_time_s"]["mean"],
+        found["result"]["step_time_s"]["mean"],
+        judged["step_time_s"],
+        row["after_s"],
+    ]
+    assert times == pytest.approx([mean] * 4, rel=1e-12)
+    assert (parsed["window"]["first"], parsed["window"]["last"]) == (first, last)
+    assert [parsed["status"], found["result"]["status"], found["watch"]["state"]] == ["success", "success", "ended"]
+
+
+def test_a_run_that_failed_after_its_last_step_measures_nothing_in_any_command(bad: RunFolder) -> None:
+    why = "the workers ended with exit code 3"
+    record_of(status="failed", reason=why, exit_code=3)(bad)
+    (parsed,) = json_of("parse", bad.log)["results"]
+    assert (parsed["status"], parsed["step_time_s"]) == ("incomplete", None)
+    assert parsed["reason"] == f"the run failed, by its record: {why}"
+    assert why in called("judge", bad.path, "--json")
+    assert why in called("compare", bad.path, bad.path, "--json")
+    assert json_of("result", bad.path)["status"] == "failed"

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmb.analysis.analyzed_run import why_left_out
 from llmb.analysis.bisect_runs import BisectReport, bisect_report
 from llmb.analysis.bisect_state import CANDIDATE, LABEL, BisectState, write_state
 from llmb.analysis.find_runs import Say, analyzed_run, run_folders_below
-from llmb.analysis.measured import why_left_out
 from llmb.errors import LlmbError, RunFailed, UsageError
 from llmb.runs.folder import RunFolder
 

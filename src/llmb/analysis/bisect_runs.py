@@ -7,11 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, why_left_out
 from llmb.analysis.bisect_state import CANDIDATE, BisectState
 from llmb.analysis.copies import once
 from llmb.analysis.find_runs import Say, analyzed_run, find_runs, labeled_runs
-from llmb.analysis.measured import why_left_out
-from llmb.analysis.records import AnalyzedRun, FoundRuns
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import GroupDifference, RunMean, group_difference

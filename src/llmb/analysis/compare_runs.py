@@ -5,6 +5,16 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Literal
 
+from llmb.analysis.analyzed_run import (
+    AnalyzedRun,
+    Earlier,
+    FoundRuns,
+    LeftOut,
+    earlier_spread,
+    measured,
+    no_earlier,
+    why_left_out,
+)
 from llmb.analysis.compare_modes import Varied, changes_work_per_token, varied
 from llmb.analysis.comparison import Comparison, LeftOutRun, Measure, Row, Scaling, Unmatched
 from llmb.analysis.match_runs import (
@@ -20,8 +30,6 @@ from llmb.analysis.match_runs import (
     same_but,
     titles,
 )
-from llmb.analysis.measured import Earlier, earlier_spread, measured, no_earlier, why_left_out
-from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import RunMean, decide, group_difference
 from llmb.runs.identity import Difference, Value, differences, value_text

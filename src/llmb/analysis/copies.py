@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
 from llmb.analysis.parsed_run import ParsedRun
-from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
 from llmb.logs.files import parse_file
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from llmb.analysis.records import AnalyzedRun, FoundRuns
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 from llmb.metrics.statistics import describe

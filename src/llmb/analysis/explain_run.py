@@ -4,8 +4,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.judge_run import Judged
-from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.records import Recipe, Window
 from llmb.resources.records import GpuUse
 from llmb.runs.environment import Environment, GpuState

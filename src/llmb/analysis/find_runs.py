@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from llmb.analysis.analyzed_run import (
+    AnalyzedRun,
+    Earlier,
+    FoundRuns,
+    LeftOut,
+    RecordedRun,
+    analyzed,
+    analyzed_log,
+    measured,
+    read_folder,
+)
+from llmb.analysis.analyzed_run import analyzed_run as analyzed_run
 from llmb.analysis.copies import once_in
 from llmb.analysis.engine_document import runs_of_engines
-from llmb.analysis.measured import Earlier, measured
-from llmb.analysis.read_run import RecordedRun, analyzed, analyzed_log, read_folder
-from llmb.analysis.read_run import analyzed_run as analyzed_run
-from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
 from llmb.errors import UsageError, closest
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
 from llmb.logs.parallel_reader import parse_logs

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llmb.analysis.analyzed_run import AnalyzedRun, Earlier, FoundRuns, earlier_spread, flaw_of, no_earlier
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe
 from llmb.analysis.copies import once_in
 from llmb.analysis.find_runs import earlier_runs, find_runs
-from llmb.analysis.measured import Earlier, earlier_spread, flaw_of, no_earlier
-from llmb.analysis.records import AnalyzedRun, FoundRuns
 from llmb.catalogue.load import Catalogue
 from llmb.errors import unknown
 from llmb.metrics.statistics import Statistics, describe

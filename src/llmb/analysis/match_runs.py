@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.compare_modes import Varied
-from llmb.analysis.records import AnalyzedRun
 from llmb.runs.identity import Value, differences
 
 ARROW = " -> "

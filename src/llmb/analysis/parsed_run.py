@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Self
 
-from llmb.analysis.records import log_identity
+from llmb.analysis.analyzed_run import log_identity
 from llmb.catalogue.records import Window
 from llmb.checkpoints.origin import Origin
 from llmb.logs.files import ParsedFile, parse_file
@@ -177,7 +177,7 @@ def _written_s(path: Path) -> float | None:
 
 def _recorded(file: ParsedFile, folder: RunFolder, record: RunRecord) -> ParsedRun:
     environment = record.environment
-    file = _with_documented_window(file, record)
+    file = _with_planned_window(file, record)
     steps = _steps(folder)
     contradiction = why_contradicting(record, steps, log_gpus=file.outcome.gpus)
     if contradiction and (file.outcome.status in FINISHED or record.status == "success"):
@@ -208,10 +208,10 @@ def _recorded(file: ParsedFile, folder: RunFolder, record: RunRecord) -> ParsedR
     )
 
 
-def _with_documented_window(file: ParsedFile, record: RunRecord) -> ParsedFile:
-    """A log does not tell the window of the recipe's document; the record does."""
+def _with_planned_window(file: ParsedFile, record: RunRecord) -> ParsedFile:
+    """A log does not tell the window that the run was planned with; the record does. Another rule was asked for."""
     read, window = file.outcome.window, record.window
-    if read is None or not read.rule == window.rule == DEFAULT_RULE or read == window:
+    if read is None or read.rule != DEFAULT_RULE or read == window:
         return file
     again = parse_file(file.path, f"{window.first}-{window.last}").outcome
     return ParsedFile(file.path, replace(again, window=window) if again.window else again)
@@ -230,10 +230,15 @@ def _inside(steps: list[Step], window: Window) -> list[Step]:
 
 
 def _as_recorded(outcome: LogOutcome, record: RunRecord, steps: list[Step]) -> LogOutcome:
-    """The record knows what the log may not: that it is a run's, whether that ended, and what an attempt completed."""
+    """The record knows what the log may not: whose it is, whether the run is still running, and how it ended."""
     if outcome.status == "not_training_log":
         why = f": {record.reason}" if record.reason else ""
         return replace(outcome, status="no_data", reason=f"no step line; the run is {record.status} by its record{why}")
+    if record.status == "invalid":
+        return without_figures(outcome, record.reason or "invalid by its record")
+    if record.status == "failed" and outcome.status in FINISHED:
+        failed = without_figures(outcome, f"the run failed, by its record: {record.reason}")
+        return replace(failed, status="incomplete")
     if outcome.status != "incomplete":
         return outcome
     if record.status in ("queued", "running"):

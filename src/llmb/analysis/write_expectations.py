@@ -7,9 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.analysis.judge_run import grouped, measured_run, times_of
-from llmb.analysis.measured import flaw_of
-from llmb.analysis.records import AnalyzedRun
 from llmb.doc_pages import see
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs.folder import write_atomically

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import find_all_runs
 from llmb.analysis.judge_run import Against, Judged, judge_acceptance, judge_runs
-from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.analysis.write_expectations import write_expectations
 from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs

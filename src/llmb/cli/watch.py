@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from llmb.analysis.analyzed_run import log_identity
 from llmb.analysis.forecast import Expected
-from llmb.analysis.records import log_identity
 from llmb.analysis.watched import Kind, Outlook
 from llmb.analysis.watched_log import WatchedLog
 from llmb.analysis.watched_run import WatchedRun, Watcher, expectation, expectation_of_file, watch

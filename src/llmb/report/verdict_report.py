@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut, flaw_of
 from llmb.analysis.judge_run import Judged
-from llmb.analysis.measured import flaw_of
-from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.report.numbers import interval_of, number, shortened
 from llmb.report.table import Column, Table, number_column, result_table, table_of
 from llmb.shown_text import printable

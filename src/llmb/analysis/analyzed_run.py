@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run in the form in which it is judged and compared, whichever program trained it."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from llmb.catalogue.records import Recipe, Window
+from llmb.errors import UsageError
+from llmb.logs.files import ParsedFile
+from llmb.logs.outcome import digest_of
+from llmb.metrics.group_difference import KnownSpread, known_spread
+from llmb.metrics.statistics import Statistics, describe
+from llmb.programs.conclude import finished_result
+from llmb.runs.folder import RunFolder
+from llmb.runs.identity import RunIdentity, Value, conditions_of, identity_of
+from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
+from llmb.runs.record_file import BrokenRecord
+from llmb.runs.result import Result
+from llmb.runs.short_id import id_of_name, short_id
+from llmb.runs.steps import read_steps
+
+_AROUND_EXPERIMENT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out(?:\.gz)?$")
+"""Parts of a log's name that are left out: the account, and the numbers of the job and of its start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzedRun:
+    """A run that ended. One without a record is known by its log alone: ``record`` and ``recipe`` may be None."""
+
+    id: str
+    """Short; what commands accept and print."""
+    path: Path
+    """Its run folder, or its log if it has no record."""
+    identity: RunIdentity
+    conditions: Mapping[str, Value] = field(default_factory=dict)
+    """What may differ between repeats, under dotted keys: software, hardware, nodes, steps, seed."""
+    label: str | None = None
+    campaign: str | None = None
+    started_s: float | None = None
+    """Seconds since 1970."""
+    status: str
+    reason: str | None = None
+    window: Window | None = None
+    step_times_s: tuple[float, ...] = ()
+    """Step times of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
+    step_time_s: Statistics | None = None
+    nodes: tuple[str, ...] = ()
+    disturbing: tuple[str, ...] | None = None
+    """Other work on its nodes; None if that was not looked for."""
+    recipe: Recipe | None = None
+    record: RunRecord | None = None
+    source: str | None = None
+    """The run's own id, or what its log has of it: equal for copies. None if only ``path`` is known."""
+    content: str | None = None
+    """Equal for copies that were not changed."""
+
+    @property
+    def disturbed(self) -> str | None:
+        """What disturbed the run, as one text."""
+        return "; ".join(self.disturbing or ()) or None
+
+    @property
+    def counted_as(self) -> str:
+        """Equal for what counts as one run."""
+        return self.source or str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A run that was found and not used."""
+
+    run: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRuns:
+    """What a selection stands for."""
+
+    title: str
+    runs: tuple[AnalyzedRun, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A run folder whose record was read, and nothing else of it."""
+
+    folder: RunFolder
+    record: RunRecord
+    job: SubmittedJob | None
+
+    @property
+    def id(self) -> str:
+        return short_id(self.folder.path)
+
+    @property
+    def label(self) -> str | None:
+        return self.record.label
+
+    @property
+    def campaign(self) -> str | None:
+        return self.job.campaign if self.job else None
+
+    @property
+    def started_s(self) -> float | None:
+        at = self.record.started_at or (self.job and self.job.submitted_at)
+        return datetime.fromisoformat(at).timestamp() if at else None
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """Ids of all its submissions."""
+        return tuple(job.job_id for job in (self.job, *self.job.earlier)) if self.job else ()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.record.status not in ("queued", "running")
+
+
+def read_folder(folder: RunFolder) -> RecordedRun:
+    """Raises BrokenRecord, or OSError if the record cannot be read."""
+    record = read_record(folder)
+    try:
+        job = read_job(folder)
+    except (OSError, BrokenRecord):
+        job = None  # the run is what its record says; only its campaign is not known
+    return RecordedRun(folder, record, job)
+
+
+def analyzed_run(folder: RunFolder) -> AnalyzedRun:
+    """The run in a folder. Raises UsageError if it has not ended, BrokenRecord or OSError if it cannot be read."""
+    run = read_folder(folder)
+    if not run.has_ended:
+        do = "'llmb jobs wait' waits for it"
+        raise UsageError(f"the run has no result yet: it is {run.record.status}", where=str(folder.path), do=do)
+    return analyzed(run)
+
+
+def analyzed(run: RecordedRun) -> AnalyzedRun:
+    """A run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read.
+
+    The result is concluded again from the run's files, so that runs of every version are measured in the same way.
+    """
+    record = run.record
+    result = finished_result(run.folder, record)
+    window = result.window or record.plan.window
+    times = _step_times(run.folder, window) if result.step_time_s else ()
+    return AnalyzedRun(
+        id=run.id,
+        path=run.folder.path,
+        identity=identity_of(record),
+        conditions=conditions_of(record),
+        label=run.label,
+        campaign=run.campaign,
+        started_s=run.started_s,
+        status=result.status,
+        reason=_why_no_measurement(result),
+        window=window,
+        step_times_s=times,
+        step_time_s=describe(times) if times else result.step_time_s,
+        nodes=record.environment.nodes if record.environment else (),
+        disturbing=result.other_work.disturbing if result.other_work else None,
+        recipe=record.plan.recipe,
+        record=record,
+        source=record.run_id,
+        content=digest_of(identity_of(record).key, result.status, result.steps, window, times or result.step_time_s),
+    )
+
+
+def _why_no_measurement(result: Result) -> str | None:
+    return result.reason or result.step_time_reason or result.measurement_reason
+
+
+def _step_times(folder: RunFolder, window: Window) -> tuple[float, ...]:
+    """In order, of the window's steps of which nothing was recorded; empty if the steps are in a log alone."""
+    steps = read_steps(folder.steps)
+    return tuple(one.step_time_s for one in steps if window.first <= one.step <= window.last and not one.profiled)
+
+
+def analyzed_log(file: ParsedFile) -> AnalyzedRun:
+    """The run that a log without a record is of. What it computed is known as far as the log and its path tell."""
+    outcome = file.outcome
+    return AnalyzedRun(
+        id=id_of_name(str(file.path.absolute())),
+        path=file.path,
+        identity=log_identity(file),
+        started_s=file.path.stat().st_mtime,
+        status=outcome.status,
+        reason=None if outcome.status == "success" else outcome.reason,
+        window=outcome.window,
+        step_times_s=tuple(outcome.step_times_s),
+        step_time_s=outcome.step_time_s,
+        source=outcome.digest,
+        content=outcome.digest,
+    )
+
+
+def log_identity(file: ParsedFile) -> RunIdentity:
+    """Equal for logs of repeats.
+
+    The name counts as a whole if it does not tell what was trained: two runs are not taken for repeats because nothing
+    is known of either.
+    """
+    outcome = file.outcome
+    known = dict(outcome.configuration)
+    if outcome.format:
+        known["program"] = outcome.format
+    if "workload" not in known:
+        known["experiment"] = _AROUND_EXPERIMENT.sub("", file.path.name)
+    return RunIdentity(configuration=known)
+
+
+def measured(found: FoundRuns) -> FoundRuns:
+    """Without the runs that failed, are invalid, or whose steps do not tell how fast they are."""
+    kept = tuple(run for run in found.runs if why_left_out(run) is None)
+    dropped = [LeftOut(run.id, reason) for run in found.runs if (reason := why_left_out(run))]
+    return FoundRuns(found.title, kept, (*found.left_out, *dropped))
+
+
+def why_left_out(run: AnalyzedRun) -> str | None:
+    """None for a run that is a measurement."""
+    flaw = flaw_of(run)
+    return f"{run.status.replace('_', ' ')}: {flaw}" if flaw and run.reason and run.status != "success" else flaw
+
+
+def flaw_of(run: AnalyzedRun) -> str | None:
+    """What is wrong with a run; its status only if no reason is known."""
+    if run.status != "success":
+        return run.reason or run.status.replace("_", " ")
+    return run.reason or (None if run.step_time_s else "its steps have no statistics")
+
+
+Earlier = Callable[[AnalyzedRun], Sequence[AnalyzedRun]]
+"""Finds other runs of the same configuration on the same nodes as one."""
+
+
+def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
+    return ()
+
+
+def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> KnownSpread | None:
+    """Spread of a single run on each side, from what was run before on the nodes of both; None if that is not known."""
+    if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
+        return None
+    compared = {run.counted_as for run in (*before, *after)}
+    others = ([run for run in earlier(one) if run.counted_as not in compared] for one in (before[0], after[0]))
+    known = [known_spread([run.step_time_s.mean for run in found if run.step_time_s]) for found in others]
+    return max((one for one in known if one), key=lambda one: one.spread, default=None)
