@@ -4,9 +4,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from llmb.analysis.parsed_run import ASSUMED, BATCH, LOGGED, PARALLEL, ParsedRun
+from llmb.analysis.parsed_run import ASSUMED, BATCH, LOGGED, ParsedRun
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Recipe
+from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import LlmbError
 from llmb.metrics.throughput import throughput

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from llmb.analysis.analyzed_run import log_identity
-from llmb.catalogue.records import Window
+from llmb.catalogue.records import PARALLEL, Window
 from llmb.checkpoints.origin import Origin
 from llmb.logs.files import ParsedFile, parse_file
 from llmb.logs.outcome import FINISHED, LogOutcome, digest_of
@@ -29,7 +29,6 @@ LOGGED = "logged"
 """The convention of a FLOP rate that the log prints: whatever its framework counts."""
 ASSUMED = "layout.assumed"
 """Key of a configuration whose layout is that of the recipe, because the log does not tell its own."""
-PARALLEL: tuple[str, ...] = ("tp", "pp", "cp", "vp", "ep", "etp")
 BATCH: tuple[str, ...] = ("mbs", "gbs")
 
 

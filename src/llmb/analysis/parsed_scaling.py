@@ -12,10 +12,10 @@ from typing import Literal
 
 from llmb.analysis.catalogue_figures import has_layout
 from llmb.analysis.parsed_groups import RunGroup
-from llmb.analysis.parsed_run import BATCH, PARALLEL, ParsedRun, layout_text
+from llmb.analysis.parsed_run import BATCH, ParsedRun, layout_text
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation
-from llmb.catalogue.records import Recipe
+from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.scales import all_scales
 from llmb.errors import LlmbError

@@ -203,16 +203,25 @@ class Model(Record):
         return self.chunked_attention is None or (layer + 1) % self.chunked_attention.global_every == 0
 
 
-class Layout(Record):
-    """Parallel sizes and batch sizes of a run. ``vp`` is 1 without virtual stages."""
+class ParallelSizes(Record):
+    """How many ranks share a model, in each way of parallelism. ``vp`` is 1 without virtual stages."""
 
-    gpus: int
     tp: int = 1
     pp: int = 1
     vp: int = 1
     cp: int = 1
     ep: int = 1
     etp: int = 1
+
+
+PARALLEL = tuple(ParallelSizes.model_fields)
+"""The names of the sizes, in the order in which they are shown."""
+
+
+class Layout(ParallelSizes):
+    """Parallel sizes and batch sizes of a run."""
+
+    gpus: int
     mbs: int
     gbs: int
     seq_len: int

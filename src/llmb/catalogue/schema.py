@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from llmb.catalogue.published import Checkpoint, Document, PublishedCondition, Source
-from llmb.catalogue.records import Dtype, Fabric, Gpu, Lora, Packing, Recipe, Record, Training
+from llmb.catalogue.records import Dtype, Fabric, Gpu, Lora, Packing, ParallelSizes, Recipe, Record, Training
 
 
 class HardwareFile(Record):
@@ -42,19 +42,13 @@ class GpuKind(Record):
         return self.min_memory_gb <= gpu.memory_gb < self.below_memory_gb and (gpu.nvlink_c2c or not self.nvlink_c2c)
 
 
-class LayoutRow(Record):
+class LayoutRow(ParallelSizes):
     """One row of a layout table. ``dp`` and ``ga`` are as printed and must agree with the rest of the row."""
 
     line: int | None = None
     gpus: int
     layers: int
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
     dp: int | None = None
-    vp: int = 1
-    ep: int = 1
-    etp: int = 1
     mbs: int
     gbs: int
     ga: int | None = None

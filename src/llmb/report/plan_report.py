@@ -9,6 +9,7 @@ from typing import Any
 
 from llmb.campaigns.campaign import Campaign, PlannedJob, total_gpu_hours
 from llmb.catalogue.pipeline_stages import stage_layers
+from llmb.catalogue.records import PARALLEL
 from llmb.catalogue.unspecified import unspecified_text
 from llmb.checkpoints.origin import Origin
 from llmb.jobs.job import Job
@@ -121,7 +122,7 @@ def _add_origin(table: Table, plan: Plan) -> None:
 
 def _add_layout(table: Table, plan: EnginePlan) -> None:
     layout = plan.recipe.layout
-    parallel = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
+    parallel = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in PARALLEL)
     table.add_row("parallel", f"{parallel}, DP {layout.dp}")
     without = "" if layout.sequence_parallel else ", no sequence parallelism"
     table.add_row("batch", f"MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")

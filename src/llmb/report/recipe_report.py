@@ -8,7 +8,7 @@ from typing import Any
 from llmb.catalogue.job_defaults import JobDefaults
 from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.published import Expectation
-from llmb.catalogue.records import Convention, Lora, Model, Recipe
+from llmb.catalogue.records import PARALLEL, Convention, Lora, Model, Recipe
 from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
 from llmb.checkpoints.origin import Origin, OriginHere
@@ -40,7 +40,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
     """The JSON form of a recipe; its keys are a contract."""
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
-    names = ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs", "ga", "seq_len", "layers")
+    names = ("gpus", *PARALLEL, "dp", "mbs", "gbs", "ga", "seq_len", "layers")
     return {
         **identity_document(recipe),
         "model": {**recipe.model.model_dump(mode="json"), "parameters": total, "active_parameters": active},
@@ -110,8 +110,7 @@ def _summary(recipe: Recipe, here: OriginHere) -> Table:
         f"{model.layers} layers, hidden {model.hidden_size}, FFN {model.ffn_hidden_size}, "
         f"{model.attention_heads} heads, {model.kv_heads} KV heads, vocabulary {model.vocab_size}",
     )
-    parallel = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
-    table.add_row("parallel", " ".join(f"{name.upper()} {getattr(layout, name)}" for name in parallel))
+    table.add_row("parallel", " ".join(f"{name.upper()} {getattr(layout, name)}" for name in (*PARALLEL, "dp")))
     table.add_row("batch", f"MBS {layout.mbs} GBS {layout.gbs} GA {layout.ga}, sequence length {layout.seq_len}")
     if recipe.lora:
         table.add_row("trained", trained_text(model, recipe.lora))
