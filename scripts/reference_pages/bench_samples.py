@@ -3,11 +3,10 @@
 
 from typing import Any
 
-from llmb.bench.disk import prediction
 from llmb.bench.gpus import compare_parts
 from llmb.bench.outliers import outlier_rule
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
-from llmb.report.bench_report import disk_document, gpus_document, history_document, measurement_document
+from llmb.report.bench_report import gpus_document, history_document, measurement_document
 
 ROW = Measurement(benchmark="gemm", case="qkv_forward", node="node1", device="", time_s=0.1, repetitions=3)
 
@@ -30,10 +29,6 @@ def sample_measurements() -> dict[str, Any]:
 
 def sample_history() -> dict[str, Any]:
     return history_document([sample_file(), sample_file()], None)
-
-
-def sample_disk() -> dict[str, Any]:
-    return disk_document(sample_file(), prediction(10**9, 1, 1.0, 1.0))
 
 
 def sample_gpus() -> dict[str, Any]:

@@ -67,7 +67,7 @@ from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
 from llmb.traces.summary import summarize
 from llmb.traces.timeline import Timeline, TracedStep
-from reference_pages.bench_samples import sample_disk, sample_gpus, sample_history, sample_measurements
+from reference_pages.bench_samples import sample_gpus, sample_history, sample_measurements
 from reference_pages.comparison_samples import sample_bisection, sample_comparison
 from reference_pages.verdict_samples import sample_judgement
 
@@ -107,7 +107,6 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
         "bench": sample_measurements(),
         "bench list": sample_history(),
-        "bench disk": sample_disk(),
         "bench gpus": sample_gpus(),
         "config show": settings_document(sample_settings()),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),

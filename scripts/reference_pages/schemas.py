@@ -9,7 +9,6 @@ from llmb.analysis import comparison, forecast
 from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.bisect_runs import BisectReport
 from llmb.analysis.watched import Concern, State
-from llmb.bench.disk import Prediction
 from llmb.bench.records import Measurement, MeasurementFile
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Dtype, Window
@@ -240,11 +239,6 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     "bisect next": {"": BisectReport},
     "bench": {"": MeasurementFile, "measurements[].peak_pct": float | None},
     "bench list": {"changes[]": MeasuredChange},
-    "bench disk": {
-        "measured": MeasurementFile,
-        "measured.measurements[].peak_pct": float | None,
-        "checkpoint": Prediction | None,
-    },
     "bench gpus": {
         "median_tflops": float | None,
         "devices[]": MeasuredDevice,

@@ -1,22 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb bench collectives``, ``disk`` and ``gpus``: real processes, real files."""
+"""``llmb bench collectives`` and ``gpus``: real processes, real files."""
 
 import json
 import os
-import signal
 import subprocess
-import sys
-import time
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
-from llmb.bench.disk import DiskJob, prediction, whole_blocks
-from llmb.bench.disk_bench import measure_disk
-from llmb.bench.disk_files import open_unnamed
 from llmb.bench.kept_measurements import read_measurements
-from llmb.errors import EnvironmentProblem
 from llmb.traces.nccl_tests import read_test_tables
 
 FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
@@ -107,7 +98,6 @@ def test_a_size_that_memory_has_no_place_for_is_named(llmb) -> None:
         (("collectives", "--wait"), "--wait is for jobs"),
         (("collectives", "--min-size", "8"), "'8' is not a size"),
         (("gpus", "--dry-run"), "--dry-run is for jobs"),
-        (("disk", "--scale", "8"), "--scale needs --workload"),
         (("list", "--benchmark", "gem"), "did you mean 'gemm'?"),
     ],
 )
@@ -127,120 +117,3 @@ def test_the_same_product_on_every_process_is_compared_and_kept(llmb, tmp_path) 
     ]
     for row in kept.measurements:
         assert row.tflops == pytest.approx(2 * 1024**3 / row.time_s / 1e12)
-
-
-def test_files_of_checkpoints_are_written_read_and_gone(llmb, tmp_path) -> None:
-    folder = tmp_path / "checkpoints"
-    recipe = ("-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--scale", "16")
-    size = ("--file-size", "1MiB", "--ranks", "2", "--repeat", "2")
-    document = json.loads(llmb("bench", "disk", *recipe, *size, "--path", str(folder), "--json").stdout)
-    write, read = document["measured"]["measurements"]
-    assert (write["case"], read["case"]) == ("write", "read")
-    for row in (write, read):
-        assert row["ranks"] == 2 and row["repetitions"] == 2 and row["size_bytes"] == 2**20
-        assert row["bandwidth_gb_per_s"] == pytest.approx(2 * 2**20 / row["time_s"] / 1e9)
-    predicted = document["checkpoint"]
-    assert predicted["nodes"] == 2
-    assert predicted["checkpoint_bytes"] == pytest.approx(12 * 8.03e9, rel=0.01)
-    whole_s = predicted["checkpoint_bytes"] / 1e9 / write["bandwidth_gb_per_s"]
-    assert predicted["save_shared_s"] == pytest.approx(whole_s)
-    assert predicted["save_each_s"] == pytest.approx(whole_s / 2)
-    assert list(folder.iterdir()) == []
-
-
-def test_the_size_is_the_recipes_part_of_a_rank(llmb, tmp_path) -> None:
-    text = llmb("bench", "disk", "-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "2", "--cache", "through").stdout
-    (kept,) = read_measurements(tmp_path)
-    assert {(row.ranks, row.size_bytes, row.shape) for row in kept.measurements} == {
-        (2, 6_888_192, "through the page cache")
-    }
-    assert "Checkpoint of 0.0138 GB from 1 node" in text
-
-
-def test_the_prediction_counts_the_whole_checkpoint_and_all_nodes() -> None:
-    found = prediction(100 * 10**9, 4, 5.0, 10.0)
-    assert (found.save_each_s, found.save_shared_s, found.load_each_s, found.load_shared_s) == (5, 20, 2.5, 10)
-
-
-def test_space_is_checked_before_a_file_is_written(tmp_path) -> None:
-    job = DiskJob(folder=str(tmp_path), size_bytes=10**17, ranks=2, repeats=1, cache="past")
-    with pytest.raises(EnvironmentProblem, match="2 files of 100,000,000,000,000,000 bytes need"):
-        measure_disk(job, lambda _: None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_has_no_name_from_the_beginning(tmp_path) -> None:
-    handle, _ = open_unnamed(tmp_path, 0, direct=True)
-    try:
-        assert list(tmp_path.iterdir()) == []
-        assert os.fstat(handle).st_nlink == 0
-    finally:
-        os.close(handle)
-
-
-def unnamed_files(folder):
-    """What processes have open below ``folder`` that has no name any more."""
-    found = []
-    for process in Path("/proc").iterdir():
-        with suppress(OSError):  # no process, one that has ended, or another user's
-            links = [str(handle.readlink()) for handle in (process / "fd").iterdir()]
-            found += [link for link in links if link.startswith(f"{folder}/") and link.endswith(" (deleted)")]
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_however_it_ends(forked_python, tmp_path, end) -> None:
-    folder = tmp_path / "checkpoints"
-    environ = {**os.environ, "LLMB_INSTALL": str(tmp_path)}
-    command = [forked_python, "-m", "llmb.cli.main", "bench", "disk", "--path", str(folder), "--file-size", "64MiB"]
-    process = subprocess.Popen(
-        [*command, "--ranks", "2", "--repeat", "10000"],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    until = time.monotonic() + 300
-    while len(unnamed_files(folder)) < 2:
-        assert process.poll() is None and time.monotonic() < until, "they did not begin to measure"
-        time.sleep(0.1)
-    process.send_signal(end)
-    process.communicate(timeout=300)
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert files == []
-    if end != signal.SIGKILL:
-        assert list(folder.iterdir()) == []
-
-
-def test_a_process_that_is_killed_ends_the_measurement_of_a_disk(tmp_path) -> None:
-    """Before, the others waited for it at the next barrier, for an hour."""
-    program = """
-import multiprocessing, sys
-from llmb.bench.disk_files import run
-from llmb.bench.disk import DiskJob
-
-def say(progress):
-    for process in multiprocessing.active_children()[:1]:  # none is left when it is called late, for earlier progress
-        process.kill()
-
-if __name__ == "__main__":
-    job = DiskJob(folder=sys.argv[1], size_bytes=4096, ranks=2, repeats=1_000_000, cache="through")
-    try:
-        run(job, say)
-    except RuntimeError as error:
-        sys.exit(str(error))
-"""
-    file = tmp_path / "program.py"
-    file.write_text(program)
-    done = subprocess.run([sys.executable, file, tmp_path], capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stderr.strip()) == (1, "a process was killed")
-
-
-def test_a_rate_is_of_what_was_written_which_is_whole_blocks(llmb, tmp_path) -> None:
-    assert [whole_blocks(size) for size in (1, 4096, 4097)] == [4096, 4096, 8192]
-    done = llmb("bench", "disk", "--path", str(tmp_path), "--file-size", "1B", "--repeat", "1", "--json")
-    for row in json.loads(done.stdout)["measured"]["measurements"]:
-        assert row["size_bytes"] == 4096
-        assert row["bandwidth_gb_per_s"] == pytest.approx(4096 / row["time_s"] / 1e9)

@@ -26,7 +26,6 @@ CALLS = {
     "checkpoint import": ("checkpoint", "import", "missing", "new", "-w", MODEL),
     "bench gemm": ("bench", "gemm", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
     "bench attention": ("bench", "attention", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
-    "bench disk": ("bench", "disk", "-w", TINY, "--gpu-type", "cpu"),
     "config show": ("config", "show", "-w", MODEL, "--json"),
     "bisect start": ("bisect", "start", "--candidates", "a,b,c", "-w", MODEL, "--json"),
     "bisect run": ("bisect", "run", "--candidates", "a,b", "-w", MODEL, "--", "missing", "{candidate}"),

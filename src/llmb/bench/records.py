@@ -10,14 +10,14 @@ from llmb.catalogue.records import Record
 PROGRAM = "llmb.bench.worker.every_gpu"
 JOB, PARTS = "gpus_job.json", "gpus"
 """A file and a folder, in the folder that the program is called with."""
-BENCHMARKS = ("gemm", "attention", "memory", "transfer", "launch", "collectives", "disk", "gpus")
+BENCHMARKS = ("gemm", "attention", "memory", "transfer", "launch", "collectives", "gpus")
 
 
 class Measurement(Record):
     """One row: a kind of work at one size, measured on one device or over a group of them."""
 
     benchmark: str
-    """``gemm``, ``attention``, ``memory``, ``transfer``, ``launch``, ``collectives``, ``disk`` or ``gpus``."""
+    """``gemm``, ``attention``, ``memory``, ``transfer``, ``launch``, ``collectives`` or ``gpus``."""
     case: str
     """What within it, in a stable word for scripts, such as ``qkv`` or ``all_reduce``."""
     shape: str | None = None

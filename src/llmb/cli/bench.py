@@ -36,7 +36,6 @@ from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.cli.bench_collectives import collectives
-from llmb.cli.bench_disk import disk
 from llmb.cli.bench_gpus import gpus
 from llmb.cli.bench_jobs import save_and_show
 from llmb.cli.options import Json, selection_options, takes
@@ -192,7 +191,6 @@ def launch(device: DeviceOption = "auto", repeat: Repeat = None, json: Json = Fa
 
 
 app.command("collectives")(collectives)
-app.command("disk")(disk)
 app.command("gpus")(gpus)
 
 
