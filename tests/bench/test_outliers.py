@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from llmb.bench.gpus import compare_parts
-from llmb.bench.outliers import OutlierRule, below_median_pct, outlier_rule, slow_ones
+from llmb.bench.gpus import OutlierRule, below_median_pct, compare_parts, outlier_rule, slow_ones
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.table import table_lines
