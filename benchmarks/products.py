@@ -18,8 +18,7 @@ import torch
 
 from llmb.bench.cases import gemm_cases
 from llmb.bench.jobs import CaseList, ProductCase, ProductDtype
-from llmb.bench.worker.products import DTYPES, product
-from llmb.bench.worker.timing import PreparedCall, timed
+from llmb.bench.worker.timing import DTYPES, PreparedCall, product, timed
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.device import exact_fp32

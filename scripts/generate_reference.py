@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of docs/reference from the code and the catalogue; with --check only lists the stale pages."""
+"""Writes the pages of docs/reference, and sample outputs in others, from the code and the catalogue.
+
+With --check it only lists the stale pages.
+"""
 
 import argparse
 import sys
@@ -11,11 +14,14 @@ from reference_pages.commands import commands_page
 from reference_pages.environment import environment_page
 from reference_pages.files import files_page
 from reference_pages.same import same_page
+from reference_pages.samples import picture, with_samples
 
 from llmb.catalogue.load import Catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
+WITH_SAMPLES = (ROOT / "docs" / "tutorial" / "first-run.md",)
+PICTURE = ROOT / "docs" / "llmb.svg"
 HEADER = "<!-- Written by scripts/generate_reference.py ('make reference'); changes made here are lost. -->"
 
 
@@ -48,7 +54,9 @@ def pages() -> dict[Path, str]:
         "checks.md": checks_page(),
         "what-is-the-same.md": same_page(catalogue),
     }
-    return {REFERENCE / name: f"{HEADER}\n\n{text.strip()}\n" for name, text in texts.items()}
+    written = {REFERENCE / name: f"{HEADER}\n\n{text.strip()}\n" for name, text in texts.items()}
+    samples = {path: with_samples(path.read_text(), catalogue) for path in WITH_SAMPLES}
+    return {**written, **samples, PICTURE: picture(catalogue)}
 
 
 if __name__ == "__main__":

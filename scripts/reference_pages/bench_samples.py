@@ -3,8 +3,7 @@
 
 from typing import Any
 
-from llmb.bench.gpus import compare_parts
-from llmb.bench.outliers import outlier_rule
+from llmb.bench.gpus import compare_parts, outlier_rule
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import gpus_document, history_document, measurement_document
 

@@ -24,7 +24,6 @@ from llmb.install.installing import StepResult
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
 from llmb.jobs.order import Prepared, make_order
-from llmb.jobs.repeats import EndedRun
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.jobs.submit import new_job
 from llmb.jobspec.options import JobOptions
@@ -40,21 +39,22 @@ from llmb.prepare.samples import TEMPLATE
 from llmb.prepare.verify import Item, Verification
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, TokenizerRecord
+from llmb.programs.conclude import EndedRun
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import image_document, install_document, settings_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
-from llmb.report.nccl_report import nccl_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.plan_report import campaign_document, submit_document
 from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
 from llmb.report.recipe_report import list_document, metrics_document, recipe_document
 from llmb.report.run_report import repeats_document, run_document
-from llmb.report.trace_report import trace_document
+from llmb.report.trace_report import nccl_document, trace_document
 from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices
+from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan, make_plan
-from llmb.runs.result import conclude
+from llmb.runs.record import new_record
 from llmb.runs.step_follower import StepNews
 from llmb.runs.steps import ExpertLoad, Step
 from llmb.schedulers.lookup import QUEUE, find_scheduler
@@ -85,10 +85,10 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
     steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
     job = replace(sample_job(catalogue), nodes="node1")
     shown = job_document(job, None)
-    sample_run = EndedRun(RunFolder(Path("run")), plan, conclude(plan, steps, 0, ""))
+    sample_run = EndedRun(RunFolder(Path("run")), new_record(plan, ()), conclude(RunEvidence(plan, steps)))
     return {
-        "run": run_document(sample_run.folder, plan, sample_run.result),
-        "run --repeats": repeats_document([[sample_run]], "before"),
+        "run": run_document(sample_run),
+        "run --repeats": repeats_document([[sample_run]]),
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
         "submit": submit_document(plan.origin, [job]),
@@ -213,7 +213,9 @@ def sample_job(catalogue: Catalogue) -> Job:
     request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
     order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
     folder = RunFolder(Path("run"))
-    return new_job(Prepared(order.sample(), folder, {None: folder}), None, order.plan, "", None)
+    return new_job(
+        Prepared(order.sample(), folder, {None: folder}, {None: "5afbddee3644b1b4"}), None, order.plan, "", None
+    )
 
 
 def sample_checkpoint(plan: Plan) -> SavedCheckpoint:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures how fast machines train large language models.
 
-``llmb.run``, ``llmb.compare``, ``llmb.judge``, ``llmb.parse``, ``llmb.recipe`` and ``llmb.result`` are loaded when they
-are first used.
+``llmb.run``, ``llmb.compare``, ``llmb.judge``, ``llmb.parse``, ``llmb.recipe``, ``llmb.result`` and ``llmb.list_runs``
+are loaded when they are first used.
 """
 
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-_API = ("Run", "compare", "judge", "parse", "recipe", "result", "run")
+_API = ("Run", "Runs", "compare", "judge", "list_runs", "parse", "recipe", "result", "run")
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever it is)

@@ -6,6 +6,7 @@ Errors are those of ``llmb.errors``; each has the text that the command line pri
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.copies import with_copies
-from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides
+from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, named_folders
 from llmb.analysis.judge_run import Against, judge_runs
 from llmb.analysis.parsed_run import known_run
 from llmb.catalogue.load import Catalogue
@@ -22,31 +23,73 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.checkpoints.origin import Origin
-from llmb.errors import UsageError, unknown
+from llmb.errors import EnvironmentProblem, UsageError, unknown
+from llmb.jobs.find import parse_since
+from llmb.jobs.history import read_history
 from llmb.jobs.local_run import plan_here, raise_unless_successful
+from llmb.jobs.store import Filter
 from llmb.logs.files import ParsedFile, find_logs, parse_file
 from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import build, options_of
 from llmb.options.text import valid_values
-from llmb.programs.conclude import finished_result
+from llmb.programs.conclude import EndedRun, read_ended_run
+from llmb.report.numbers import number
+from llmb.report.table import Column, html_table, number_column, table_of
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, chosen_root
-from llmb.runs.record import read_record, unreadable_record
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
 from llmb.verdict.records import Verdict
 from llmb.verdict.tolerance import given_tolerance
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
     """A run that has ended; ``recipe.unspecified`` lists what was left open."""
 
+    id: str
+    """Short; what commands and ``llmb.result`` accept."""
+    label: str | None
     folder: Path
     recipe: Recipe
     result: Result
     origin: Origin
     """Where its weights and data come from."""
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Mean over the window; None if the run has no statistics."""
+        return self.result.step_time_s.mean if self.result.step_time_s else None
+
+    def __repr__(self) -> str:
+        step = f", {number(self.step_time_s)} s per step" if self.step_time_s else ""
+        return f"<run {self.id}: {self.recipe.title()}, {self.result.status}{step}>"
+
+
+class Runs(tuple[Run, ...]):
+    """Several runs; a notebook shows them as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return html_table(table_of("", self, _COLUMNS))
+
+
+_COLUMNS: tuple[Column[Run], ...] = (
+    Column("run", lambda run: run.id),
+    Column("label", lambda run: run.label),
+    Column("recipe", lambda run: run.recipe.title()),
+    Column("status", lambda run: run.result.status),
+    number_column("step s", lambda run: run.step_time_s),
+    number_column("tokens/s per GPU", lambda run: run.result.tokens_per_s_per_gpu),
+    Column("verdict", lambda run: run.result.verdict and run.result.verdict.verdict),
+    Column("reason", lambda run: run.result.reason),
+)
+
+
+def _run_of(run: EndedRun) -> Run:
+    record = run.record
+    return Run(record.id, record.label, run.folder.path, record.plan.recipe, run.result, record.plan.origin)
 
 
 def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)
@@ -76,21 +119,54 @@ def run(
         chosen_root(os.environ, Path.cwd()).path,
     )
     local.check()
-    folder, ended = local.start(on_step, on_message)
-    raise_unless_successful(folder, ended)
-    return Run(folder.path, local.plan.recipe, ended, local.plan.origin)
+    ended = local.start(on_step, on_message)
+    raise_unless_successful(ended)
+    return _run_of(ended)
 
 
-def result(folder: str | Path) -> Run:
-    """A run that has ended, from its folder, as ``llmb result``; also one that failed. Raises UsageError."""
-    home = RunFolder(Path(folder).expanduser().absolute())
-    try:
-        record = read_record(home)
-    except (OSError, ValueError) as error:
-        raise unreadable_record(home, error) from error
-    if record.status in ("queued", "running"):
-        raise UsageError(f"the run has no result yet: it is {record.status}", where=str(home.path))
-    return Run(home.path, record.plan.recipe, finished_result(home, record), record.plan.origin)
+def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: None) -> Run:
+    """A run that has ended, as ``llmb result``; also one that failed. Raises UsageError.
+
+    ``run`` is its id, ``"latest"`` for the newest that ended successfully, its label if no other run has it, or its
+    folder.
+    """
+    text = str(run.absolute() if isinstance(run, Path) else run)
+    folders = named_folders(text, chosen_root(os.environ, Path.cwd()).path, on_message)
+    if len(folders) > 1:
+        raise UsageError(f"{len(folders)} runs have the name '{run}'", do="llmb.list_runs() returns several")
+    return _run_of(read_ended_run(folders[0]))
+
+
+def list_runs(
+    *,
+    label: str | None = None,
+    workload: str | None = None,
+    campaign: str | None = None,
+    since: str | None = None,
+    limit: int | None = None,
+    on_message: Callable[[str], None] = lambda _: None,
+) -> Runs:
+    """The runs that have ended, the newest last, as ``llmb runs``. Raises UsageError.
+
+    ``on_message`` gets those that are left out: runs that have not ended, or that cannot be read.
+    """
+    selection = Filter(
+        label=label,
+        workload=workload,
+        campaign=campaign,
+        since_s=parse_since(since, time.time()) if since else None,
+        runs_only=True,
+        limit=limit,
+    )
+    with read_history(chosen_root(os.environ, Path.cwd()).path, on_message) as store:
+        jobs = store.jobs(selection)
+    ended = []
+    for job in jobs:
+        try:
+            ended.append(_run_of(read_ended_run(RunFolder(Path(job.run_dir)))))
+        except (UsageError, EnvironmentProblem) as error:
+            on_message(f"left out: {error}")
+    return Runs(ended)
 
 
 def judge(
@@ -102,17 +178,17 @@ def judge(
     gpu_type: str | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
-    """Whether a run, its folder or log, is as fast as it should be, as ``llmb judge``.
+    """Whether a run, by its id, ``"latest"``, folder or log, is as fast as it should be, as ``llmb judge``.
 
-    Also repeats in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in percent, ``gpu_type``
-    that of a log that does not report it. Raises UsageError if there is no run that ended, or if there would be several
-    verdicts.
+    Also repeats with a label or in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in %,
+    ``gpu_type`` that of a log that does not report it. Raises UsageError if there is no run that ended, or if there
+    would be several verdicts.
     """
     limit = given_tolerance(tolerance, "tolerance")
     if against is not None and expect is not None:
         raise UsageError("against and expect cannot be combined", do="give one of them")
     install = chosen_root(os.environ, Path.cwd()).path
-    found = find_ended_runs(str(Path(path).expanduser().absolute()), install, on_message)
+    found = find_ended_runs(str(path.absolute() if isinstance(path, Path) else path), install, on_message)
     reference = Against(
         runs=None if against is None else str(against),
         expectations=None if expect is None else Path(expect).expanduser(),

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The project's own documentation, which every installation has: cluster nodes often reach no web page."""
 
+import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from llmb.errors import unknown
 
 FOLDER = Path(__file__).parent / "docs"
+_WORD = re.compile(r"[a-z0-9][a-z0-9.]*[a-z0-9]")
+_COMMON = {"my", "is", "the", "with", "how", "to", "of", "and", "for", "on", "in", "do", "which", "ar", "it", "an"}
+_LISTED = re.compile(r"^- \[(.*?)\]\((.*?)\)((?:.|\n(?!-|\n))*)", re.MULTILINE)
+"""A page in the list of pages: its title, its file, and what it is about."""
 SECTIONS = ("tutorial", "how-to", "reference", "explanation")
 
 
@@ -40,4 +46,50 @@ def find_doc_page(name: str, folder: Path = FOLDER) -> DocPage:
 
 def _page(section: str, path: Path) -> DocPage:
     with path.open(encoding="utf-8") as file:
-        return DocPage(path.stem, section, file.readline().lstrip("# ").strip(), path)
+        title = next((line[2:].strip() for line in file if line.startswith("# ")), path.stem)
+    return DocPage(path.stem, section, title, path)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPage:
+    """A page that has a word, and the heading above the place where it has most of them."""
+
+    page: DocPage
+    heading: str
+    score: float
+
+
+def search_pages(text: str, folder: Path = FOLDER) -> list[FoundPage]:
+    """The pages with any of the words, those first that have more of them, in titles and headings above all."""
+    words = {_stem(word) for word in _WORD.findall(text.lower())} - _COMMON
+    found = [_search(page, words, folder) for page in doc_pages(folder)]
+    return sorted((one for one in found if one.score), key=lambda one: -one.score)
+
+
+def _search(page: DocPage, words: set[str], folder: Path) -> FoundPage:
+    purpose = _purposes(folder).get(page.path.name, "")
+    points = _points(page.title, words, 10) + _points(page.name, words, 10) + _points(purpose, words, 6)
+    best, heading, seen = 0.0, page.title, set[str]()
+    for part in re.split(r"^#+ ", page.path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        name, _, body = part.partition("\n")
+        own = _points(name, words, 4) + _points(body, words, 1)
+        seen |= words & {_stem(word) for word in _WORD.findall(part.lower())}
+        if own > best:
+            best, heading = own, name.strip()
+    return FoundPage(page, heading, (points + best) * len(seen) / max(1, len(words)))
+
+
+def _points(text: str, words: set[str], each: float) -> float:
+    return each * len(words & {_stem(word) for word in _WORD.findall(text.lower())})
+
+
+@cache
+def _purposes(folder: Path) -> dict[str, str]:
+    """What the list of pages says of each, by the name of its file."""
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    return {Path(match[2]).name: match[1] + match[3] for match in _LISTED.finditer(text)}
+
+
+def _stem(word: str) -> str:
+    """Without the endings that forms of one word differ in."""
+    return re.sub(r"(?<=\w{3})(ing|ed|es|s|e)$", "", word)

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors a user can meet. Each class has the exit code that scripts rely on."""
 
+import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from llmb.secrets import redacted
 from llmb.shown_text import printable_lines
 
+_BILLIONS = re.compile(r"\d+(\.\d+)?b")
+SHORT = 5
+
 
 class LlmbError(Exception):
     """An error that the user can act on: what is wrong, where, the valid values, and what to do."""
 
     exit_code = 2
+    heading = "error"
+    """What the command line writes before it."""
 
     def __init__(
         self, what: str, *, where: str | None = None, choices: Iterable[object] = (), do: str | None = None
@@ -65,12 +72,20 @@ class Regressed(LlmbError):
     """A run, or a group of runs, is slower than its reference by more than the tolerance (exit code 5)."""
 
     exit_code = 5
+    heading = "verdict"
 
 
 class InvalidRun(LlmbError):
-    """A run finished, but its values are invalid, or allow no conclusion (exit code 6)."""
+    """A run finished, but its values are invalid (exit code 6)."""
 
     exit_code = 6
+
+
+class NoVerdict(LlmbError):
+    """What was measured allows no conclusion (exit code 6)."""
+
+    exit_code = 6
+    heading = "verdict"
 
 
 class InfrastructureError(LlmbError):
@@ -92,8 +107,17 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
-    """A question with the closest of ``names``, or an empty string."""
-    near = closest(str(value).lower(), names, cutoff=0.5, most=1)
+    """A question with the closest of ``names``, or an empty string. Of sizes such as 7b, the nearest number is meant.
+
+    A word as short as a100 that lacks a letter of h100 names something else.
+    """
+    text, known = str(value).lower(), list(names)
+    if _BILLIONS.fullmatch(text) and (sizes := [name for name in known if _BILLIONS.fullmatch(name)]):
+        near = [min(sizes, key=lambda name: abs(math.log(float(name[:-1]) / (float(text[:-1]) or 1))))]
+    else:
+        near = closest(text, known, cutoff=0.5, most=1)
+        if near and len(text) <= SHORT and text[-1:].isdigit() and sorted(near[0]) != sorted(text):
+            near = closest(text, near, cutoff=0.8)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 

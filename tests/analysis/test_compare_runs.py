@@ -170,7 +170,7 @@ def test_runs_that_measure_nothing_are_left_out_with_the_reason(
     write: Write, compare: Callable[..., Comparison]
 ) -> None:
     write("before", 2.0)
-    write("before", 9.0, runs=1, fields={"status": "failed", "reason": "out of memory"})
+    write("before", 9.0, runs=1, fields={"failed": "out of memory"})
     write("after", 2.0)
     write("after", 9.0, runs=1, steps=1)
     found = compare("before", "after")
@@ -188,7 +188,7 @@ def test_a_recipe_that_only_fails_after_a_change_is_not_passed_over(
     write("before", 1.5, dtype="bf16")
     write("after", 2.0)
     assert compare("before", "after", tolerance_pct=3).verdict == "pass"
-    write("after", 1.5, dtype="bf16", runs=1, fields={"status": "failed", "reason": "NCCL error"})
+    write("after", 1.5, dtype="bf16", runs=1, fields={"failed": "NCCL error"})
     found = compare("before", "after", tolerance_pct=3)
     assert found.verdict == "not comparable"
     assert [(one.recipe, one.reason) for one in found.unmatched] == [

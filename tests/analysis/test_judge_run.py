@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from recorded_runs import gpu_record, times_around, write_run
+from timed_runs import noisy_times
+from timed_runs import write_run as write_timed_run
 from typer.testing import CliRunner
 
 from llmb.analysis.analyzed_run import AnalyzedRun
@@ -17,7 +19,7 @@ from llmb.analysis.find_runs import find_ended_runs
 from llmb.analysis.judge_run import judge_acceptance, judge_against, judge_published
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
-from llmb.errors import InvalidRun, LlmbError, Regressed, UsageError
+from llmb.errors import LlmbError, NoVerdict, Regressed, UsageError
 from llmb.logs.step_line import format_step_line
 from llmb.report.table import plain_lines, table_lines
 from llmb.report.verdict_report import acceptance_table, summary_table, verdict_table
@@ -223,7 +225,23 @@ def test_the_advice_is_not_what_was_given(
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
     own = str(write_run(tmp_path / "tiny", queued_record(tiny_plan(), ()), times_around(0.5)))
     errors = [CliRunner().invoke(app, words).exception for words in ([own], [own, "--against", own])]
-    assert [isinstance(error, InvalidRun) and error.do for error in errors] == ["give --against or --expect", None]
+    assert [isinstance(error, NoVerdict) and error.do for error in errors] == ["give --against or --expect", None]
+
+
+def test_without_a_published_figure_a_run_is_judged_by_earlier_ones(
+    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_plan: Callable[..., Plan]
+) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    times = [noisy_times(mean_s, 0.002, 50, seed) for seed, mean_s in enumerate((2.0, 2.0, 2.0, 2.2))]
+    folders = [write_timed_run(tmp_path, tiny_plan(), own, number=number) for number, own in enumerate(times)]
+    found, code = judge(folders[1].path)
+    assert (found["verdict"], code) == ("not comparable", 6)
+    assert found["reason"].endswith("; 1 earlier run of this recipe on these nodes, and 2 are needed")
+    found, code = judge(folders[2].path)
+    assert (found["verdict"], found["reference"]["runs"], code) == ("pass", 2, 0)
+    found, code = judge(folders[3].path)
+    assert (found["verdict"], found["reference"]["runs"], code) == ("regressed", 3, 5)
+    assert found["delta_pct"] == pytest.approx(10, abs=1)
 
 
 def test_a_run_is_not_its_own_baseline(judge: Judge, tmp_path: Path) -> None:
@@ -374,7 +392,7 @@ def test_a_table_has_the_sentence_first_and_fits_80_columns(tmp_path: Path, monk
     assert any(re.search(r"NeMo 25\.02\.01 +makes it soft", line) for line in rest)
     assert "tolerance: 5.3 %: 95 % of the published throughput" in result.stdout
     failed = CliRunner().invoke(app, [str(tmp_path / "runs"), "--tolerance", "7.2"])
-    assert isinstance(failed.exception, InvalidRun)
+    assert isinstance(failed.exception, NoVerdict)
 
 
 def test_tables_are_made_from_verdicts(tmp_path: Path) -> None:

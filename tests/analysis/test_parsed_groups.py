@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type
-from llmb.analysis.parsed_groups import group_runs
 from llmb.analysis.parsed_run import ParsedRun
-from llmb.analysis.parsed_scaling import Scaling, scaling_of
+from llmb.analysis.parsed_scaling import Scaling, group_runs, scaling_of
 from llmb.catalogue.load import Catalogue
 from llmb.logs.configuration import experiment_configuration
 from llmb.logs.files import ParsedFile

@@ -4,13 +4,16 @@
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from llmb.analysis.parsed_run import ParsedRun, known_run
 from llmb.logs.files import parse_file
-from llmb.runs.short_id import id_of_name, short_id
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_record
+from llmb.runs.short_id import short_id
 
 ROOT = Path(__file__).parents[1] / "data" / "root" / "workloads"
 EXPERIMENT = "pretrain_llama3.1_tiny_fp32_gpus1_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8"
@@ -71,7 +74,7 @@ def test_a_profiled_step_is_not_taken_for_an_exact_figure(log: Path) -> None:
 
 def test_the_record_says_what_was_run(log: Path) -> None:
     run = parsed_run(log, "1-2")
-    assert run.id == short_id(log.parent)
+    assert run.id == read_record(RunFolder(log.parent)).id
     assert run.recipe_text == "pretrain_llama3.1 tiny fp32"
     assert (run.gpus, run.text("gpu_type"), run.text("program")) == (1, "cpu", "engine")
     assert run.layout == {"tp": 1, "pp": 1, "cp": 1, "vp": 1, "ep": 1, "etp": 1, "mbs": 1, "gbs": 8}
@@ -88,7 +91,7 @@ def test_repeats_have_one_key_whatever_they_are_called(log: Path, tmp_path: Path
     shutil.copytree(log.parent, folder)
     again = (folder / log.name).rename(folder / "log-renamed.out")
     after = parsed_run(again, "1-2")
-    assert after.key == before.key and after.id != before.id
+    assert (after.key, after.id) == (before.key, before.id), "the id is that of the run, not of its folder"
     other = json.loads((folder / "run.json").read_text())
     other["environment"]["torch"] = "9.9"
     (folder / "run.json").write_text(json.dumps(other))
@@ -98,7 +101,7 @@ def test_repeats_have_one_key_whatever_they_are_called(log: Path, tmp_path: Path
 def test_a_log_without_a_record_is_known_by_itself(log: Path) -> None:
     (log.parent / "run.json").unlink()
     run = parsed_run(log, "1-2")
-    assert (run.id, run.figures, run.folder) == (id_of_name(str(log)), "rounded", None)
+    assert (run.id, run.figures, run.folder) == (short_id(str(log)), "rounded", None)
     assert run.unread_record is None
     assert run.time_s == log.stat().st_mtime
     assert run.id == parsed_run(log, "2-2").id
@@ -109,7 +112,7 @@ def test_a_damaged_record_is_none(log: Path, content: str) -> None:
     (log.parent / "run.json").write_text(content)
     run = parsed_run(log, "1-2")
     assert (run.outcome.status, run.folder, run.figures) == ("success", None, "rounded")
-    assert run.id == short_id(log.parent), "it is still the same run"
+    assert run.id == short_id(str(log.parent))
     assert run.unread_record and run.unread_record.startswith("it is damaged")
 
 
@@ -122,13 +125,19 @@ def test_a_run_that_lasts_is_not_one_that_died(log: Path) -> None:
     assert run.outcome.reason == "the run has not ended, by its record; step 1 is the last one in the log"
 
 
+def record_window(log: Path, window: dict[str, Any]) -> None:
+    """The run as if it had been planned, and had ended, with another window."""
+    content = json.loads((log.parent / "run.json").read_text())
+    content["plan"]["window"] = window
+    content["result"]["step_time_s"]["mean"] = fmean(exact_times(log)[window["first"] : window["last"] + 1])
+    record(log, plan=content["plan"], result=content["result"])
+
+
 def test_a_window_that_two_attempts_trained_is_whole_by_the_record(log: Path) -> None:
     """The log of the second attempt begins in the middle; ``metrics.jsonl`` has every step once."""
     lines = log.read_text().splitlines(keepends=True)
     step = {number: line for line in lines for number in range(3) if f"iteration {number}/2" in line}
-    content = json.loads((log.parent / "run.json").read_text())
-    content["plan"]["window"] = {"first": 0, "last": 2, "rule": "0-2"}
-    record(log, plan=content["plan"])
+    record_window(log, {"first": 0, "last": 2, "rule": "0-2"})
     log.write_text(step[0] + step[1] + step[1] + step[0] + step[2])
     run = parsed_run(log, "0-2")
     assert run.outcome.status == "success"
@@ -145,9 +154,7 @@ def test_a_log_without_steps_is_that_of_its_run(log: Path) -> None:
 
 def test_the_default_window_is_that_of_the_record(log: Path) -> None:
     """A log does not tell that its recipe's document takes its figures from other steps."""
-    content = json.loads((log.parent / "run.json").read_text())
-    content["plan"]["window"] = {"first": 1, "last": 2, "rule": "reference"}
-    record(log, plan=content["plan"])
+    record_window(log, {"first": 1, "last": 2, "rule": "reference"})
     run = parsed_run(log, "reference")
     assert run.outcome.window
     assert (run.outcome.window.first, run.outcome.window.last, run.outcome.window.rule) == (1, 2, "reference")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.analysis.watched_log import SILENT_S, WatchedLog
-from llmb.analysis.watched_run import Watcher
+from llmb.analysis.watched_run import SILENT_S, WatchedLog, Watcher
 from llmb.logs.step_line import format_step_line
 
 STEPS = 20
@@ -88,7 +87,7 @@ def test_a_log_that_was_replaced_is_read_again(log: Path) -> None:
 
 
 def test_long_chunks_do_not_lose_a_line(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmb.analysis.watched_log.CHUNK_BYTES", 97)
+    monkeypatch.setattr("llmb.analysis.watched_run.CHUNK_BYTES", 97)
     append(log, "".join(map(line, range(STEPS))))
     assert seen(WatchedLog(log), log.stat().st_mtime) == ("ended", list(range(STEPS)))
 

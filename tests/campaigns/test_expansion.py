@@ -109,7 +109,7 @@ def test_repeats_and_a_profiled_run_more(catalogue: Catalogue) -> None:
     ("selection", "words"),
     [
         ({"workloads": ("pretrain_lama3.1",)}, "unknown workload 'pretrain_lama3.1'; did you mean 'pretrain_llama3.1'"),
-        ({"workloads": (f"{LLAMA}_80b",)}, "unknown size of pretrain_llama3.1 '80b'; did you mean '8b'?"),
+        ({"workloads": (f"{LLAMA}_80b",)}, "unknown size of pretrain_llama3.1 '80b'; did you mean '70b'?"),
         ({"sizes": ("8B",)}, "unknown size '8B'; did you mean '8b'?"),
         ({"dtypes": ("bf61",)}, "unknown dtype 'bf61'; did you mean 'bf16'?"),
         ({"workloads": (f"{LLAMA}_8b",), "gpu_type": "h1000"}, "unknown GPU type 'h1000'; did you mean 'h100'?"),

@@ -28,7 +28,7 @@ class Anything(Record, extra="allow"):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: 1\nb: " + "[" * 100_000, ":2: not valid YAML: more than 50 nested levels"),
+        ("a: 1\nb: " + "[" * 100_000, ":2: not valid YAML: "),  # PyYAML from 6.0.4 on has a limit of its own
         ("a: " + "{b: " * 100_000, ":1: not valid YAML: more than 50 nested levels"),
         ("- " * 100_000, ":1: not valid YAML: more than 50 nested levels"),
         (LAUGHS, "not valid YAML: more than 200,000 values"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every layer stands in exactly one pipeline stage."""
 
+from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.load import Catalogue, layout_of
-from llmb.catalogue.pipeline_stages import rank_stages, stage_layers
 from llmb.catalogue.records import Layout
 
 

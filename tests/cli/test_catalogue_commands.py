@@ -110,7 +110,7 @@ def test_an_impossible_step_time_is_refused(step_time: str, llmb: Run) -> None:
     [
         (("shw",), "did you mean 'show'"),
         (("list", "-w", "pretrain_llama"), "did you mean 'pretrain_llama3.1'"),
-        (("show", "-w", "pretrain_llama3.1", "-s", "7b"), "did you mean '70b'"),
+        (("show", "-w", "pretrain_llama3.1", "-s", "7b"), "did you mean '8b'"),
         (("show", "-w", "pretrain_llama3.1"), "the size of pretrain_llama3.1 is not specified"),
         (("show", "--wrkload", "x"), "unknown option --wrkload; did you mean --workload?"),
         (("show", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "eight"), "--scale"),

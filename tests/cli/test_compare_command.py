@@ -16,7 +16,7 @@ from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.cli.compare import raise_unless_passed
-from llmb.errors import InvalidRun, LlmbError
+from llmb.errors import LlmbError, NoVerdict
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
 from llmb.report.numbers import shortened
 from llmb.report.table import table_lines, text_width
@@ -41,7 +41,7 @@ def install(tmp_path_factory: pytest.TempPathFactory, tiny_plan: Callable[..., P
             times = noisy_times(mean_s, cv, plan.steps, seed=10 * number + repeat)
             write_run(root / folder, plan, times, number=10 * number + repeat)
     failed = tiny_plan()
-    write_run(root / "before", failed, [2.0, 2.0], number=90, status="failed", reason="out of memory")
+    write_run(root / "before", failed, [2.0, 2.0], number=90, failed="out of memory")
     return root
 
 
@@ -91,12 +91,12 @@ def test_exit_codes(install: Path) -> None:
 def test_another_recipe_is_advised_only_if_both_sides_have_one(
     install: Path, tmp_path: Path, tiny_plan: Callable[..., Plan]
 ) -> None:
-    write_run(tmp_path / "failed", tiny_plan(), [2.0, 2.0], number=1, status="failed", reason="out of memory")
+    write_run(tmp_path / "failed", tiny_plan(), [2.0, 2.0], number=1, failed="out of memory")
     write_run(tmp_path / "other", tiny_plan(dtype="bf16"), 50 * [1.0], number=2)
     before = find_ended_runs(str(install / "noisy"), install, lambda _: None)
     for side, advice in (("failed", None), ("other", "--vary KEY")):
         after = find_ended_runs(str(tmp_path / side), install, lambda _: None)
-        with pytest.raises(InvalidRun) as caught:
+        with pytest.raises(NoVerdict) as caught:
             raise_unless_passed(compare_runs(before, after))
         assert (advice in (caught.value.do or "")) if advice else caught.value.do is None
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from timed_runs import noisy_times, write_run
+from timed_runs import fail, noisy_times, write_run
 from typer.testing import CliRunner
 
 from llmb.cli.main import app
@@ -106,13 +106,16 @@ CONTRADICTING: dict[str, tuple[Change, str]] = {
     "other tokens": (each(padded_tokens=8), "step 40 has 8 tokens, and the layout"),
     "loss": (each(loss=math.nan), "step 40: loss nan"),
     "gradient": (each(grad_norm=math.inf), "gradient norm inf"),
+    "another mean": (record_of(result__step_time_s__mean=1.0), "and its result says 1 s"),
+    "another status": (record_of(result__status="failed"), "it says success, and its result failed"),
+    "no result": (record_of(result=None), "it says success, and has no result"),
     "too few steps": (steps_of(lambda steps: steps[:20]), "20"),
 }
 DAMAGED: dict[str, tuple[Change, str]] = {
     "truncated": (text_of(lambda text: text[:500]), "it is damaged"),
     "empty": (text_of(lambda _: ""), "it is damaged"),
     "another type": (record_of(plan__steps="many"), "plan"),
-    "huge number": (record_of(plan__steps=10**400), "0 steps"),
+    "huge number": (record_of(plan__steps=10**400), "0 steps are recorded"),
     "float": (record_of(plan__window__first=1e308), "plan"),
     "nested": (text_of(lambda _: "[" * 100_000), "it is damaged"),
     "large": (sparse("record"), "MiB"),
@@ -124,10 +127,12 @@ DAMAGED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.fixture
-def bad(tmp_path: Path, tiny_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run beside a good one of the same label."""
+def bad(
+    tmp_path: Path, tiny_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> RunFolder:
+    """A run beside a good one of the same label; its window may be a parameter."""
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    plan = tiny_plan(steps=50, window="35-44")
+    plan = tiny_plan(steps=50, window=getattr(request, "param", "35-44"))
     folders = [
         write_run(tmp_path, plan, noisy_times(2.0, 0.01, 50, number), number=number, label="same") for number in (1, 2)
     ]
@@ -226,9 +231,8 @@ def answers(folder: RunFolder) -> dict[str, Any]:
     return {command: json_of(command, *words) for command, words in called_with.items()}
 
 
-@pytest.mark.parametrize(("first", "last"), [(35, 44), (20, 29)])
+@pytest.mark.parametrize(("bad", "first", "last"), [("35-44", 35, 44), ("20-29", 20, 29)], indirect=["bad"])
 def test_every_command_has_the_same_window_and_step_time(bad: RunFolder, first: int, last: int) -> None:
-    record_of(plan__window={"first": first, "last": last, "rule": f"{first}-{last}"}, result=None)(bad)
     found = answers(bad)
     (parsed,) = found["parse"]["results"]
     (judged,) = found["judge"]["judged"]
@@ -247,7 +251,7 @@ def test_every_command_has_the_same_window_and_step_time(bad: RunFolder, first: 
 
 def test_a_run_that_failed_after_its_last_step_measures_nothing_in_any_command(bad: RunFolder) -> None:
     why = "the workers ended with exit code 3"
-    record_of(status="failed", reason=why, exit_code=3)(bad)
+    fail(bad, why)
     (parsed,) = json_of("parse", bad.log)["results"]
     assert (parsed["status"], parsed["step_time_s"]) == ("incomplete", None)
     assert parsed["reason"] == f"the run failed, by its record: {why}"

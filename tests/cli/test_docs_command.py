@@ -2,16 +2,19 @@
 """``llmb docs``: pages and the manual page."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from llmb.cli.docs import app
 from llmb.cli.main import COMMANDS, named_commands
-from llmb.doc_pages import doc_pages, see
+from llmb.doc_pages import doc_pages, search_pages, see
+from llmb.report.output import print_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,3 +64,44 @@ def test_the_manual_page_has_every_command_and_option(needs: Callable[[str, bool
     page.write_text(text)
     done = subprocess.run(["groff", "-man", "-ww", "-Tutf8", str(page)], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("task", "page"),
+    [
+        ("compare my cluster with NVIDIA's figures", "compare-with-published"),
+        ("install without internet", "install-from-a-package"),
+        ("why is my run slow", "find-out-why-a-run-is-slow"),
+        ("import Hugging Face weights", "exchange-weights-with-hugging-face"),
+        ("add a GPU type", "add-a-recipe"),
+        ("run many recipes", "run-many-recipes"),
+        ("read Megatron logs", "read-logs"),
+        ("which nodes are slow", "check-nodes"),
+    ],
+)
+def test_a_page_is_found_by_the_task(task: str, page: str) -> None:
+    assert page in [one.page.name for one in search_pages(task)[:3]]
+
+
+def test_a_search_lists_pages_with_their_headings() -> None:
+    lines = called("--find", "find slow nodes").stdout.splitlines()
+    assert any(line.split() == ["follow-jobs", "Follow", "jobs", "Find", "slow", "nodes"] for line in lines)
+    assert json.loads(called("--find", "MFU formula", "--json").stdout)["pages"][0]["name"] == "flops-and-mfu"
+
+
+def test_every_page_has_its_title_and_is_listed_once() -> None:
+    listed = re.findall(r"\]\(([\w/-]+)\.md\)", (ROOT / "docs" / "README.md").read_text())
+    assert sorted(listed) == sorted({f"{page.section}/{page.name}" for page in doc_pages()})
+    assert not [page.title for page in doc_pages() if page.title.startswith("<") or page.title == page.name]
+
+
+def test_on_a_terminal_links_are_commands_and_code_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"llmb run {'--option value ' * 8}".rstrip()
+    monkeypatch.setenv("COLUMNS", "60")
+    link = "See [the guide](../how-to/judge-a-run.md#exit)."
+    print_markdown(f"<!-- made -->\n# Page\n\n{link}\n\n```sh\n{code}\n```\nEnd.\n")
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "the guide (llmb docs judge-a-run)" in printed and "made" not in printed
+    assert code in [line.rstrip() for line in printed.splitlines()]

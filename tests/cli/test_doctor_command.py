@@ -230,6 +230,13 @@ def test_what_is_wrong_is_first_with_advice_below() -> None:
     assert left_out.splitlines()[2:] == ["scheduler  all     no Slurm"]
 
 
+def test_what_is_right_is_counted_unless_it_is_asked_for() -> None:
+    (table,) = node_tables(report(), folded=True)
+    lines = [*plain_lines(table)]
+    assert lines[2].startswith("FAIL  NVLink")
+    assert lines[-3:-1] == ["passed: gpu 1", "not checked: scheduler 10"]
+
+
 def test_a_node_without_problems_needs_no_table_of_them() -> None:
     checks = (Check(name="gpu_type", status="pass", value="NVIDIA H100"),)
     tables = [*node_tables(report(status="pass", checks=checks, not_checked=()))]

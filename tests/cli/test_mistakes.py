@@ -48,7 +48,7 @@ MISTAKES = [
     ("parse --csv", 2, "unknown option --csv; did you mean --format?"),
     # Values.
     ("show llama3.1 8b", 2, "unknown workload 'llama3.1'; did you mean 'pretrain_llama3.1'?"),
-    ("show pretrain_llama3.1 7b", 2, "unknown size '7b'; did you mean '70b'?"),
+    ("show pretrain_llama3.1 7b", 2, "unknown size '7b'; did you mean '8b'?"),
     (f"show {RECIPE} --dtype bf61", 2, "unknown dtype 'bf61'; did you mean 'bf16'?"),
     (f"show {RECIPE} --dtype int8", 2, "unknown dtype 'int8'"),
     (f"show {RECIPE} --gpu-type a100", 2, "unknown GPU type 'a100'"),
@@ -72,6 +72,13 @@ MISTAKES = [
     ("jobs list --state broken", 2, "unknown state 'broken'"),
     ("jobs list --since yesterday", 2, "yesterday"),
     ("jobs show 4711", 2, "there is no job '4711'"),
+    ("run -s tiny -s 8b", 2, "--size has two values: tiny and 8b"),
+    ("run tiny --dtype bf16 --dtype=fp8", 2, "write --dtype bf16,fp8"),
+    ("submit tiny -d bf16 --dtype fp8", 2, "--dtype has two values: bf16 and fp8"),
+    ("judge latest --tolerance 1 --tolerance 2", 2, "--tolerance has two values: 1 and 2"),
+    ("jobs list --limit 1 --limit 2", 2, "--limit has two values: 1 and 2"),
+    ("show pretrain_llama3.1 8b --gpu-type a100", 2, "unknown GPU type 'a100'\n"),
+    ("run pretrain_llama3.1 tiny --scale 0", 2, "--scale is 0; it must be at least 1"),
     ("result latest", 2, "there are no runs yet"),
     ("judge latest", 2, "there are no runs yet"),
     ("judge before", 2, "'llmb runs' shows the runs"),
@@ -87,6 +94,7 @@ MISTAKES = [
     ("checkpoint show missing", 2, "missing"),
     ("bulk missing.txt", 2, "missing.txt"),
     ("launch pretrain_llama3.1 -s 8b", 2, "the number of GPUs is not specified"),
+    ("launch finetune_llama4-maverick -s 400b --scale 256", 2, "the GPU type of finetune_llama4-maverick is not spec"),
     (f"{QUEUED} --scale 12", 2, "has no layout for 12 GPUs"),
     (f"{QUEUED} --scale 8,16 --wait", 2, "--wait follows one job"),
     (f"{QUEUED} --scale 8 --env HF_TOKEN=hf_abc", 2, "looks like a secret"),
@@ -167,4 +175,4 @@ def test_the_run_before_does_not_silently_stand_for_a_damaged_one(
 ) -> None:
     damaged.record.write_text("{")
     exit_code_of(app, ["judge", "latest"])
-    assert f"left out: {damaged.path}: its record cannot be read: it is damaged" in capsys.readouterr().err
+    assert f"newer ones: {damaged.path}: its record cannot be read: it is damaged" in capsys.readouterr().err

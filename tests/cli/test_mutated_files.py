@@ -27,11 +27,10 @@ from llmb.errors import LlmbError
 from llmb.jobspec.spec import JobSpec
 from llmb.logs.files import find_all_logs, find_logs, parse_file
 from llmb.logs.step_line import format_step_line
-from llmb.report.nccl_report import nccl_document, nccl_tables
 from llmb.report.output import styled_lines
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.table import Table, plain_lines
-from llmb.report.trace_report import trace_document, trace_picture, trace_tables
+from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_steps

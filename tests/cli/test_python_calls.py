@@ -2,20 +2,26 @@
 """llmb from Python: the commands as functions with typed results."""
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
+from timed_runs import START, fail
+from timed_runs import write_run as write_timed_run
 from typer.testing import CliRunner
 
 import llmb
 from llmb.cli.main import app
 from llmb.errors import UsageError
+from llmb.runs.plan import Plan
 
+LABELS = ("week", "week", "week", None)
 RUNS = Path(__file__).parent.parent / "data" / "root"
 
 
@@ -144,3 +150,37 @@ def test_runs_are_compared_from_python() -> None:
     assert len(found.left_out) > 0
     with pytest.raises(UsageError, match="both sides are the same runs"):
         llmb.compare(RUNS, RUNS)
+
+
+def test_runs_have_the_same_names_from_python_as_in_commands(
+    tmp_path: Path, tiny_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    plan = tiny_plan(steps=50)
+    for number in range(4):
+        folder = write_timed_run(
+            tmp_path, plan, [1.0 + number] * 50, number=number, label="week" if number < 3 else None
+        )
+        job = {"key": f"k{number}", "job_id": str(number), "scheduler": "local", "submitted_at": START.isoformat()}
+        folder.job.write_text(json.dumps(job))
+    fail(folder, "out of memory")
+    said: list[str] = []
+    latest = llmb.result("latest", on_message=said.append)
+    assert latest.step_time_s == 3.0 and "is failed" in said[-1]
+    assert llmb.result(latest.id) == latest == llmb.result(latest.folder)
+    moved = shutil.move(latest.folder, tmp_path / "elsewhere")
+    assert llmb.result(moved).id == latest.id, "it survives copying"
+    shutil.move(moved, latest.folder)
+    week = llmb.list_runs(label="week")
+    assert [run.step_time_s for run in week] == [1.0, 2.0, 3.0]
+    assert repr(week[0]) == f"<run {week[0].id}: pretrain_llama3.1 tiny fp32 on 2 x cpu, success, 1 s per step>"
+    assert week._repr_html_().count("<tr>") == 4
+    assert llmb.judge("latest", against=week[0].folder).verdict == "regressed"
+    printed = CliRunner().invoke(app, ["result", "week"]).stdout
+    assert "mean of 3 runs 2 s" in printed and all(run.id in printed for run in week)
+    document = json.loads(CliRunner().invoke(app, ["result", "label:week", "--json"]).stdout)
+    assert [run["id"] for run in document["recipes"][0]["runs"]] == [run.id for run in week]
+    with pytest.raises(UsageError, match="3 runs have the name 'week'"):
+        llmb.result("week")
+    with pytest.raises(UsageError, match="no job 'nothing'"):
+        llmb.result("nothing")

@@ -20,7 +20,7 @@ from llmb.jobs.refresh import SETTLE_S, look
 from llmb.jobs.states import decide
 from llmb.jobs.wait import exit_code
 from llmb.jobspec.spec import write_spec
-from llmb.programs.conclude import finished_result
+from llmb.programs.conclude import stored_result
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record
@@ -150,7 +150,7 @@ def test_a_job_without_a_record_of_its_run_is_no_success(
 def test_a_submission_that_was_given_up_has_a_result(folder: RunFolder) -> None:
     given_up = {"status": "failed", "reason": "it never reached Slurm", "exit_code": 3}
     write_record(folder, read_record(folder).model_copy(update=given_up))
-    assert finished_result(folder, read_record(folder)).reason == "it never reached Slurm"
+    assert stored_result(folder, read_record(folder)).reason == "it never reached Slurm"
 
 
 def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
@@ -172,7 +172,7 @@ def test_what_ends_a_run_after_its_last_step_is_noted(folder: RunFolder, state: 
     result = finish_job(folder, code, "TERM" if state == "TIMEOUT" else "")
     assert (result.status, result.reason) == ("success", None)
     assert str(result.note).endswith(", after its last step")
-    again = finished_result(folder, read_record(folder))
+    again = stored_result(folder, read_record(folder))
     assert (again.status, again.note) == ("success", result.note)
     left = read_folder(str(folder.path))
     change = decide(

@@ -38,8 +38,9 @@ def submitted(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Submitted:
 
     def submit(key: str, job_id: str, folder: RunFolder | None = None, **values: object) -> Job:
         folder = folder or create_run_folder(tmp_path, plan)
-        write_record(folder, queued_record(plan, ()))
-        job = new_job(Prepared(spec, folder, {None: folder}), None, plan, key, "c")
+        record = queued_record(plan, ())
+        write_record(folder, record)
+        job = new_job(Prepared(spec, folder, {None: folder}, {None: record.run_id}), None, plan, key, "c")
         handle = SubmittedJob(scheduler="slurm", job_id=job_id, submitted_at="2026-11-21T10:00:00+00:00")
         record_handle(folder, handle.model_copy(update=values), job)
         return job

@@ -25,12 +25,14 @@ from llmb.jobs.job import Job
 from llmb.jobs.local_run import LocalRun, plan_here
 from llmb.jobs.repeats import Turn, interleaved, remaining, spread_of
 from llmb.jobs.store import Filter
+from llmb.programs.conclude import EndedRun
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
+from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of
 from llmb.runs.record import new_record, write_record
-from llmb.runs.result import Result, Status, conclude
+from llmb.runs.result import Result, Status
 from llmb.runs.steps import step_to_json
 
 REQUEST = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1)
@@ -90,7 +92,7 @@ class QuickRun(LocalRun):
     def check(self) -> None:
         """It needs no machine."""
 
-    def start(self, on_step: Callable[..., None], say: Callable[[str], None]) -> tuple[RunFolder, Result]:
+    def start(self, on_step: Callable[..., None], say: Callable[[str], None]) -> EndedRun:
         end = self.script.ends.pop(0) if self.script.ends else "success"
         self.script.ran.append(self.plan.recipe.dtype.value)
         if isinstance(end, Exception):
@@ -101,7 +103,7 @@ class QuickRun(LocalRun):
         steps = steps_of([seconds] * count, self.plan)
         folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
         folder.log.touch()
-        result = conclude(self.plan, steps, 0, "").model_copy(update={"status": end})
+        result = conclude(RunEvidence(self.plan, steps)).model_copy(update={"status": end})
         record = new_record(self.plan, (), label=self.label)
         write_record(folder, record.model_copy(update={"status": end, "result": result, "exit_code": 0}))
         recipe = self.plan.recipe
@@ -117,13 +119,14 @@ class QuickRun(LocalRun):
             scale=recipe.scale,
             submitted_s=seconds,
             label=self.label,
+            run_id=record.run_id,
             identity=identity_of(record).key,
             state="COMPLETED",
             status=end,  # type: ignore[arg-type]
         )
         with open_history(self.install, say) as store:
             store.restore([row])  # which may have been rebuilt with it just now
-        return folder, result
+        return EndedRun(folder, record, result)
 
 
 class Caller:

@@ -18,9 +18,8 @@ from llmb.jobs.find import find_job
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
-from llmb.runs.folder import RunFolder
-from llmb.runs.latest_link import link_latest
-from llmb.runs.short_id import id_of_name
+from llmb.runs.folder import RunFolder, link_latest
+from llmb.runs.short_id import short_id
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_a_run_goes_by_its_short_id_and_its_beginning(store: Store, job: Callabl
     jobs = [job(number) for number in range(20)]
     store.add(jobs)
     for one in jobs:
-        assert one.id == id_of_name(one.name)
+        assert one.id == short_id(one.name)
         assert find_job(store, one.id) == one
     first = jobs[7].id
     length = next(n for n in range(1, 9) if sum(one.id.startswith(first[:n]) for one in jobs) == 1)

@@ -8,8 +8,9 @@ import pytest
 from quick_order import step
 
 from llmb.metrics.flops import model_flops
+from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.plan import EnginePlan
-from llmb.runs.result import conclude, measured_packing
+from llmb.runs.result import measured_packing
 from llmb.runs.steps import Step
 
 GBS = 8
@@ -25,7 +26,7 @@ def packed(number: int, tokens: int, squares: int, chunked: int | None = None) -
 def test_figures_are_those_of_the_steps_in_the_window(tiny_plan: Callable[..., EnginePlan]) -> None:
     plan = tiny_plan("finetune_llama3", steps=4, window="2-3")
     steps = [packed(0, 1, 1), packed(1, 1, 1), packed(2, 960, 8000), packed(3, 1000, 24_000)]
-    result = conclude(plan, steps, 0, "")
+    result = conclude(RunEvidence(plan, steps))
     assert result.packing is not None
     assert (result.packing.tokens, result.packing.sum_of_squares) == (980 / GBS, 16_000 / GBS)
     assert result.step_time_s is not None

@@ -206,6 +206,12 @@ def test_another_sequence_length_is_added(tmp_path: Path, source: Path) -> None:
     assert [(packed.record.seq_len, packed.made) for packed in more.packed] == [(128, False), (256, True)] * 3
 
 
+def test_the_same_data_at_another_path_is_the_same_source(tmp_path: Path, source: Path) -> None:
+    prepare(tmp_path, source)
+    moved = source.rename(tmp_path / "moved.jsonl")
+    assert not prepare(tmp_path, moved).samples_made
+
+
 def test_another_source_is_refused_until_forced(tmp_path: Path, source: Path) -> None:
     prepare(tmp_path, source)
     write_lines(source, rows(100))

@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 from llmb.cli.main import app, exit_code_of
 from llmb.cli.parse import app as parse_app
 from llmb.logs.step_line import format_step_line
-from llmb.programs.conclude import finished_result
+from llmb.programs.conclude import read_ended_run
 from llmb.report.run_report import run_document
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = sorted((ROOT / "tests" / "data" / "root").glob("workloads/*/experiments/*/*/*/run.json"))
@@ -102,8 +101,7 @@ def test_a_missing_key_is_a_violation() -> None:
 @pytest.mark.parametrize("record", ENDED_RUNS, ids=lambda path: path.parents[1].name)
 def test_the_documents_of_runs_are_of_the_schema(record: Path) -> None:
     folder = RunFolder(record.parent)
-    run = read_record(folder)
-    document = run_document(folder, run.plan, run.result or finished_result(folder, run))
+    document = run_document(read_ended_run(folder))
     assert json_types.violations(json.loads(json.dumps(document)), freeze_schemas.frozen("run")) == []
 
 

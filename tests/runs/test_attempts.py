@@ -14,9 +14,8 @@ from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.attempts import attempt_plan, begin_attempt, is_done
 from llmb.runs.claim import create_run_folder
-from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt
+from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt, tail
 from llmb.runs.folder import RunFolder
-from llmb.runs.log_tail import tail
 from llmb.runs.plan import Plan
 from llmb.runs.record import BegunJob, JobEnd, RunRecord, queued_record, read_record
 from llmb.runs.steps import read_steps, step_to_json

@@ -14,11 +14,11 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import UsageError
 from llmb.logs.files import find_logs
 from llmb.runs.choices import Choices
+from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.folder import RunFolder, experiment_name
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profile_report import keep_breakdown, report_profile
 from llmb.runs.profiling import Profile, Profiling, listed
-from llmb.runs.result import conclude
 from llmb.runs.steps import Step, step_from_json, step_to_json
 
 
@@ -140,7 +140,7 @@ def test_profiled_steps_never_enter_statistics(
 ) -> None:
     """The window is 35-44; where more than half of it is profiled, the rest stands for nothing."""
     plan = tiny_plan(profiling=Profiling(profile=True, profile_start_step=start, profile_stop_step=stop))
-    result = conclude(plan, steps_of(plan), 0, "")
+    result = conclude(RunEvidence(plan, steps_of(plan)))
     assert result.status == "success"
     if count is None:
         assert (result.step_time_s, result.tokens_per_s) == (None, None)
@@ -154,7 +154,7 @@ def test_profiled_steps_never_enter_statistics(
 
 def test_a_traced_run_has_no_step_time() -> None:
     plan = gpu_plan(Profiling(nccl_trace=True))
-    result = conclude(plan, steps_of(plan), 0, "")
+    result = conclude(RunEvidence(plan, steps_of(plan)))
     assert result.step_time_s is None
     assert result.step_time_reason == "1 of the 1 steps of the window were traced, which slows them down"
 

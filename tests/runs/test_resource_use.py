@@ -4,18 +4,19 @@
 from dataclasses import replace
 from pathlib import Path
 
-from fake_steps import FIRST_STEP_S, step_of
+from fake_steps import FIRST_STEP_S, steps_of
 from recorded_runs import gpu_record, write_run
 
+from llmb.programs.conclude import conclude_run
+from llmb.programs.port import End
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import RunRecord, engine_plan, read_record
-from llmb.runs.resource_use import with_resources
+from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
-from llmb.runs.steps import Step
+from llmb.runs.steps import Step, step_to_json
 
-STEPS = [step_of(number, 2.0) for number in range(50)]
+STEPS = steps_of([2.0] * 50, gpu_record().plan)
 
 
 def put_samples(folder: RunFolder, node: str = "node1", gpus: int = 8) -> None:
@@ -32,9 +33,8 @@ def busy(gpus: int) -> GpuSamples:
 
 
 def result(folder: RunFolder, record: RunRecord, steps: list[Step] = STEPS) -> Result:
-    known = read_record(folder).result
-    assert known
-    return with_resources(known, folder, engine_plan(record), steps, record.environment)
+    folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
+    return conclude_run(folder, record, End(0))
 
 
 def test_the_energy_of_a_token(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_why_there_are_none(tmp_path: Path) -> None:
     without = gpu_record(resources=False)
     assert result(folder, without).resources_reason == "the run was not sampled"
     failed = RunFolder(write_run(tmp_path, record, [2.0] * 49, exit_code=1))
-    assert result(failed, record).resources_reason == "the run was not successful"
+    assert result(failed, record, STEPS[:49]).resources_reason == "the run was not successful"
     folder.resources_of("node1").mkdir(parents=True)
     assert (
         result(folder, record).resources_reason == "the samples cannot be read: it is a directory, not a regular file"

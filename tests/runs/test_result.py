@@ -9,8 +9,9 @@ import pytest
 from fake_steps import steps_of
 
 from llmb.report.run_report import run_table
+from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.plan import Plan, Start
-from llmb.runs.result import Loss, conclude
+from llmb.runs.result import Loss
 from llmb.runs.steps import Step
 
 NAN = float("nan")
@@ -42,13 +43,13 @@ def test_a_first_step_is_no_measurement(
     plan = tiny_plan(**options)
     if resumes:
         plan = plan.model_copy(update={"start": Start(path="/saved", step=0, consumed_samples=0)})
-    result = conclude(plan, steps([0.5] * plan.steps), 0, "")
+    result = conclude(RunEvidence(plan, steps([0.5] * plan.steps)))
     assert result.step_time_s is not None
     assert result.measurement_reason == reason
     assert result.document()["measurement_reason"] == reason
-    row = ("NOT A MEASUREMENT", "", "", reason)
+    row = ("NOT A MEASUREMENT", "", reason)
     assert (run_table(plan, result).rows[0] == row) == (reason is not None)
-    failed = conclude(plan, steps([0.5] * (plan.steps - 1)), 1, "")
+    failed = conclude(RunEvidence(plan, steps([0.5] * (plan.steps - 1)), 1, ""))
     assert failed.measurement_reason is None
 
 
@@ -56,17 +57,17 @@ def test_a_first_step_is_no_measurement(
 def test_spoiled_and_skipped_steps_are_counted(tiny_plan: Callable[..., Plan], spoiled: dict[str, float]) -> None:
     made = steps([1.0] * 13, **spoiled)
     made[3] = replace(made[3], updated=False)
-    counters = conclude(tiny_plan(), made, 0, "").document()["counters"]
+    counters = conclude(RunEvidence(tiny_plan(), made)).document()["counters"]
     assert counters == {"non_finite_steps": len(spoiled), "skipped_steps": 1}
 
 
 def test_what_was_not_counted_is_not_zero(tiny_plan: Callable[..., Plan]) -> None:
-    assert conclude(tiny_plan(), [], 1, "").document()["counters"] is None
+    assert conclude(RunEvidence(tiny_plan(), [], 1, "")).document()["counters"] is None
 
 
 def test_statistics_are_taken_over_the_window_alone(tiny_plan: Callable[..., Plan]) -> None:
     times = [100.0] * 35 + [1.0, 2.0] * 5 + [100.0] * 5
-    result = conclude(tiny_plan(), steps(times), 0, "")
+    result = conclude(RunEvidence(tiny_plan(), steps(times)))
     assert result.status == "success"
     assert result.step_time_s is not None
     assert (result.step_time_s.count, result.step_time_s.mean, result.step_time_s.median) == (10, 1.5, 1.5)
@@ -80,7 +81,7 @@ def test_statistics_are_taken_over_the_window_alone(tiny_plan: Callable[..., Pla
 def test_a_value_that_is_not_finite_makes_a_run_invalid(
     tiny_plan: Callable[..., Plan], spoiled: dict[str, float]
 ) -> None:
-    result = conclude(tiny_plan(), steps([1.0] * 13, **spoiled), 0, "")
+    result = conclude(RunEvidence(tiny_plan(), steps([1.0] * 13, **spoiled)))
     assert result.status == "invalid"
     assert result.reason is not None
     assert "step 12" in result.reason
@@ -100,7 +101,7 @@ def test_a_value_that_is_not_finite_makes_a_run_invalid(
 def test_a_run_that_did_not_reach_its_end_failed(
     tiny_plan: Callable[..., Plan], count: int, exit_code: int, interrupted: str | None, said: str
 ) -> None:
-    result = conclude(tiny_plan(), steps([1.0] * count), exit_code, "", interrupted)
+    result = conclude(RunEvidence(tiny_plan(), steps([1.0] * count), exit_code, "", interrupted))
     assert result.status == "failed"
     assert said in str(result.reason)
     assert result.step_time_s is None

@@ -10,14 +10,15 @@ from fake_steps import steps_of
 from step_series import step_times
 
 from llmb.metrics.steady_state import NO_STEADY_STATE
+from llmb.programs.conclude import EndedRun
 from llmb.programs.engine.program import EngineProgram, with_steady_window
 from llmb.programs.port import End
 from llmb.report.run_report import run_document, run_table
 from llmb.runs.attempts import with_window
 from llmb.runs.claim import create_run_folder
+from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, BegunJob, RunRecord, queued_record
-from llmb.runs.result import conclude
 from llmb.runs.steps import Step, step_to_json
 
 
@@ -73,7 +74,7 @@ def test_profiled_steps_are_no_change_of_level(record: RunRecord) -> None:
     slowed = [replace(one, step_time_s=40.0) if one.profiled else one for one in steps]
     found, _ = with_steady_window(record, slowed)
     assert (found.plan.window.first, found.plan.window.last) == (8, 49)
-    result = conclude(found.plan, slowed, 0, "")
+    result = conclude(RunEvidence(found.plan, slowed))
     assert result.step_time_s.count == 37
     assert result.step_time_s.max < 11
 
@@ -81,7 +82,7 @@ def test_profiled_steps_are_no_change_of_level(record: RunRecord) -> None:
 def test_the_first_step_is_never_in_it(record: RunRecord) -> None:
     found, _ = with_steady_window(record, series(step_times(50, 3)))
     assert found.plan.window.first == 1
-    assert conclude(found.plan, series(step_times(50, 3)), 0, "").measurement_reason is None
+    assert conclude(RunEvidence(found.plan, series(step_times(50, 3)))).measurement_reason is None
 
 
 @pytest.mark.parametrize("times", [[1.0] * 10, [1.2 ** (number // 8) for number in range(50)]])
@@ -108,7 +109,7 @@ def test_the_result_has_the_window_and_is_shown_with_it(record: RunRecord, tmp_p
     folder.log.write_text("")
     result = EngineProgram().result(folder, record, End(0))
     assert result.step_time_s.mean == pytest.approx(sum(times[8:]) / 42)
-    assert run_document(folder, record.plan, result)["window"] == {"first": 8, "last": 49, "rule": "auto"}
+    assert run_document(EndedRun(folder, record, result))["window"] == {"first": 8, "last": 49, "rule": "auto"}
     assert "steps 8-49 of 50" in run_table(record.plan, result).title
     ended = record.model_copy(update={"result": result, "status": "success"})
     assert (ended.window.first, ended.window.last) == (8, 49)

@@ -4,9 +4,8 @@
 from pathlib import Path
 
 from llmb.campaigns.entry import Entry, campaign_keys
-from llmb.campaigns.files import YamlReader
+from llmb.campaigns.files import TextReader, YamlReader
 from llmb.campaigns.job_request import job_options
-from llmb.campaigns.text_file import TextReader
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.reference_suite.variables import documented_variables

@@ -9,11 +9,12 @@ from typing import Any
 
 from fake_steps import steps_of
 
-from llmb.programs.conclude import finished_result
+from llmb.programs.conclude import conclude_run
+from llmb.programs.port import End
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, experiment_name, run_parent
 from llmb.runs.plan import Plan
-from llmb.runs.record import RunRecord, new_record, write_record
+from llmb.runs.record import new_record, read_record, write_record
 from llmb.runs.steps import step_to_json
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -25,7 +26,8 @@ def write_run(
     step_times_s: Sequence[float],
     *,
     number: int = 0,
-    status: str = "success",
+    label: str | None = None,
+    failed: str | None = None,
     environment: dict[str, Any] | None = None,
     **fields: Any,
 ) -> RunFolder:
@@ -36,19 +38,27 @@ def write_run(
     steps = steps_of(step_times_s, plan)
     folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
     folder.log.write_text("")
-    begun = new_record(plan, ("llmb", "run"))
-    record = begun.model_copy(
+    begun = new_record(plan, ("llmb", "run"), label=label).model_copy(
         update={
-            "status": status,
             "started_at": (START + timedelta(minutes=number)).isoformat(timespec="seconds"),
-            "exit_code": 0 if status == "success" else 4,
             "environment": Environment.model_validate(_environment(plan) | (environment or {})),
             **fields,
         }
     )
-    result = finished_result(folder, record)
-    write_record(folder, RunRecord.model_validate(record.model_copy(update={"result": result}).model_dump()))
+    conclude_run(folder, begun, End(0))
+    if failed:
+        fail(folder, failed)
     return folder
+
+
+def fail(folder: RunFolder, reason: str) -> None:
+    """Writes into the record that the run failed, whatever its steps are."""
+    record = read_record(folder)
+    assert record.result
+    result = record.result.model_copy(update={"status": "failed", "reason": reason, "step_time_s": None})
+    write_record(
+        folder, record.model_copy(update={"status": "failed", "reason": reason, "exit_code": 4, "result": result})
+    )
 
 
 def noisy_times(mean_s: float, cv: float, steps: int, seed: int) -> list[float]:

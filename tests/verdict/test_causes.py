@@ -10,8 +10,7 @@ from fake_steps import step_of
 from llmb.runs.steps import Step
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
 from llmb.verdict.causes import Explanation, explain_evidence
-from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work
-from llmb.verdict.causes_rules import cause_rules
+from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work, cause_rules
 
 WORDS = {
     "run": "/runs/1",

@@ -13,13 +13,13 @@ from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import digest_of
 from llmb.metrics.group_difference import KnownSpread, known_spread
 from llmb.metrics.statistics import Statistics, describe
-from llmb.programs.conclude import finished_result
+from llmb.programs.conclude import stored_result
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import RunIdentity, Value, conditions_of, identity_of
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
-from llmb.runs.short_id import id_of_name, short_id
+from llmb.runs.short_id import short_id
 from llmb.runs.steps import read_steps
 
 _AROUND_EXPERIMENT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out(?:\.gz)?$")
@@ -95,7 +95,7 @@ class RecordedRun:
 
     @property
     def id(self) -> str:
-        return short_id(self.folder.path)
+        return self.record.id
 
     @property
     def label(self) -> str | None:
@@ -140,12 +140,9 @@ def analyzed_run(folder: RunFolder) -> AnalyzedRun:
 
 
 def analyzed(run: RecordedRun) -> AnalyzedRun:
-    """A run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read.
-
-    The result is concluded again from the run's files, so that runs of every version are measured in the same way.
-    """
+    """A run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read."""
     record = run.record
-    result = finished_result(run.folder, record)
+    result = stored_result(run.folder, record)
     window = result.window or record.plan.window
     times = _step_times(run.folder, window) if result.step_time_s else ()
     return AnalyzedRun(
@@ -184,7 +181,7 @@ def analyzed_log(file: ParsedFile) -> AnalyzedRun:
     """The run that a log without a record is of. What it computed is known as far as the log and its path tell."""
     outcome = file.outcome
     return AnalyzedRun(
-        id=id_of_name(str(file.path.absolute())),
+        id=short_id(str(file.path.absolute())),
         path=file.path,
         identity=log_identity(file),
         started_s=file.path.stat().st_mtime,

@@ -15,8 +15,17 @@ from llmb.analysis.analyzed_run import (
     no_earlier,
     why_left_out,
 )
-from llmb.analysis.compare_modes import Varied, changes_work_per_token, varied
-from llmb.analysis.comparison import Comparison, LeftOutRun, Measure, Row, Scaling, Unmatched
+from llmb.analysis.comparison import (
+    Comparison,
+    LeftOutRun,
+    Measure,
+    Row,
+    Scaling,
+    Unmatched,
+    Varied,
+    changes_work_per_token,
+    varied,
+)
 from llmb.analysis.match_runs import (
     Configuration,
     MatchedRuns,

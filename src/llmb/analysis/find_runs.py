@@ -23,6 +23,8 @@ from llmb.analysis.analyzed_run import analyzed_run as analyzed_run
 from llmb.analysis.copies import once_in
 from llmb.analysis.engine_document import runs_of_engines
 from llmb.errors import UsageError, closest
+from llmb.jobs.find import LATEST, find_runs_named
+from llmb.jobs.history import read_history
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
 from llmb.logs.parallel_reader import parse_logs
 from llmb.metrics.window import DEFAULT_RULE
@@ -32,7 +34,6 @@ from llmb.runs.identity import identity_of
 from llmb.runs.record_file import BrokenRecord
 from llmb.site.machine import usable_cores
 
-LATEST = "latest"
 RUN_RECORD = "run.json"
 RECORDS = f"{WORKLOADS}/*/experiments/*/*/*/{RUN_RECORD}"
 NEAR = 5
@@ -62,6 +63,51 @@ def find_runs(selector: str, install: Path, say: Say) -> FoundRuns:
     ``say`` takes messages for people. Raises UsageError if the selector stands for nothing, or for several things.
     """
     return measured(find_ended_runs(selector, install, say))
+
+
+def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
+    """The folder of the run with an id, of the newest that ended successfully for ``latest``, or of all runs with a
+    label or of a campaign; a path is that of a run folder, or of a folder with only one. Raises UsageError.
+    """
+    path = Path(text).expanduser().absolute()
+    if path.is_dir() and text != LATEST:
+        path = path.resolve()  # of a link such as the install root's 'latest', whose own name is not that of a run
+        below = sorted(found.parent for found in path.glob(f"*/{RUN_RECORD}"))
+        return [RunFolder(below[0] if not (path / RUN_RECORD).exists() and len(below) == 1 else path)]
+    if "/" in text:
+        do = "name the folder with run.json, a run, a label or a campaign; 'llmb runs' shows all"
+        raise UsageError(f"there is no folder '{text}'", where=str(path), do=do)
+    if text == LATEST:
+        return [_latest(install, say).folder]
+    with read_history(install, say) as store:
+        return [RunFolder(Path(job.run_dir)) for job in find_runs_named(store, text)]
+
+
+def _latest(install: Path, say: Say) -> RecordedRun:
+    """The newest run that ended successfully; newer ones are mentioned. Only the records of these are read."""
+    newer = []
+    for path in sorted(install.glob(RECORDS), key=_made_at, reverse=True):
+        try:
+            run = read_folder(RunFolder(path.parent))
+        except (OSError, BrokenRecord) as error:
+            newer.append(f"{path.parent}: its record {_unreadable(error)}")
+            continue
+        if run.record.status == "success":
+            if newer:
+                say(f"latest is {run.id}, the newest run that ended successfully; newer ones: {'; '.join(newer)}")
+            return run
+        newer.append(f"{run.id} is {run.record.status}")
+    if newer:
+        what, do = "no run has ended successfully yet", f"the newest are: {'; '.join(newer[:NEAR])}"
+        raise UsageError(what, where=str(install), do=do)
+    raise UsageError("there are no runs yet", where=str(install), do="start one with 'llmb run' or 'llmb submit'")
+
+
+def _made_at(record: Path) -> tuple[int, str]:
+    """A run folder's parent ends with the seconds since 1970 when it was made."""
+    name = record.parents[1].name
+    seconds = re.search(r"_(\d+)[.\d-]*$", name)
+    return int(seconds[1]) if seconds else 0, name
 
 
 def labeled_runs(labels: Iterable[str], install: Path, say: Say) -> dict[str, FoundRuns]:
@@ -124,12 +170,9 @@ def _find(selector: str, install: Path, say: Say) -> FoundRuns:
     path = Path(text).expanduser()
     if "/" in text or text in (".", "..", "~"):
         return _at(text, path)
-    runs = tuple(_recorded_below(install, say))
     if text == LATEST:
-        if not runs:
-            do = "start one with 'llmb run' or 'llmb submit'"
-            raise UsageError("there are no runs yet", where=str(install), do=do)
-        return _analyzed(text, sorted(runs, key=_start)[-1:])
+        return _analyzed(text, [_latest(install, say)])
+    runs = tuple(_recorded_below(install, say))
     if match := _DATE.fullmatch(text):
         first, last = _days(match[1], match[3] or match[1])
         return _analyzed(text, (run for run in runs if first <= _start(run) < last))

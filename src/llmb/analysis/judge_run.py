@@ -38,6 +38,11 @@ def describe_runs(means_s: Sequence[float]) -> Statistics:
 NO_RECIPE = "the catalogue has no recipe with the layout of this log"
 
 
+LEAST_EARLIER = 2
+MOST_EARLIER = 10
+"""Runs of long ago had other software, which would widen the spread."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One verdict, and the runs that it is on: one, or several repeats."""
@@ -88,7 +93,21 @@ def judge_runs(
     if against.expectations is not None:
         expectations = read_expectations(against.expectations)
         return [judge_expected(run, expectations, against.tolerance) for run in runs]
-    return [judge_published(run, against.tolerance, against.gpu_type) for run in runs]
+    earlier = earlier_runs(install, say)
+    return [judged for run in runs for judged in _judge_alone(run, against, earlier)]
+
+
+def _judge_alone(run: AnalyzedRun, against: Against, earlier: Earlier) -> list[Judged]:
+    """Against the published figure; without one, against earlier runs of the recipe on the same nodes."""
+    judged = judge_published(run, against.tolerance, against.gpu_type)
+    if judged.verdict.verdict != "not comparable" or judged.verdict.reference or run.record is None:
+        return [judged]
+    before = [one for one in earlier(run) if (one.started_s or 0) < (run.started_s or 0)][-MOST_EARLIER:]
+    if len(before) < LEAST_EARLIER:
+        count = f"{len(before) or 'no'} earlier run{'' if len(before) == 1 else 's'}"
+        why = f"{judged.verdict.reason}; {count} of this recipe on these nodes, and {LEAST_EARLIER} are needed"
+        return [replace(judged, verdict=without_reference("not comparable", why))]
+    return judge_against([run], before, f"{len(before)} earlier runs", against.tolerance, earlier)
 
 
 def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None, gpu_type: str | None = None) -> Judged:

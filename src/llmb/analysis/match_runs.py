@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llmb.analysis.analyzed_run import AnalyzedRun
-from llmb.analysis.compare_modes import Varied
+from llmb.analysis.comparison import Varied
 from llmb.runs.identity import Value, differences
 
 ARROW = " -> "

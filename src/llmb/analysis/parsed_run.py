@@ -22,7 +22,7 @@ from llmb.runs.identity import RunIdentity, Value, conditions_of, identity_of
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import figures_of, measured_packing
-from llmb.runs.short_id import id_of_name, short_id
+from llmb.runs.short_id import short_id
 from llmb.runs.steps import Step, read_steps
 
 LOGGED = "logged"
@@ -151,7 +151,7 @@ def known_run(file: ParsedFile) -> ParsedRun:
             unread_record = error.what
     return ParsedRun(
         file=file,
-        id=short_id(folder.path) if is_run else id_of_name(str(path)),
+        id=short_id(str(folder.path if is_run else path)),
         unread_record=unread_record,
         configuration=log_identity(file).configuration if file.outcome.steps else {},
         figures="rounded" if file.outcome.step_time_s else None,
@@ -189,7 +189,7 @@ def _recorded(file: ParsedFile, folder: RunFolder, record: RunRecord) -> ParsedR
         figures = figures_of(record.plan, outcome.step_time_s.mean, packing)
     return ParsedRun(
         file=ParsedFile(file.path, outcome),
-        id=short_id(folder.path),
+        id=record.id,
         configuration=identity_of(record).configuration,
         software={key: value for key, value in conditions_of(record).items() if key.startswith("software.")},
         figures=("exact" if exact else "rounded") if outcome.step_time_s else None,
@@ -240,6 +240,8 @@ def _as_recorded(outcome: LogOutcome, record: RunRecord, steps: list[Step]) -> L
         return replace(failed, status="incomplete")
     if outcome.status != "incomplete":
         return outcome
+    if record.status == "failed":
+        return replace(outcome, reason=f"the run failed, by its record: {record.reason}")
     if record.status in ("queued", "running"):
         done = "no step" if outcome.max_step is None else f"step {outcome.max_step}"
         return replace(outcome, reason=f"the run has not ended, by its record; {done} is the last one in the log")

@@ -4,6 +4,7 @@
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -12,8 +13,42 @@ import llmb
 from llmb.bench.cases import SQUARE, Device
 from llmb.bench.jobs import PASSES, Case, CaseList, ProductCase, ProductDtype
 from llmb.bench.measure import OnProgress, run_ranks
-from llmb.bench.outliers import OutlierRule, below_median_pct, slow_ones
 from llmb.bench.records import JOB, PARTS, PROGRAM, Measurement, MeasurementFile, NotMeasured, PartReport
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
+
+DATA = Path(__file__).with_name("outliers.yaml")
+NORMAL = 1.4826
+"""Standard deviation of a normal distribution, over its median absolute deviation."""
+
+
+class OutlierRule(Record):
+    """``outliers.yaml``."""
+
+    sigmas: float
+    below_pct: float
+    least_devices: int
+
+
+@cache
+def outlier_rule() -> OutlierRule:
+    return read_file(DATA, OutlierRule)
+
+
+def below_median_pct(speeds: Sequence[float]) -> list[float]:
+    """How far each speed is below the median; negative above it."""
+    middle = median(speeds)
+    return [100 * (1 - speed / middle) for speed in speeds]
+
+
+def slow_ones(speeds: Sequence[float], rule: OutlierRule) -> list[int]:
+    """Indices of those that are slow. The fast ones are not named: nothing is wrong with them."""
+    if len(speeds) < rule.least_devices:
+        return []
+    below = below_median_pct(speeds)
+    spread = NORMAL * median(abs(pct) for pct in below)
+    return [number for number, pct in enumerate(below) if pct > rule.below_pct and pct > rule.sigmas * spread]
+
 
 DTYPE: dict[Device, ProductDtype] = {"cpu": "fp32", "cuda": "bf16"}
 

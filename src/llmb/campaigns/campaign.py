@@ -27,6 +27,7 @@ from llmb.jobs.order import Order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.runs.choices import Choices
 from llmb.runs.folder import cannot_write, write_atomically
+from llmb.runs.published_verdict import figure_of
 from llmb.trust import STATE_FOLDER, check_links
 
 FOLDER = Path(STATE_FOLDER) / "campaigns"
@@ -157,6 +158,8 @@ class PlannedJob:
     """Which proxy it is, in words; empty for the model itself."""
     nodes: int
     time_limit_min: float | None
+    expected_s: float | None
+    """What its steps take at the published step time; None if there is none."""
     origin: Origin
     warning: str | None = None
     """Why a dry run's job cannot be queued yet."""
@@ -167,9 +170,15 @@ class PlannedJob:
         """An upper bound: most jobs end before their time limit."""
         return None if self.time_limit_min is None else self.gpus * self.time_limit_min / 60
 
+    @property
+    def expected_gpu_hours(self) -> float | None:
+        """Only the steps: the start comes on top."""
+        return None if self.expected_s is None else self.gpus * self.expected_s / 3600
+
 
 def planned(job: CampaignJob, order: Order) -> PlannedJob:
     recipe, spec = order.plan.recipe, order.sample()
+    figure = figure_of(recipe)
     return PlannedJob(
         job=job,
         workload=recipe.workload,
@@ -180,16 +189,22 @@ def planned(job: CampaignJob, order: Order) -> PlannedJob:
         proxy=recipe.proxy_text,
         nodes=spec.placement.nodes,
         time_limit_min=spec.time_limit_min,
+        expected_s=figure.step_time_s * order.plan.steps if figure and figure.step_time_s else None,
         origin=order.plan.origin,
         warning=order.missing.warning if order.missing else None,
         unspecified=recipe.unspecified,
     )
 
 
+def total(hours: Iterable[float | None]) -> float | None:
+    """None if a job's are not known."""
+    known = [*hours]
+    return None if None in known else sum(hour for hour in known if hour is not None)
+
+
 def total_gpu_hours(jobs: Iterable[PlannedJob]) -> float | None:
     """None if a job has no time limit."""
-    hours = [job.gpu_hours for job in jobs]
-    return None if None in hours else sum(hour for hour in hours if hour is not None)
+    return total(job.gpu_hours for job in jobs)
 
 
 PATIENCE_S = 120.0

@@ -344,6 +344,8 @@ def _scale_error(
     choices = [scale_name(row) for row in sorted(listed, key=by_size)]
     if above == "double":
         choices.append(f"doublings of {max(row.gpus for row in listed)}")
+    if scale < 1:
+        return UsageError(f"--scale is {scale}; it must be at least 1", choices=choices)
     return UsageError(f"{request.workload} {request.size} has no layout for {scale} GPUs", choices=choices, do=advice)
 
 

@@ -59,7 +59,7 @@ def list_(
     """
     catalogue, name = Catalogue(), given_once("workload", place, workload)
     chosen = [_chosen(catalogue, name.lower())] if name else list(catalogue.workloads.values())
-    print_output(list_document(chosen) if json else list_table(chosen))
+    print_output(list_document(chosen) if json else list_table(chosen, catalogue.gpus))
 
 
 def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:

@@ -31,6 +31,9 @@ def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its c
     taken = {name for item in command.params for name in item.opts}
     own = [item for item in typer.main.get_command(app).params if not taken & set(item.opts)]
     command.params += own
+    for item in command.params:
+        if item.param_type_name == "option" and item.metavar is None:
+            item.metavar = "" if item.is_flag else _kind(item)
 
 
 def is_verbose(ctx: typer.Context) -> bool:
@@ -66,6 +69,12 @@ def _help_all(ctx: typer.Context, requested: bool) -> None:
         from llmb.report.output import print_text
 
         print_text(full_help(ctx))
+        raise typer.Exit
+
+
+def _help(ctx: typer.Context, requested: bool) -> None:
+    if requested:
+        typer.echo(ctx.get_help())
         raise typer.Exit
 
 
@@ -109,6 +118,17 @@ def _common(
             "--help-all",
             help="Show every option and exit.",
             callback=_help_all,
+            expose_value=False,
+            is_eager=True,
+        ),
+    ] = False,
+    common_help: Annotated[
+        bool,
+        typer.Option(
+            "--help",
+            "-h",
+            help="Show this message and exit.",
+            callback=_help,
             expose_value=False,
             is_eager=True,
         ),
@@ -175,7 +195,7 @@ def option_names(item: Any) -> str:  # noqa: ANN401
     """How it is given: its names and the form of its value."""
     if item.param_type_name == "argument":
         return str(item.metavar or item.name.upper())
-    kind = "" if item.is_flag else f" {item.metavar or _kind(item)}"
+    kind = f" {item.metavar}" if item.metavar else ""
     return ", ".join([*item.opts, *item.secondary_opts]) + kind
 
 
@@ -185,14 +205,23 @@ def _entry(item: Any, width: int) -> Iterator[str]:  # noqa: ANN401
     yield fill(" ".join(filter(None, words)), width, initial_indent=INDENT, subsequent_indent=INDENT)
 
 
+def value_word(declared: type, help_text: str) -> str:
+    """What stands for the value of an option of this type in its help."""
+    if declared in (int, float):
+        return "S" if "seconds" in help_text.lower() else "N" if declared is int else "X"
+    return "FILE" if declared is Path else "NAME"
+
+
 def _kind(item: Any) -> str:  # noqa: ANN401
-    """The values that it takes."""
+    """The values that it takes, or a word for them."""
     declared = getattr(getattr(item, "type_descriptor", None), "annotation", str)
     if get_origin(declared) is Literal:
-        return f"<{'|'.join(map(str, get_args(declared)))}>"
+        return "|".join(map(str, get_args(declared)))
     if isinstance(declared, type) and issubclass(declared, Enum):
-        return f"<{'|'.join(str(member.value) for member in declared)}>"
-    return f"<{getattr(declared, '__name__', 'text').lower()}>"
+        return "|".join(str(member.value) for member in declared)
+    if get_origin(declared) is list:
+        declared = get_args(declared)[0]
+    return value_word(declared, item.help or "")
 
 
 def _default(item: Any) -> Iterator[str]:  # noqa: ANN401

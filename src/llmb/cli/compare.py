@@ -11,7 +11,7 @@ from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import earlier_runs, find_sides
 from llmb.cli.options import Json
 from llmb.cli.root import install_here, say
-from llmb.errors import InvalidRun, Regressed
+from llmb.errors import NoVerdict, Regressed
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.verdict.tolerance import given_tolerance
@@ -100,7 +100,7 @@ def _print(comparison: Comparison, form: CompareFormat) -> None:
 
 
 def raise_unless_passed(comparison: Comparison) -> None:
-    """Raises Regressed if any row did, InvalidRun if the comparison allows no conclusion."""
+    """Raises Regressed if any row did, NoVerdict if the comparison allows no conclusion."""
     slower = [row.recipe for row in comparison.rows if row.verdict == "regressed"]
     if slower:
         raise Regressed(f"{len(slower)} of {len(comparison.rows)} recipes regressed: {'; '.join(slower)}")
@@ -109,7 +109,7 @@ def raise_unless_passed(comparison: Comparison) -> None:
     if not comparison.rows:
         both = len({one.side for one in comparison.unmatched}) > 1
         do = "'--vary KEY' lets what differs differ; the table shows the recipes of each side" if both else None
-        raise InvalidRun("not comparable: no recipe was measured on both sides", do=do)
+        raise NoVerdict("not comparable: no recipe was measured on both sides", do=do)
     open_ = [one.recipe for one in comparison.rows if one.verdict not in ("pass", "improved")]
     open_ += [one.recipe for one in comparison.unmatched if one.side == "before" and one.reason]
-    raise InvalidRun(f"{comparison.verdict}: {'; '.join(open_)}")
+    raise NoVerdict(f"{comparison.verdict}: {'; '.join(open_)}")

@@ -10,11 +10,12 @@ import typer
 from llmb import __version__
 from llmb.cli.common import option_names
 from llmb.cli.options import Json
-from llmb.doc_pages import DocPage, doc_pages, find_doc_page
-from llmb.errors import LlmbError
+from llmb.doc_pages import DocPage, doc_pages, find_doc_page, search_pages
+from llmb.errors import LlmbError, UsageError
 from llmb.report.output import print_json, print_markdown, print_table, print_text
 from llmb.report.table import result_table
 
+MOST_FOUND = 8
 ENVIRONMENT = {
     "LLMB_INSTALL": "The root of installation: where runs, logs and prepared data are. Default: the nearest folder "
     "above that holds cluster_config.yaml, else ~/.llmb.",
@@ -82,6 +83,10 @@ def docs(
         str | None, typer.Argument(help="Name of the page; without one, all are listed.", autocompletion=_complete)
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print where the page's file is.")] = False,
+    find: Annotated[
+        str | None,
+        typer.Option("--find", metavar="WORDS", help="List the pages on these words, the best first."),
+    ] = None,
     man: Annotated[bool, typer.Option("--man", help="Print the manual page of all commands, for man.")] = False,
     json: Json = False,
 ) -> None:
@@ -95,10 +100,14 @@ def docs(
 
     - `llmb docs run-on-slurm | less`
 
+    - `llmb docs --find "slow nodes"`
+
     - `llmb docs --man > ~/.local/share/man/man1/llmb.1`
     """
     if man:
         print_text(_man_page())
+    elif find is not None:
+        _find(find, as_json=json)
     elif page is None:
         _list(doc_pages(), as_json=json)
     else:
@@ -112,6 +121,19 @@ def _list(pages: list[DocPage], *, as_json: bool) -> None:
     table = result_table("pages of the documentation; 'llmb docs PAGE' prints one", "page", "section", "title")
     for page in pages:
         table.add_row(page.name, page.section, page.title)
+    print_table(table)
+
+
+def _find(words: str, *, as_json: bool) -> None:
+    found = search_pages(words)[:MOST_FOUND]
+    if as_json:
+        print_json({"pages": [{**_entry(one.page), "heading": one.heading} for one in found]})
+        return
+    if not found:
+        raise UsageError(f"no page of the documentation has '{words}'", do="'llmb docs' lists all pages")
+    table = result_table(f"pages on '{words}'; 'llmb docs PAGE' prints one", "page", "title", "under")
+    for one in found:
+        table.add_row(one.page.name, one.page.title, one.heading if one.heading != one.page.title else "")
     print_table(table)
 
 

@@ -16,7 +16,7 @@ from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.options import Json
 from llmb.cli.root import install_here, say
-from llmb.errors import InvalidRun, Regressed, UsageError
+from llmb.errors import InvalidRun, NoVerdict, Regressed, UsageError
 from llmb.report.output import print_json, print_table, print_tables
 from llmb.report.verdict_report import (
     acceptance_table,
@@ -192,13 +192,13 @@ def _print_acceptance(
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool) -> None:
-    """Raises Regressed or InvalidRun; ``published``: nothing but published figures was asked for."""
+    """Raises Regressed, NoVerdict or InvalidRun; ``published``: nothing but published figures was asked for."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
         return
     count = sum(one.verdict.verdict == verdict for one in judged)
-    what = f"{count} of {len(judged)} verdicts: {verdict}" if len(judged) > 1 else f"the verdict: {verdict}"
+    what = f"{verdict}, {count} of {len(judged)}" if len(judged) > 1 else verdict
     no_figure = any(one.verdict.verdict == "not comparable" and one.verdict.reference is None for one in judged)
     logs = any(run.record is None for one in judged for run in one.runs)
     do = f"give --against or --expect{', or --gpu-type for logs' if logs else ''}" if published and no_figure else None
-    raise (Regressed if verdict == "regressed" else InvalidRun)(what, do=do)
+    raise {"regressed": Regressed, "invalid": InvalidRun}.get(verdict, NoVerdict)(what, do=do)

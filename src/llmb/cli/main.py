@@ -16,36 +16,45 @@ from typer.core import TyperCommand
 
 from llmb import __version__
 from llmb.cli.common import add_common_options
-from llmb.cli.usage import CommandGroup
+from llmb.cli.usage import CommandGroup, check_given_once
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 from llmb.secrets import has_secret
 
 COMMANDS = {
     "list": ("llmb.cli.catalogue", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
     "show": ("llmb.cli.catalogue", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
+    "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
+    "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
+    "result": ("llmb.cli.runs", "The result of a finished run."),
+    "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
+    "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
+    "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
+    "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
     "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     "install": ("llmb.cli.install", "Install on a cluster or a machine: environment, settings, launch scripts, data."),
     "config": ("llmb.cli.config", "The settings of this cluster and your own, and where each comes from."),
-    "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
-    "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
     "submit": ("llmb.cli.submit", "Queue a run on a Slurm cluster."),
     "bulk": ("llmb.cli.submit", "Queue the jobs of a file on a Slurm cluster."),
-    "launch": ("llmb.cli.submit", "Queue a run that the environment variables of the reference documents describe."),
-    "doctor": ("llmb.cli.doctor", "Whether this node is fit to train: GPUs, host, network, disks, software."),
-    "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
-    "result": ("llmb.cli.runs", "The result of a finished run."),
-    "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
-    "watch": ("llmb.cli.watch", "The steps of a run as they are done, with a forecast of its end and warnings."),
     "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
+    "watch": ("llmb.cli.watch", "The steps of a run as they are done, with a forecast of its end and warnings."),
+    "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
-    "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
-    "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
-    "bisect": ("llmb.cli.bisect", "Which image, driver or commit of a list changed the step time."),
-    "trace": ("llmb.cli.traces", "The time of profiled steps by activity."),
+    "doctor": ("llmb.cli.doctor", "Whether this node is fit to train: GPUs, host, network, disks, software."),
     "bench": ("llmb.cli.bench", "Speed of this machine's parts, alone: matrix products, attention, memory, launches."),
+    "trace": ("llmb.cli.traces", "The time of profiled steps by activity."),
     "nccl": ("llmb.cli.traces", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
-    "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
+    "bisect": ("llmb.cli.bisect", "Which image, driver or commit of a list changed the step time."),
+    "launch": ("llmb.cli.submit", "Queue a run that the environment variables of the reference documents describe."),
 }
+PANELS = {
+    "Start": ("list", "show", "run", "runs", "result", "docs"),
+    "Judge": ("judge", "compare", "parse", "metrics"),
+    "Cluster": ("install", "config", "submit", "bulk", "jobs", "watch"),
+    "Prepare": ("prepare", "checkpoint"),
+    "Diagnose": ("doctor", "bench", "trace", "nccl", "bisect"),
+    "Compatibility": ("launch",),
+}
+"""The commands by the panels of ``--help``."""
 
 ALIASES = {"single": "submit"}
 """Names of the reference suite's launcher."""
@@ -76,11 +85,15 @@ class LazyGroup(CommandGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:  # noqa: ANN401, ARG002
         if cmd_name not in COMMANDS:
             return None
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+        panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1], rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         name, stub, rest = super().resolve_command(ctx, [ALIASES.get(word, word) for word in args[:1]] + args[1:])
-        return name, stub and load_command(str(name)), rest
+        command = stub and load_command(str(name))
+        if command:
+            check_given_once(command, rest)
+        return name, command, rest
 
 
 def named_commands(name: str) -> Iterator[tuple[str, Any]]:
@@ -202,7 +215,7 @@ def _check_secrets(arguments: list[str]) -> None:
 
 
 def _report(error: LlmbError, *, as_json: bool) -> int:
-    sys.stderr.write(f"{json.dumps(error.document())}\n" if as_json else f"llmb: error: {error}\n")
+    sys.stderr.write(f"{json.dumps(error.document())}\n" if as_json else f"llmb: {error.heading}: {error}\n")
     return error.exit_code
 
 

@@ -12,6 +12,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import Request
 from llmb.cli import completion
+from llmb.cli.common import value_word
 from llmb.errors import UsageError
 from llmb.options.option import Option, build, options_of
 
@@ -48,11 +49,16 @@ def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:
     )
 
 
+OBVIOUS = ("at least 0", "at least 1")
+"""Limits that go without saying."""
+
+
 def _metavar(option: Option) -> str | None:
     if option.folder:
         return "FOLDER"
     if option.limit and not option.listed:
-        return f"<{option.type.__name__}, {option.limit}>"
+        unit = value_word(option.type, option.help or "")
+        return unit if option.limit in OBVIOUS else f"{unit} ({option.limit})"
     return option.metavar
 
 

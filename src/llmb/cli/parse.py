@@ -11,9 +11,8 @@ from typer.core import TyperCommand
 
 from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type
 from llmb.analysis.copies import with_copies
-from llmb.analysis.parsed_groups import group_runs
 from llmb.analysis.parsed_run import ParsedRun, known_run
-from llmb.analysis.parsed_scaling import scaling_of
+from llmb.analysis.parsed_scaling import group_runs, scaling_of
 from llmb.catalogue.load import Catalogue
 from llmb.cli.options import Json
 from llmb.cli.progress import reading_progress

@@ -16,12 +16,12 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
     TransferSpeedColumn,
     track,
 )
+from rich.text import Text
 
 from llmb.jobs.job import Job
 from llmb.runs.step_follower import StepNews
@@ -46,15 +46,28 @@ LINE_EVERY_S = 5.0
 GB = 10**9
 
 
+def clock(seconds: float) -> str:
+    """Such as 0:46 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class _Clock(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        left = "" if task.time_remaining is None else f"  left {clock(task.time_remaining)}"
+        return Text(f"elapsed {clock(task.elapsed or 0)}{left}")
+
+
 class _LongWork:
-    """A bar with additional ``columns`` between the text and the remaining time."""
+    """A text with additional ``columns``, elapsed and remaining time, and a bar in what is left of the line."""
 
     def __init__(self, text: str, total: int | None, *columns: ProgressColumn) -> None:
         self.spoke_at = time.monotonic()
         self.bar: Progress | None = None
         if sys.stderr.isatty():
-            ends = (TextColumn("{task.description}"), BarColumn(), *columns, TextColumn("left"), TimeRemainingColumn())
-            self.bar = Progress(*ends, console=Console(stderr=True))
+            parts = (TextColumn("{task.description}"), *columns, _Clock(), BarColumn(bar_width=None))
+            self.bar = Progress(*parts, console=Console(stderr=True), expand=True)
             self.task = self.bar.add_task(text, total=total)
 
     def __enter__(self) -> Self:
@@ -78,18 +91,18 @@ class _LongWork:
 
 
 class RunProgress(_LongWork):
-    """Shows steps as they are done, with step time, loss and the remaining time."""
+    """Shows steps as they are done, with step time, loss, elapsed and remaining time."""
 
     def __init__(self, total: int, first_step: int = 0) -> None:
-        super().__init__("starting workers", total, MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__("starting: processes, model, data, first step", total)
         self.total = total
         self.first_step = first_step
 
     def step(self, step: StepNews) -> None:
         done = step.step + 1 - self.first_step
         loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
-        text = f"step {done}/{self.total}  {step.step_time_s:.4g} s{loss}"
-        self._show(done, self.total, text, f"{text}  {step.step_time_s * (self.total - done):.0f} s left")
+        text = f"{done}/{self.total}  {step.step_time_s:.3g} s/step{loss}"
+        self._show(done, self.total, text, f"{text}  left {clock(step.step_time_s * (self.total - done))}")
 
 
 class JobProgress(RunProgress):
@@ -143,7 +156,7 @@ class CountProgress(_LongWork):
     """Shows how many of one thing after another are done; of how many may be unknown."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what, None, MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(what, None, MofNCompleteColumn())
         self.what = ""
 
     def __enter__(self) -> Self:
@@ -177,7 +190,7 @@ class NodeProgress(_LongWork):
     """Shows how many nodes were checked."""
 
     def __init__(self, total: int) -> None:
-        super().__init__("asking Slurm", total, MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__("asking Slurm", total, MofNCompleteColumn())
 
     def nodes(self, what: str, done: int, total: int) -> None:
         self._show(done, total, f"nodes {what}", f"nodes {what}: {done} of {total}")

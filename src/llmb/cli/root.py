@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmb.runs.folder import chosen_root
+from llmb.runs.folder import ROOT_VARIABLES, chosen_root
 
 if TYPE_CHECKING:
     from llmb.campaigns.queueing import CampaignContext
@@ -48,11 +48,11 @@ def context_here(*, dry_run: bool = False) -> "CampaignContext":
 
 
 def install_here() -> Path:
-    """Where this command keeps and finds everything, which is printed where it is not the default.
+    """Where this command keeps and finds everything, which is printed if neither the default nor LLMB_INSTALL is it.
 
     Raises UsageError if the environment names two.
     """
     root = chosen_root(os.environ, Path.cwd())
-    if root.chosen_by:
+    if root.chosen_by not in (None, ROOT_VARIABLES[0]):
         say(f"root of installation: {root.path} ({root.chosen_by})")
     return root.path

@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Annotated, Any
@@ -18,18 +19,17 @@ from llmb.cli.common import is_verbose
 from llmb.cli.options import Json, recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.root import install_here, print_unspecified, say
-from llmb.cli.runs import print_result
+from llmb.cli.runs import print_repeats, print_result
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.local_run import LocalRun, plan_here
-from llmb.jobs.repeats import EndedRun, Turn, earlier_runs, interleaved, remaining, turn_of
+from llmb.jobs.repeats import Turn, earlier_runs, interleaved, remaining, turn_of
 from llmb.options.option import arguments_of
-from llmb.report.output import print_json, print_table, print_tables, print_text
+from llmb.programs.conclude import EndedRun
+from llmb.report.output import print_json, print_table, print_text
 from llmb.report.plan_report import plan_document, plan_table, start_lines
-from llmb.report.run_report import repeats_document, repeats_tables
 from llmb.report.table import plain_lines
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, scale_warnings
-from llmb.runs.short_id import short_id
 
 SWEPT = ("size", "dtype")
 """Fields of a request that may be lists, with commas between the names."""
@@ -79,7 +79,7 @@ def run(
     if len(requests) * repeats > 1:
         locals_ = [plan_here(catalogue, one, choices, os.environ, install) for one in requests]
         if dry_run:
-            print_order(locals_, repeats, json=json)
+            print_order(locals_, repeats, start_new=start_new, json=json)
         else:
             run_several(locals_, repeats, start_new=start_new, json=json)
         return
@@ -107,8 +107,8 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, json: bool) -> None:
         for line in plain_lines(plan_table(plan, (), {})):
             sys.stderr.write(f"{line}\n")
     with RunProgress(plan.steps, plan.first_step) as progress:
-        folder, result = local.start(progress.step, say)
-    print_result(folder, plan, result, local.label, json=json)
+        ended = local.start(progress.step, say)
+    print_result(ended, json=json)
 
 
 def _same_run(request: Request, choices: Choices, plan: EnginePlan) -> str:
@@ -154,12 +154,7 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
         local.check()
     for line in dict.fromkeys(line for local in locals_ for line in (*_before(local), *local.beside())):
         say(line)
-    ended = [[] if start_new else earlier_runs(local, say)[:repeats] for local in locals_]
-    for local, runs in zip(locals_, ended, strict=True):
-        if runs:
-            ids = ", ".join(short_id(run.folder.path) for run in runs)
-            say(f"{local.plan.recipe.title()}: {len(runs)} of {repeats} were run before ({ids}); --new repeats them")
-    turns = remaining(interleaved(len(locals_), repeats), {number: len(runs) for number, runs in enumerate(ended)})
+    ended, turns = _turns(locals_, repeats, start_new=start_new)
     try:
         for number, turn in enumerate(turns, start=1):
             local, runs = locals_[turn.recipe], ended[turn.recipe]
@@ -171,15 +166,25 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
                 say(f"{repeat}: {title}" if len(locals_) == 1 else f"run {number} of {len(turns)}: {title}, {repeat}")
                 runs.append(_run_repeat(local))
     except UserInterrupt as error:
-        _print(ended, locals_, json=json)
+        _print_ended(ended, json=json)
         left = sum(repeats - len(runs) for runs in ended)
         do = f"the same command runs the {left} that are left" if locals_[0].label else "with --label it can be resumed"
         raise UserInterrupt(error.what, where=error.where, do=do) from error
     except EnvironmentProblem:
-        _print(ended, locals_, json=json)
+        _print_ended(ended, json=json)
         raise
-    _print(ended, locals_, json=json)
-    _raise_unless_successful([run for runs in ended for run in runs])
+    print_repeats(ended, json=json)
+
+
+def _turns(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool) -> tuple[list[list[EndedRun]], list[Turn]]:
+    """The runs of an earlier call that count, by recipe, and what is left to run, in its order."""
+    ended = [[] if start_new else earlier_runs(local, say)[:repeats] for local in locals_]
+    for local, runs in zip(locals_, ended, strict=True):
+        if runs:
+            ids = ", ".join(run.record.id for run in runs)
+            say(f"{local.plan.recipe.title()}: {len(runs)} of {repeats} were run before ({ids}); --new repeats them")
+    done = {number: len(runs) for number, runs in enumerate(ended)}
+    return ended, remaining(interleaved(len(locals_), repeats), done)
 
 
 def _made_meanwhile(local: LocalRun, known: Sequence[EndedRun], repeats: int) -> list[EndedRun]:
@@ -187,13 +192,13 @@ def _made_meanwhile(local: LocalRun, known: Sequence[EndedRun], repeats: int) ->
     folders = {run.folder.path for run in known}
     others = [run for run in earlier_runs(local, say) if run.folder.path not in folders]
     for run in others[: repeats - len(known)]:
-        say(f"{short_id(run.folder.path)} was run by another client meanwhile, and counts")
+        say(f"{run.record.id} was run by another client meanwhile, and counts")
     return others[: repeats - len(known)]
 
 
-def print_order(locals_: Sequence[LocalRun], repeats: int, *, json: bool) -> None:
-    """What ``run_several`` would run, in its order, without regard to earlier runs."""
-    turns = list(interleaved(len(locals_), repeats))
+def print_order(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, json: bool) -> None:
+    """What ``run_several`` would run now, in its order."""
+    _, turns = _turns(locals_, repeats, start_new=start_new)
     if json:
         print_json(
             {"runs": [{"title": locals_[one.recipe].plan.recipe.title(), "repeat": one.repeat} for one in turns]}
@@ -202,7 +207,8 @@ def print_order(locals_: Sequence[LocalRun], repeats: int, *, json: bool) -> Non
     for local in locals_:
         if local.missing:
             say(f"warning: {local.missing.warning}")
-    print_text("".join(f"{_turn_text(locals_[turn.recipe], turn, repeats)}\n" for turn in turns))
+    order = [_turn_text(locals_[turn.recipe], turn, repeats) for turn in turns] or ["nothing: all were run before"]
+    print_text("".join(f"{line}\n" for line in order))
 
 
 def _before(local: LocalRun) -> Iterator[str]:
@@ -218,24 +224,13 @@ def _turn_text(local: LocalRun, turn: Turn, repeats: int) -> str:
 
 def _run_repeat(local: LocalRun) -> EndedRun:
     with RunProgress(local.plan.steps, local.plan.first_step) as progress:
-        folder, result = local.start(progress.step, say)
-    if result.status != "success":
-        say(f"run {short_id(folder.path)} did not succeed: {result.reason}; see {folder.log}")
-    return EndedRun(folder, local.plan, result)
+        ended = local.start(progress.step, say)
+    if ended.result.status != "success":
+        say(f"run {ended.record.id} did not succeed: {ended.result.reason}; see {ended.folder.log}")
+    return ended
 
 
-def _print(ended: Sequence[Sequence[EndedRun]], locals_: Sequence[LocalRun], *, json: bool) -> None:
-    if json:
-        print_json(repeats_document(ended, locals_[0].label))
-    elif any(ended):
-        print_tables(repeats_tables(ended))
-        sys.stderr.write("'llmb result ID' prints one of them\n")
-
-
-def _raise_unless_successful(runs: Sequence[EndedRun]) -> None:
-    failed = [run for run in runs if run.result.status == "failed"]
-    invalid = [run for run in runs if run.result.status == "invalid"]
-    for kind, problem in ((failed, RunFailed), (invalid, InvalidRun)):
-        if kind:
-            what = f"{len(kind)} of {len(runs)} runs {'failed' if kind is failed else 'are invalid'}"
-            raise problem(what, where=str(kind[0].folder.log))
+def _print_ended(ended: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
+    """What ended before an error, which is the one to be raised."""
+    with suppress(RunFailed, InvalidRun):
+        print_repeats(ended, json=json)

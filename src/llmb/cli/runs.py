@@ -3,29 +3,25 @@
 
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
 
+from llmb.analysis.find_runs import named_folders
 from llmb.cli import completion
 from llmb.cli.jobs import DEFAULT_LIMIT, listed_jobs
 from llmb.cli.options import Json
 from llmb.cli.root import install_here, say
-from llmb.errors import UsageError
-from llmb.jobs.find import LATEST, find_run, parse_since
-from llmb.jobs.history import read_history
+from llmb.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
+from llmb.jobs.find import parse_since
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter
-from llmb.programs.conclude import finished_result
+from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
-from llmb.report.output import print_json, print_output, print_table
-from llmb.report.run_report import run_document, run_table
+from llmb.report.output import print_json, print_output, print_table, print_tables
+from llmb.report.run_report import repeats_document, repeats_tables, run_document, run_table
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Plan
-from llmb.runs.record import read_record, unreadable_record
-from llmb.runs.result import Result
-from llmb.runs.short_id import short_id
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -84,14 +80,15 @@ def result(
         typer.Argument(
             metavar="RUN",
             autocompletion=completion.runs,
-            help="Id of a run or a job, or its beginning; 'latest'; beginning of the run folder's name; or folder.",
+            help="Id of a run or a job, or its beginning; 'latest'; a label; a campaign; or a run folder.",
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Print again the result of a run that has ended.
+    """Print again the result of a run that has ended, or those of all runs with a label or of a campaign.
 
-    The exit code is that of the run: 0 success, 4 failed, 6 invalid.
+    `latest` is the newest run that ended successfully. The exit code is that of the run, or of the worst: 0 success,
+    4 failed, 6 invalid.
 
     Examples:
 
@@ -100,41 +97,54 @@ def result(
     - `llmb result 4711`
 
     - `llmb result kqxt --json`
+
+    - `llmb result driver-580`
     """
-    print_run(_folder_of(run), json=json)
+    folders = named_folders(run, install_here(), say)
+    if len(folders) == 1:
+        print_result(read_ended_run(folders[0]), json=json)
+    else:
+        print_repeats(_by_recipe(folders), json=json)
 
 
-def print_run(folder: RunFolder, *, json: bool) -> None:
-    """Raises UsageError if the run has not ended, InvalidRun or RunFailed if it was not successful."""
-    try:
-        record = read_record(folder)
-    except (OSError, ValueError) as error:
-        raise unreadable_record(folder, error) from error
-    if record.status in ("queued", "running"):
-        do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' updates its state"
-        raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
-    print_result(folder, record.plan, finished_result(folder, record), record.label, json=json)
+def _by_recipe(folders: Iterable[RunFolder]) -> list[list[EndedRun]]:
+    """Runs that ended, those of a recipe together. Raises UsageError if none has."""
+    recipes: dict[str, list[EndedRun]] = {}
+    problem: LlmbError | None = None
+    for folder in folders:
+        try:
+            run = read_ended_run(folder)
+        except (UsageError, EnvironmentProblem) as error:
+            problem = error
+            say(f"left out: {error}")
+        else:
+            recipes.setdefault(run.plan.recipe.title(), []).append(run)
+    if problem and not recipes:
+        raise problem
+    return list(recipes.values())
 
 
-def print_result(folder: RunFolder, plan: Plan, result: Result, label: str | None, *, json: bool) -> None:
+def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
+    """Raises RunFailed or InvalidRun if one was not successful."""
+    if json:
+        print_json(repeats_document(recipes))
+    elif any(recipes):
+        print_tables(repeats_tables(recipes))
+        sys.stderr.write("'llmb result ID' prints one of them\n")
+    runs = [run for one in recipes for run in one]
+    failed = [run for run in runs if run.result.status == "failed"]
+    invalid = [run for run in runs if run.result.status == "invalid"]
+    for kind, problem in ((failed, RunFailed), (invalid, InvalidRun)):
+        if kind:
+            what = f"{len(kind)} of {len(runs)} runs {'failed' if kind is failed else 'are invalid'}"
+            raise problem(what, where=str(kind[0].folder.log))
+
+
+def print_result(run: EndedRun, *, json: bool) -> None:
     """Raises InvalidRun or RunFailed if the run was not successful."""
     if json:
-        print_json(run_document(folder, plan, result, label))
-    elif result.status == "success":
-        print_table(run_table(plan, result))
-        sys.stderr.write(f"run {short_id(folder.path)}, saved to {folder.path}\n")
-    raise_unless_successful(folder, result)
-
-
-def _folder_of(text: str) -> RunFolder:
-    """A run folder, or the only run folder in a folder; else the run folder of the job of that name."""
-    path = Path(text).expanduser().absolute()
-    if path.is_dir() and text != LATEST:
-        path = path.resolve()  # of a link such as the install root's 'latest', whose own name is not that of a run
-        below = sorted(found.parent for found in path.glob("*/run.json"))
-        return RunFolder(below[0] if not (path / "run.json").exists() and len(below) == 1 else path)
-    if "/" in text:
-        do = "name the folder with run.json, or a job; 'llmb jobs list' shows all"
-        raise UsageError(f"there is no folder '{text}'", where=str(path), do=do)
-    with read_history(install_here(), say) as store:
-        return RunFolder(Path(find_run(store, text).run_dir))
+        print_json(run_document(run))
+    elif run.result.status == "success":
+        print_table(run_table(run.plan, run.result))
+        sys.stderr.write(f"run {run.record.id}; 'llmb jobs show {run.record.id}' has its folder\n")
+    raise_unless_successful(run)

@@ -3,7 +3,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ from llmb.campaigns.job_request import job_options, job_request, selection_of, s
 from llmb.campaigns.queueing import CampaignContext, RequestedJobs, from_command_line, plan_one, queue_one
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
+from llmb.catalogue.resolve import find_workload
 from llmb.cli.campaign_options import (
     JOB,
     NAMED_SELECTION,
@@ -31,18 +32,20 @@ from llmb.cli.campaign_options import (
 )
 from llmb.cli.options import Json, given_of, takes, value_options
 from llmb.cli.progress import JobProgress
-from llmb.cli.root import can_ask, context_here, say
-from llmb.cli.runs import print_run
+from llmb.cli.root import can_ask, context_here, install_here, say
+from llmb.cli.runs import print_result
 from llmb.errors import UsageError, UserInterrupt
 from llmb.health.exclusion import OPTION
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.wait import Watch, wait_for_one
+from llmb.programs.conclude import read_ended_run
 from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
 from llmb.report.output import print_json, print_output, print_text
 from llmb.report.plan_report import flags_text, script_document, start_lines, submit_document, submit_text
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
+from llmb.schedulers.lookup import read_cluster_site
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -152,7 +155,7 @@ def _wait(context: CampaignContext, order: Order, job: Job, *, json: bool) -> No
     """Follows the run to its end, including retries, and prints its result."""
     with JobProgress(order.plan.steps, order.plan.first_step) as progress:
         ended = wait_for_one(context.install, job, context.environ, say, Watch(progress.job, progress.step))
-    print_run(RunFolder(Path(ended.run_dir)), json=json)
+    print_result(read_ended_run(RunFolder(Path(ended.run_dir))), json=json)
 
 
 OPTIONS = value_options(
@@ -195,7 +198,18 @@ def launch(
     launched = read_launch(catalogue, job_options(), os.environ, workload, values, given)
     for note in launched.notes:
         sys.stderr.write(f"llmb: note: {note}\n")
+    _check_gpu_type(catalogue, launched.values)
     submit_one(job_request(launched.values, os.environ), dry_run=dry_run, wait=wait, yes=yes, json=json)
+
+
+def _check_gpu_type(catalogue: Catalogue, values: Mapping[str, Any]) -> None:
+    """Raises UsageError where the document requires it: those of fine-tuning do."""
+    workload = find_workload(catalogue, str(values["workload"]))
+    if workload.task == "pretrain" or values.get("gpu_type"):
+        return
+    if read_cluster_site(catalogue, install_here(), os.environ).config.gpu_type is None:
+        do = "set GPU_TYPE, as its document does, or gpu_type in cluster_config.yaml"
+        raise UsageError(f"the GPU type of {workload.workload} is not specified", choices=catalogue.gpus, do=do)
 
 
 @app.command()

@@ -10,9 +10,8 @@ import typer
 
 from llmb.cli.options import Json
 from llmb.errors import UsageError
-from llmb.report.nccl_report import nccl_document, nccl_tables
 from llmb.report.output import print_json, print_tables
-from llmb.report.trace_report import trace_document, trace_picture, trace_tables
+from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.traces.files import find_traces, read_traces
 from llmb.traces.nccl_log import EXPECTED, find_nccl_files, read_nccl_logs

@@ -16,6 +16,12 @@ class CommandGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
 
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
+        parameters: list[Any] = super().get_params(ctx)
+        for item in parameters:
+            item.metavar = item.metavar or ("" if getattr(item, "is_flag", False) else None)
+        return parameters
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         commands = self.list_commands(ctx)
         if args and args[0] not in commands and not args[0].startswith("-") and not ctx.resilient_parsing:
@@ -72,6 +78,34 @@ ADVICE = {
     "--csv": "write --format csv",
     "--mem": "write --slurm-arg mem=...",
 }
+
+
+LISTED = ("-s", "--size", "--dtype", "-d", "-n", "--scale", "--gpus")
+"""Options that some commands take a list for."""
+
+
+def check_given_once(command: Any, words: Sequence[str]) -> None:  # noqa: ANN401
+    """Raises UsageError for an option of one value with two of them; the parser would take the last."""
+    children = getattr(command, "commands", {})
+    if words and words[0] in children:
+        check_given_once(children[words[0]], words[1:])
+        return
+    options = {name: item for item in command.params for name in item.opts if item.param_type_name == "option"}
+    values: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            return
+        name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        item = options.get(name)
+        if item is None or item.is_flag:
+            continue
+        given = value if equals else next(rest, "")
+        before = values.setdefault(spelling(item), given)
+        if before != given and not item.multiple:
+            listed = f"; where several are possible, write {name} {before},{given}" if name in LISTED else ""
+            do = f"give one of them{listed}"
+            raise UsageError(f"{spelling(item)} has two values: {before} and {given}", do=do)
 
 
 def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the classes of its parser private)

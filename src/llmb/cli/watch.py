@@ -17,8 +17,7 @@ from rich.text import Text
 from llmb.analysis.analyzed_run import log_identity
 from llmb.analysis.forecast import Expected
 from llmb.analysis.watched import Kind, Outlook
-from llmb.analysis.watched_log import WatchedLog
-from llmb.analysis.watched_run import WatchedRun, Watcher, expectation, expectation_of_file, watch
+from llmb.analysis.watched_run import WatchedLog, WatchedRun, Watcher, expectation, expectation_of_file, watch
 from llmb.cli.completion import runs
 from llmb.cli.options import Json
 from llmb.cli.root import install_here, say
@@ -34,7 +33,7 @@ from llmb.jobs.wait import exit_code, last_try
 from llmb.logs.files import parse_file
 from llmb.logs.outcome import FINISHED
 from llmb.prepared.folders import WORKLOADS
-from llmb.programs.conclude import finished_result
+from llmb.programs.conclude import read_ended_run
 from llmb.report.output import print_json, print_output, print_text
 from llmb.report.run_report import run_document
 from llmb.report.table import table_lines
@@ -292,18 +291,18 @@ def _print_seen(target: Target, seen: Outlook, *, json: bool) -> None:
 def _end_of_run(target: Target, run: WatchedRun, seen: Outlook, *, json: bool) -> None:
     """The result as ``llmb result`` prints it; raises and exits as the run ended."""
     record, job = run.record, run.job
-    result = finished_result(run.folder, record) if record.status not in ("queued", "running") else None
+    ended = read_ended_run(run.folder) if record.status not in ("queued", "running") else None
     if json:
-        shown = run_document(run.folder, record.plan, result, record.label) if result else None
+        shown = run_document(ended) if ended else None
         print_json(watch_document(target.title, seen, shown))
     code = exit_code([job]) if job and not job.live else 0
-    if result is None or code not in (0, RunFailed.exit_code, InvalidRun.exit_code):
+    if ended is None or code not in (0, RunFailed.exit_code, InvalidRun.exit_code):
         say(f"the run has ended: {seen.circumstances.why or (job and job.state)}")
         raise typer.Exit(code or RunFailed.exit_code)
     if json:
-        raise_unless_successful(run.folder, result)
+        raise_unless_successful(ended)
     else:
-        print_result(run.folder, record.plan, result, record.label, json=False)
+        print_result(ended, json=False)
 
 
 def _end_of_log(target: Target, log: WatchedLog, seen: Outlook, *, live: bool, json: bool) -> None:

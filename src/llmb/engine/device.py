@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from llmb.runs.device import Device
+from llmb.runs.host import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class Node:
             "network": lambda: network_checks(self.network, self.gpu_count, wanted),
             "scheduler": self._scheduler,
             "container": lambda: container_checks(read_containers(self.source), wanted),
-            "disk": lambda: disk_checks(self.disks, wanted),
+            "disk": lambda: disk_checks(self.disks, wanted, self.gpu_count),
             "software": self._software,
             "clock": lambda: clock_checks(read_clock(self.source), self._install()),
         }

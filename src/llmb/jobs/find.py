@@ -20,6 +20,7 @@ SHOWN_BY = {
     "check": "'llmb doctor --last'",
 }
 LATEST = "latest"
+GROUPS = ("label", "campaign")
 CLOCKS_DIFFER_S = 3600
 """A run from further in the future has the time of a wrong clock, and would be the latest one until then."""
 
@@ -49,6 +50,32 @@ def find_run(store: Store, text: str) -> Job:
         do = f"'llmb jobs show {job.job_id}' shows the job, {SHOWN_BY[job.kind]} what came of it"
         raise UsageError(f"job {job.job_id} is a {job.kind} ({job.subject}), not a run", where=job.run_dir, do=do)
     return job
+
+
+def find_runs_named(store: Store, text: str) -> list[Job]:
+    """The run with that id, or all that share that label or campaign.
+
+    Raises UsageError for a word that names nothing, or several things.
+    """
+    kind, colon, name = text.partition(":")
+    spelled = kind if colon and kind in GROUPS else None
+    name = name if spelled else text
+    selections = {"label": Filter(label=name, runs_only=True), "campaign": Filter(campaign=name, runs_only=True)}
+    groups = {
+        f"{group}:{name}": jobs
+        for group, selection in selections.items()
+        if spelled in (None, group) and (jobs := store.jobs(selection))
+    }
+    if not groups:
+        return [find_run(store, text)]
+    ids = [] if spelled else store.named(text) or store.with_short_id(text)
+    if len(groups) > 1 or ids:
+        choices = [
+            *(f"{one} ({len(jobs)} runs)" for one, jobs in groups.items()),
+            *(str(job.job_id) for job in ids[:1]),
+        ]
+        raise UsageError(f"'{text}' has several meanings", choices=choices, do="specify which one is meant")
+    return next(iter(groups.values()))
 
 
 def _find(store: Store, text: str) -> list[Job]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmb.jobs.begin import link_as_documented
 from llmb.jobspec.spec import read_spec
-from llmb.programs.conclude import conclude_run, finished_result
+from llmb.programs.conclude import conclude_run, stored_result
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job_end, read_record
@@ -35,7 +35,7 @@ def conclude_job(folder: RunFolder, state: JobState, scheduler_title: str) -> Re
     """The result that the job wrote; without one, the result that follows from its files and its state."""
     record = read_record(folder)
     if record.status not in ("queued", "running"):
-        return finished_result(folder, record)
+        return stored_result(folder, record)
     end = read_job_end(folder)
     if end and record.job and end.job_id != record.job.job_id:
         end = None  # of a second job, which was rejected

@@ -10,9 +10,8 @@ from llmb.jobs.states import FolderState
 from llmb.jobs.task import task_outcome
 from llmb.programs.lookup import find_program
 from llmb.programs.port import StepsDone
-from llmb.runs.failure import last_lines
+from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder
-from llmb.runs.log_tail import tail
 from llmb.runs.record import RunRecord, read_job_end, read_record
 
 Content = TypeVar("Content")

@@ -78,6 +78,8 @@ class Job:
     """What it trains on, in a word or two."""
     label: str | None = None
     """Given by the user."""
+    run_id: str | None = None
+    """The run's own, which retries share; None for other jobs than runs."""
     identity: str | None = None
     """Equal for repeats; None for other jobs than runs."""
     verdict: str | None = None
@@ -106,8 +108,8 @@ class Job:
 
     @property
     def id(self) -> str:
-        """The short id of its run, which retries share."""
-        return short_id(Path(self.run_dir))
+        """Short; what commands accept and print."""
+        return short_id(self.run_id or self.name)
 
     @property
     def array_id(self) -> str | None:

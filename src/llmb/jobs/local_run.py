@@ -21,24 +21,22 @@ from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.spec import JobSpec, Placement, write_spec
 from llmb.jobspec.variables import layered
 from llmb.processes.signals import Interrupted
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import EndedRun, conclude_run
 from llmb.programs.engine.nsys import check_here, with_profiler
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End, ProgramRequest
 from llmb.resources.nvml import find_gpus
 from llmb.resources.other_work import run_text
 from llmb.resources.processes import NodeProcesses
+from llmb.runs.attempts import newest_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
 from llmb.runs.disk_space import check_space
-from llmb.runs.failure import last_lines
-from llmb.runs.folder import RunFolder, cannot_write, experiment_name, run_parent
-from llmb.runs.latest_link import link_latest
-from llmb.runs.log_tail import tail
+from llmb.runs.failure import last_lines, tail
+from llmb.runs.folder import RunFolder, cannot_write, experiment_name, link_latest, run_parent
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import NotPrepared, plan_training
-from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
-from llmb.runs.result import Result
+from llmb.runs.record import ENGINE, RunRecord, new_record, new_run_id, write_record
 from llmb.runs.step_follower import StepNews
 from llmb.schedulers.local.command import local_command, local_variables
 from llmb.schedulers.local.scheduler import INTERRUPTED, JOB_VARIABLE, WORDS
@@ -92,12 +90,11 @@ class LocalRun:
         if not isinstance(gpus, str) and (pids := sorted({pid for each in gpus.processes() for pid in each or ()})):
             yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
 
-    def start(self, on_step: Callable[[StepNews], None], say: Say) -> tuple[RunFolder, Result]:
+    def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:
         """Runs it to its end, successful or not. Raises UserInterrupt and EnvironmentProblem."""
         folder = create_run_folder(self.install, self.plan)
         spec = local_spec(self.plan, self.install, self.environ, folder)
-        result = run_here(self.plan, spec, folder, self.install, self._variables(spec), on_step, say, self.label)
-        return folder, result
+        return run_here(self.plan, spec, folder, self.install, self._variables(spec), on_step, say, self.label)
 
     def _variables(self, spec: JobSpec) -> dict[str, str]:
         return local_variables(spec, self.machine.cores, self.environ)
@@ -168,14 +165,15 @@ def _begin(
     # A missing history is rebuilt before there is this run to be found. Problems are reported when its row is added.
     with suppress(EnvironmentProblem, UsageError):
         open_history(install, say).close()
-    prepared = Prepared(spec, folder, {None: folder})
+    prepared = Prepared(spec, folder, {None: folder}, {None: new_run_id()})
     handle = send(prepared, {})[None]
     started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: handle.job_id})
     row = new_job(prepared, None, plan, new_key(), None, label)
     row = replace(row, job_id=handle.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
     row = replace(row, started_s=row.submitted_s)
     image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
-    record = new_record(plan, local_command(spec, folder), variables, started, label=label, image=image)
+    command, run_id = local_command(spec, folder), prepared.run_ids[None]
+    record = new_record(plan, command, variables, started, label=label, image=image, run_id=run_id)
     write_record(folder, record)
     write_spec(folder, spec)
     record_handle(folder, handle, row)
@@ -202,7 +200,7 @@ def run_here(
     on_step: Callable[[StepNews], None],
     say: Say,
     label: str | None = None,
-) -> Result:
+) -> EndedRun:
     """Runs ``plan`` until it ends, successfully or not, and writes its record.
 
     Raises UserInterrupt once an interrupted run is ended and recorded, EnvironmentProblem if files cannot be written.
@@ -225,12 +223,18 @@ def run_here(
         raise cannot_write(folder.path, error) from error
     _note(install, say, lambda store: refresh_job(store, job.row))
     if end.cause:
-        raise UserInterrupt(f"the run was {result.reason}", where=str(folder.log))
-    return result
+        saved = newest_checkpoint(folder, plan)
+        again = (
+            f"add '--load-checkpoint {saved.path}' to continue" if saved else "no checkpoint was saved to continue from"
+        )
+        do = f"'llmb jobs log {job.record.id}' prints its log; {again}"
+        raise UserInterrupt(f"run {job.record.id} was {result.reason}", do=do)
+    return EndedRun(folder, job.record, result)
 
 
-def raise_unless_successful(folder: RunFolder, result: Result) -> None:
+def raise_unless_successful(run: EndedRun) -> None:
     """Raises InvalidRun or RunFailed, with the end of the log."""
+    folder, result = run.folder, run.result
     if result.status == "invalid":
         raise InvalidRun(f"the run is invalid: {result.reason}", where=str(folder.log))
     if result.status == "failed":

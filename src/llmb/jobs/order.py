@@ -185,6 +185,8 @@ class Prepared:
     base: RunFolder
     """Holds the script."""
     folders: Mapping[int | None, RunFolder]
+    run_ids: Mapping[int | None, str] = field(default_factory=dict)
+    """The ids of runs in their records; empty for another job."""
     again: bool = False
     """It was submitted before."""
 
@@ -200,7 +202,8 @@ def prepare(order: Order) -> Prepared:
     base = create_run_folder(order.site.install, plan, order.experiment)
     spec = order.spec(base)
     folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in spec.array}
-    prepared = Prepared(spec, base, folders or {None: base})
+    folders = folders or {None: base}
+    prepared = Prepared(spec, base, folders, {index: new_run_id() for index in folders})
     with removed_if_refused(prepared.all_folders, plan):
         try:
             _write(order, prepared)
@@ -260,7 +263,7 @@ def _write(order: Order, prepared: Prepared) -> None:
         if folder != base:
             folder.path.mkdir(parents=True)
             claim_checkpoints(folder, order.plan)
-        write_record(folder, record.model_copy(update={"run_id": new_run_id()}))
+        write_record(folder, record.model_copy(update={"run_id": prepared.run_ids[index]}))
         write_spec(folder, spec.for_run(index))
     if base not in prepared.folders.values():
         release_checkpoints(base, order.plan)  # it holds the script of an array, and no run

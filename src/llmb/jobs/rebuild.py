@@ -27,7 +27,12 @@ def jobs_of_folders(install: Path) -> Iterator[Job]:
 
 def row_of_record(record: RunRecord) -> dict[str, Any]:
     """The fields of a job that say what it runs."""
-    return {**row_of_plan(record.plan), "label": record.label, "identity": identity_of(record).key}
+    return {
+        **row_of_plan(record.plan),
+        "label": record.label,
+        "run_id": record.run_id,
+        "identity": identity_of(record).key,
+    }
 
 
 def row_of_plan(plan: Plan) -> dict[str, Any]:

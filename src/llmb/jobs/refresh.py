@@ -14,8 +14,8 @@ from llmb.jobs.job import Job
 from llmb.jobs.states import FAILED, FolderState, decide
 from llmb.jobs.store import Store
 from llmb.jobs.submit import resolve_submissions
+from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder
-from llmb.runs.log_tail import tail
 from llmb.schedulers.lookup import LOCAL, find_scheduler
 from llmb.schedulers.port import JobState, Phase
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.history import read_history
 from llmb.jobs.job import Job
 from llmb.jobs.local_run import LocalRun
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Filter
-from llmb.programs.conclude import finished_result
+from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of_plan
 from llmb.runs.plan import Plan
-from llmb.runs.record import ENGINE, read_record
-from llmb.runs.result import Result
+from llmb.runs.record import ENGINE
 from llmb.trust import STATE_FOLDER
 
 LOCK_DIGITS = 16
@@ -32,22 +32,6 @@ class Turn(NamedTuple):
 
     recipe: int
     repeat: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndedRun:
-    """A repeat that ended, however it did."""
-
-    folder: RunFolder
-    plan: Plan
-    result: Result
-    run_id: str | None = None
-
-    @property
-    def mean_s(self) -> float | None:
-        """Mean step time of a success."""
-        times = self.result.step_time_s if self.result.status == "success" else None
-        return times.mean if times else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +78,7 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
         jobs = store.jobs(selection)
     own = identity_of_plan(local.plan, ENGINE, {}).key
     runs = [run for job in jobs if job.identity == own and (run := _ended(job)) and _repeats(run.plan, local.plan)]
-    return list({run.run_id or run.folder.path: run for run in reversed(runs)}.values())[::-1]
+    return list({run.record.run_id: run for run in reversed(runs)}.values())[::-1]
 
 
 @contextmanager
@@ -115,9 +99,8 @@ def _ended(job: Job) -> EndedRun | None:
     """None if its folder is gone, or cannot be read."""
     folder = RunFolder(Path(job.run_dir))
     try:
-        record = read_record(folder)
-        return EndedRun(folder, record.plan, finished_result(folder, record), record.run_id) if record.result else None
-    except (OSError, ValueError):
+        return read_ended_run(folder)
+    except (UsageError, EnvironmentProblem):
         return None
 
 

@@ -19,7 +19,7 @@ from llmb.jobs.job import CHANGING, COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Jo
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.short_id import may_be_short_id
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """Lower ones are of development versions before 0.1."""
 SCHEMA = """
 CREATE TABLE jobs (
@@ -43,6 +43,7 @@ CREATE TABLE jobs (
   origin TEXT,
   label TEXT,
   campaign TEXT,
+  run_id TEXT,
   identity TEXT,
   submitted_s REAL NOT NULL,
   state TEXT NOT NULL,

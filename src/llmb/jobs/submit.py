@@ -21,9 +21,8 @@ from llmb.jobs.rebuild import row_of_plan
 from llmb.jobs.store import Store
 from llmb.jobs.task import TaskOrder
 from llmb.runs.claim import stamped_folder
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, link_latest
 from llmb.runs.identity import identity_of_plan
-from llmb.runs.latest_link import link_latest
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob, now, read_job, read_record, write_record
 from llmb.schedulers.lookup import find_scheduler
@@ -143,7 +142,7 @@ def new_job(
     """The row of one run of a job that is about to be submitted."""
     identity = identity_of_plan(plan, prepared.spec.program, arguments or {}).key
     job = replace(_row(prepared, index, key), **row_of_plan(plan))
-    return replace(job, campaign=campaign, label=label, identity=identity)
+    return replace(job, campaign=campaign, label=label, run_id=prepared.run_ids[index], identity=identity)
 
 
 def _row(prepared: Prepared, index: int | None, key: str) -> Job:

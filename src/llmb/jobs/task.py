@@ -15,8 +15,8 @@ from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec, Placement, Word, write_spec
 from llmb.prepared.folders import WORKLOADS
+from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder, cannot_write, write_atomically
-from llmb.runs.log_tail import tail
 from llmb.runs.record import JobEnd
 from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import QUEUE, find_scheduler

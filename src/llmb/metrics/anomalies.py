@@ -11,7 +11,7 @@ from statistics import median
 from typing import cast
 
 from llmb.metrics.long_run import QUANTILES, ar1_variance, block_means, cosines
-from llmb.metrics.robust import Floats, despiked
+from llmb.metrics.statistics import Floats, despiked
 
 FEWEST_STEPS = 10
 FEWEST_STALLS = 3

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from llmb.catalogue.records import Window
-from llmb.metrics.robust import LEAST_SPREAD, MAD_TO_STD, OUTLIER_SPREADS, Floats, despiked, level_and_spread
+from llmb.metrics.statistics import LEAST_SPREAD, MAD_TO_STD, OUTLIER_SPREADS, Floats, despiked, level_and_spread
 from llmb.metrics.window import STEADY
 
 FEWEST_STEPS = 10

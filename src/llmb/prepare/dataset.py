@@ -164,16 +164,25 @@ def _samples(work: _Work) -> tuple[SampleFiles, bool]:
         return write_samples(work.folder, temporary, files, source, work.on_count), True
 
 
+_CHECKSUMS = " (CRC-32 "
+
+
 def local_source(path: Path, files: Files) -> str:
     """A local source with the checksums of its files: another content is another source."""
     checksums = [file_checksum(file) for named in files.values() for file in named]
-    return f"{path.absolute()} (CRC-32 {', '.join(checksums)})"
+    return f"{path.absolute()}{_CHECKSUMS}{', '.join(checksums)})"
+
+
+def _same_content(one: str, other: str) -> bool:
+    """Whether two sources are equal, or local ones of the same content at two paths."""
+    contents = [text.partition(_CHECKSUMS)[2] for text in (one, other)]
+    return one == other or (contents[0] != "" and contents[0] == contents[1])
 
 
 def _check_samples(work: _Work, existing: SampleFiles) -> None:
     """Raises UsageError if they were made from something else, or are damaged."""
     given = work.request.source
-    if given is not None and (wanted := local_source(given, split_files(given))) != existing.source:
+    if given is not None and not _same_content(wanted := local_source(given, split_files(given)), existing.source):
         what = f"{work.source.dataset} is prepared from {existing.source}, not from {wanted}"
         raise UsageError(what, where=str(work.folder), do=FORCE)
     if existing.template != TEMPLATE:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends the record of a run, whatever ended the run, and whoever notices: reads, concludes, writes ``run.json``."""
 
-from typing import Any
+from dataclasses import dataclass
 
+from llmb.errors import UsageError
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End
+from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import read_environment
 from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
 from llmb.runs.profile_report import keep_breakdown
 from llmb.runs.published_verdict import with_verdict
-from llmb.runs.record import RunRecord, VboostOutcome, now, write_record
+from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
 from llmb.runs.record_file import BrokenRecord, read_record_file
-from llmb.runs.result import Result
+from llmb.runs.result import NOT_SUCCESSFUL, Result, Status
+from llmb.runs.steps import read_steps
 
 
 def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
@@ -48,26 +52,68 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     return result
 
 
-def finished_result(folder: RunFolder, record: RunRecord) -> Result:
-    """The result of a run whose record is finished already; nothing is written. Raises BrokenRecord."""
-    assert record.status not in ("queued", "running")
-    assert record.exit_code is not None
-    code = 0 if record.status == "success" else record.exit_code  # what came after the last step is a note
-    do = f"the log has its steps: 'llmb parse {folder.log}'"
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A run that ended, however it did. ``record`` may be that with which it began."""
+
+    folder: RunFolder
+    record: RunRecord
+    result: Result
+
+    @property
+    def plan(self) -> Plan:
+        return self.record.plan
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean step time of a success."""
+        times = self.result.step_time_s if self.result.status == "success" else None
+        return times.mean if times else None
+
+
+def read_ended_run(folder: RunFolder) -> EndedRun:
+    """Raises UsageError if the run has not ended or there is none, EnvironmentProblem if it cannot be read."""
     try:
-        result = find_program(record.program).result(folder, record, End(code))
-    except BrokenRecord as error:
-        raise BrokenRecord(error.what, where=error.where, do=do) from error
-    except OSError as error:
-        what = f"the run cannot be read: {error.strerror}"
-        raise BrokenRecord(what, where=error.filename, do=do) from error
-    return with_verdict(result.model_copy(update=_recorded(record, result)), record)
+        record = read_record(folder)
+    except (OSError, ValueError) as error:
+        raise unreadable_record(folder, error) from error
+    if record.status in ("queued", "running"):
+        do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' updates its state"
+        raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
+    return EndedRun(folder, record, stored_result(folder, record))
 
 
-def _recorded(record: RunRecord, result: Result) -> dict[str, Any]:
-    """What the record knows better than the files of the run, unless these say that it is not true."""
-    note = record.result.note if record.result else None
-    if record.status == "success" and result.status != "success":
-        reason = result.reason if result.status == "invalid" else f"the record says success, and: {result.reason}"
-        return {"status": "invalid", "reason": reason, "note": note}
-    return {"status": record.status, "reason": record.reason, "note": note}
+def stored_result(folder: RunFolder, record: RunRecord) -> Result:
+    """The result of a run that has ended, as it was stored; nothing is written.
+
+    A run whose files say something else is invalid. Raises BrokenRecord if they cannot be read.
+    """
+    assert record.status not in ("queued", "running")
+    result, failed = record.result, record.status != "success"
+    if result is None and failed:
+        return with_verdict(_no_figures(record.status, record.reason, steps=0), record)  # it never began
+    if result and failed and result.status == record.status:
+        return result
+    try:
+        steps = read_steps(folder.steps)
+    except (BrokenRecord, OSError) as error:
+        what = error.what if isinstance(error, BrokenRecord) else f"the run cannot be read: {error.strerror}"
+        where = error.where if isinstance(error, BrokenRecord) else error.filename
+        raise BrokenRecord(what, where=where, do=f"the log has its steps: 'llmb parse {folder.log}'") from error
+    missing = record.program == ENGINE and not steps
+    contradiction = f"there are no steps in {folder.steps}" if missing else why_contradicting(record, steps)
+    if result and contradiction is None:
+        return result
+    return with_verdict(_no_figures("invalid", contradiction, len(steps)), record)
+
+
+def _no_figures(status: Status, reason: str | None, steps: int) -> Result:
+    return Result(
+        status=status,
+        reason=reason,
+        steps=steps,
+        step_time_s=None,
+        loss=None,
+        peak_memory_gib=None,
+        step_time_reason=NOT_SUCCESSFUL,
+    )

@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from llmb.bench.gpus import Part, Parts, median_tflops
-from llmb.bench.outliers import OutlierRule
+from llmb.bench.gpus import OutlierRule, Part, Parts, median_tflops
 from llmb.bench.records import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
 from llmb.report.numbers import known, number, whole
 from llmb.report.table import Column, Row, Table, number_column, result_table, table_of

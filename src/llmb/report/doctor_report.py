@@ -28,9 +28,14 @@ def doctor_document(reports: Sequence[NodeReport]) -> dict[str, Any]:
     return {**single, "status": worst(report.status for report in reports), "nodes": nodes}
 
 
-def node_tables(report: NodeReport) -> Iterator[Table]:
-    """What is wrong first, each with what to do; then what is right, and what could not be checked."""
-    yield _problems(report)
+def node_tables(report: NodeReport, *, folded: bool = False) -> Iterator[Table]:
+    """What is wrong first, each with what to do; then what is right, and what could not be checked, or how much."""
+    problems = _problems(report)
+    if folded:
+        problems.caption = "\n".join(_folded(report))
+    yield problems
+    if folded:
+        return
     good = [check for check in report.checks if check.status == "pass"]
     if good:
         table = result_table("Passed", "area", "check", "found")
@@ -39,6 +44,15 @@ def node_tables(report: NodeReport) -> Iterator[Table]:
         yield _with_areas_once(table)
     if report.not_checked:
         yield _with_areas_once(_not_checked(report))
+
+
+def _folded(report: NodeReport) -> Iterator[str]:
+    passed = [check.name for check in report.checks if check.status == "pass"]
+    for title, names in (("passed", passed), ("not checked", [item.name for item in report.not_checked])):
+        areas = Counter(rule_of(name).area for name in names)
+        if names:
+            yield f"{title}: {', '.join(f'{area} {count}' for area, count in areas.items())}"
+    yield "'llmb -v doctor' shows each, with what was found, or why it was not checked"
 
 
 def title_of(name: str) -> str:

@@ -40,13 +40,13 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
         Column("state", _state, min_width=9),
         Column("kind", lambda job: None if job.kind == "run" else job.kind, optional=True),
         Column("workload", lambda job: job.title.removeprefix(f"{job.kind} ")),
-        Column("data", lambda job: job.data if job.kind == "run" else None),
+        Column("data", lambda job: job.data if job.kind == "run" else None, drop=1),
         number_column("scale", _scale, str),
-        Column("submitted", lambda job: short_time(job.submitted_s)),
-        Column("nodes", lambda job: job.nodes),
+        Column("submitted", lambda job: short_time(job.submitted_s), wrap=False, drop=3),
+        Column("nodes", lambda job: job.nodes, drop=2),
         number_column("step s", lambda job: job.step_time_s, known, wrap=False),
         Column("verdict", lambda job: job.verdict, optional=True),
-        Column("reason", lambda job: shortened(job.reason or "")),
+        Column("reason", lambda job: shortened(job.reason or "") or None, optional=True),
     ]
     return table_of(f"Jobs: {shown}", jobs, columns)
 
@@ -68,13 +68,13 @@ def runs_table(runs: Sequence[Job], total: int) -> Table:
     shown = f"the last {len(runs)} of {total:,}" if len(runs) < total else f"{total:,}"
     columns: list[Column[Job]] = [
         Column("id", lambda run: run.id, wrap=False),
-        Column("label", lambda run: run.label),
-        Column("date", lambda run: short_time(run.started_s or run.submitted_s), wrap=False),
-        Column("recipe", lambda run: run.title),
-        number_column("scale", _scale, str),
+        Column("label", lambda run: run.label, optional=True),
+        Column("date", lambda run: short_time(run.started_s or run.submitted_s), wrap=False, drop=1),
+        Column("recipe", lambda run: run.title, min_width=27),
+        number_column("scale", _scale, str, wrap=False, drop=2),
         Column("status", lambda run: run.status, wrap=False),
         number_column("step s", lambda run: run.step_time_s, known, wrap=False),
-        Column("verdict", lambda run: run.verdict, wrap=False),
+        Column("verdict", lambda run: run.verdict, wrap=False, optional=True),
     ]
     return table_of(f"Runs: {shown}", runs, columns)
 

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from codecs import getincrementaldecoder
@@ -61,13 +62,18 @@ def print_line(text: str) -> None:
 
 
 def print_markdown(text: str) -> None:
-    """Formats a page for the terminal."""
+    """Formats a page for the terminal. Links name the page that 'llmb docs' prints; code is as it is to be copied."""
     from rich.console import Console  # few outputs are pages
     from rich.markdown import Markdown
 
     console = Console()
+    text = re.sub(r"<!--.*?-->\n*", "", text, flags=re.DOTALL)
+    text = re.sub(r"\[([^\]]+)\]\((?:[\w./-]*/)?([\w-]+)\.md(?:#[\w-]*)?\)", r"\1 (`llmb docs \2`)", text)
+    parts = re.split(r"^```\w*\n(.*?)^```$\n?", text, flags=re.DOTALL | re.MULTILINE)
     with console.capture() as capture:
-        console.print(Markdown(text))
+        for number, part in enumerate(parts):
+            is_code = number % 2 == 1
+            console.print(f"\n{part}" if is_code else Markdown(part), markup=False, highlight=False, soft_wrap=is_code)
     print_text(capture.get(), is_safe=True)
 
 

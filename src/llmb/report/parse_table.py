@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmb.analysis.parsed_groups import RunGroup
 from llmb.analysis.parsed_run import ParsedRun
-from llmb.analysis.parsed_scaling import Scaling, ScalingRow
+from llmb.analysis.parsed_scaling import RunGroup, Scaling, ScalingRow
 from llmb.catalogue.records import Window
 from llmb.metrics.anomalies import Anomalies
 from llmb.report.numbers import as_text, interval_of, known, number, shortened
@@ -293,7 +292,7 @@ def _includes_zero(interval: tuple[float, float]) -> bool:
 
 def _others_table(report: ParseReport, runs: Sequence[ParsedRun]) -> Table:
     columns: list[Column[ParsedRun]] = [
-        Column("file", report.name),
+        Column("run", lambda run: run.id if run.folder else report.name(run)),
         Column("status", VALUES["status"]),
         Column("reason", VALUES["reason"], str, max_width=_REASON_WIDTH),
     ]

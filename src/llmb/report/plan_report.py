@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from llmb.campaigns.campaign import Campaign, PlannedJob, total_gpu_hours
-from llmb.catalogue.pipeline_stages import stage_layers
+from llmb.campaigns.campaign import Campaign, PlannedJob, total, total_gpu_hours
+from llmb.catalogue.layout_check import stage_layers
 from llmb.catalogue.records import PARALLEL
 from llmb.catalogue.unspecified import unspecified_text
 from llmb.checkpoints.origin import Origin
@@ -237,23 +237,27 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
         _of_job("workload", lambda item: item.workload),
         _of_job("size", lambda item: f"{item.size} {item.proxy}" if item.proxy else item.size),
         _of_job("dtype", lambda item: item.dtype),
-        _of_job("data", lambda item: item.origin.data.short),
+        _of_job("data", lambda item: item.origin.data.short, drop=1),
         _of_job("GPUs", lambda item: item.gpus, right=True),
-        _of_job("type", lambda item: item.gpu_type),
-        _of_job("nodes", lambda item: item.nodes, right=True),
-        _of_job("time limit", lambda item: limit_text(item.time_limit_min), right=True),
+        _of_job("type", lambda item: item.gpu_type, drop=3),
+        _of_job("nodes", lambda item: item.nodes, right=True, drop=2),
+        _of_job("limit", lambda item: limit_text(item.time_limit_min), right=True, wrap=False),
         _of_job("GPU-hours", lambda item: hours_text(item.gpu_hours), right=True),
+        _of_job("expected", lambda item: hours_text(item.expected_gpu_hours), right=True),
         _of_job("run", lambda item: f"{item.job.repeat}, profiled" if item.job.profiled else item.job.repeat),
         Column("with", lambda row: row[1][1], optional=True),
         *asked_by,
     ]
     table = table_of("Campaign", rows, columns)
-    table.add_row("", total_text(jobs), *[""] * 7, hours_text(total_gpu_hours(jobs)))
+    expected = total(item.expected_gpu_hours for item in jobs)
+    table.add_row("", total_text(jobs), *[""] * 7, hours_text(total_gpu_hours(jobs)), hours_text(expected))
     return table
 
 
-def _of_job(header: str, value: Callable[[PlannedJob], Any], *, right: bool = False) -> Column[_PlacedJob]:
-    return Column(header, lambda row: value(row[1][0]), right=right)
+def _of_job(
+    header: str, value: Callable[[PlannedJob], Any], *, right: bool = False, wrap: bool = True, drop: int = 0
+) -> Column[_PlacedJob]:
+    return Column(header, lambda row: value(row[1][0]), right=right, wrap=wrap, drop=drop)
 
 
 def different_settings(jobs: Sequence[PlannedJob]) -> list[str]:
@@ -295,6 +299,7 @@ def campaign_document(campaign: Campaign, jobs: Sequence[PlannedJob]) -> dict[st
         "campaign": campaign.campaign,
         "source": campaign.source,
         "gpu_hours": total_gpu_hours(jobs),
+        "expected_gpu_hours": total(item.expected_gpu_hours for item in jobs),
         "jobs": [_job_document(item, by_key[item.job.key]) for item in jobs],
     }
 
@@ -314,6 +319,7 @@ def _job_document(item: PlannedJob, job: Any) -> dict[str, Any]:  # noqa: ANN401
         "nodes": item.nodes,
         "time_limit_min": item.time_limit_min,
         "gpu_hours": item.gpu_hours,
+        "expected_gpu_hours": item.expected_gpu_hours,
         "asked_by": job.where,
         "state": job.state,
         "job_id": job.job_id,

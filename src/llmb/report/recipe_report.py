@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes, their published figures and their metrics as tables and JSON documents."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from llmb.catalogue.job_defaults import JobDefaults
-from llmb.catalogue.pipeline_stages import stage_layers
+from llmb.catalogue.layout_check import stage_layers
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Convention, Lora, Model, Recipe
 from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
@@ -33,7 +33,10 @@ SCALE_LAYOUT = ("layers", "tp", "pp", "cp", "vp", "dp", "gbs", "ga")
 SHOWN = ("layers", "tp", "pp", "cp", "vp", "gbs")
 FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "days_per_1t_tokens")
 HEADERS = ("step s", "tokens/s", "MFU %", "days/1T")
-LEGEND = "(n): a PROXY, with fewer layers than the model; +: doublings of the largest scale too; llmb: no document"
+LEGEND = (
+    "(n): a PROXY, with fewer layers than the model; +: doublings of the largest scale too; llmb: no document;"
+    " all: every GPU type"
+)
 
 
 def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[str, Any]:
@@ -297,14 +300,20 @@ def _table_document(table: LayoutTable) -> dict[str, Any]:
     }
 
 
-def list_table(workloads: Iterable[WorkloadFile]) -> Table:
+def list_table(workloads: Iterable[WorkloadFile], gpu_types: Collection[str]) -> Table:
+    """``gpu_types`` are all that the catalogue has."""
     table = result_table("Recipes", "workload", "size", "release", "GPU types", "dtypes", "scales")
     for workload in workloads:
         for size in sizes_of(workload):
             for (release, dtypes, scales), gpus in _grouped_types(_layout_tables(workload, size)).items():
-                table.add_row(workload.workload, size, release, " ".join(gpus), dtypes, scales)
+                table.add_row(workload.workload, size, release, _types_text(gpus, gpu_types), dtypes, scales)
     table.caption = LEGEND
     return table
+
+
+def _types_text(types: Sequence[str], known: Collection[str]) -> str:
+    rest = [name for name in types if name not in known]
+    return " ".join(["all", *rest] if {*known} <= {*types} else types)
 
 
 def _grouped_types(tables: Iterable[LayoutTable]) -> dict[tuple[str, str, str], list[str]]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
-from llmb.jobs.repeats import EndedRun, Spread, spread_of
+from llmb.jobs.repeats import Spread, spread_of
+from llmb.programs.conclude import EndedRun
 from llmb.report.numbers import interval_of, known, number
 from llmb.report.plan_report import plan_title
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document, origin_document
@@ -15,12 +16,10 @@ from llmb.report.table import Column, Table, number_column, result_table, table_
 from llmb.report.trace_report import shown_parts
 from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoint_report import CheckpointReport
-from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.result import Result
-from llmb.runs.short_id import short_id
 from llmb.traces.summary import shares
-from llmb.verdict.causes_rules import cause_rules
+from llmb.verdict.causes_evidence import cause_rules
 from llmb.verdict.sentence import headline
 
 SOURCES = {
@@ -30,13 +29,14 @@ SOURCES = {
 }
 
 
-def run_document(folder: RunFolder, plan: Plan, result: Result, label: str | None = None) -> dict[str, Any]:
+def run_document(run: EndedRun) -> dict[str, Any]:
     """The JSON of ``llmb run``; its keys are a contract."""
+    plan, result = run.plan, run.result
     return {
         **identity_document(plan.recipe),
-        "id": short_id(folder.path),
-        "label": label,
-        "run_dir": str(folder.path),
+        "id": run.record.id,
+        "label": run.record.label,
+        "run_dir": str(run.folder.path),
         "origin": origin_document(plan.origin),
         **result.document(),
         "window": (result.window or plan.window).model_dump(mode="json"),
@@ -83,7 +83,7 @@ def run_table(plan: Plan, result: Result) -> Table:
     _add_fp8(table, result)
     _add_checkpoint(table, result)
     _add_profile(table, result)
-    return table
+    return table if expected else table.without(table.columns[2:3])
 
 
 def _content_rows(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
@@ -246,24 +246,28 @@ def _host_notes(host: HostUse) -> Iterator[str]:
             yield f"{name} {number(share)} %"
 
 
-def repeats_document(recipes: Sequence[Sequence[EndedRun]], label: str | None) -> dict[str, Any]:
-    """The JSON of ``llmb run`` with several runs; its keys are a contract. Recipes without a run are left out."""
-    return {"label": label, "recipes": [_recipe_document(runs, label) for runs in recipes if runs]}
+def repeats_document(recipes: Sequence[Sequence[EndedRun]]) -> dict[str, Any]:
+    """The JSON of several runs; its keys are a contract. Recipes without a run are left out."""
+    labels = {run.record.label for runs in recipes for run in runs}
+    return {
+        "label": labels.pop() if len(labels) == 1 else None,
+        "recipes": [_recipe_document(runs) for runs in recipes if runs],
+    }
 
 
-def _recipe_document(runs: Sequence[EndedRun], label: str | None) -> dict[str, Any]:
+def _recipe_document(runs: Sequence[EndedRun]) -> dict[str, Any]:
     spread = spread_of(_means(runs))
     return {
         "title": runs[0].plan.recipe.title(),
         "run_means_s": asdict(spread) if spread else None,
-        "runs": [run_document(run.folder, run.plan, run.result, label) for run in runs],
+        "runs": [run_document(run) for run in runs],
     }
 
 
 def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
     """One table for each recipe that has a run."""
     columns: list[Column[EndedRun]] = [
-        Column("run", lambda run: short_id(run.folder.path)),
+        Column("run", lambda run: run.record.id),
         Column("status", lambda run: run.result.status),
         number_column("step s", _mean_s, known),
         number_column("CV %", _cv_pct, known),

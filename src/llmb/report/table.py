@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from itertools import zip_longest
 from typing import Any, Generic, NamedTuple, TypeVar
 from unicodedata import combining, east_asian_width
@@ -46,6 +47,8 @@ class Column(Generic[Row]):
     min_width: int | None = None
     max_width: int | None = None
     """Wider cells are always wrapped."""
+    drop: int = 0
+    """Its place in the order in which columns are left out on a narrow terminal; 0 for one that always stays."""
     label: bool = True
     """As the first column, it is not wrapped up to a width of ``LONGEST_LABEL``."""
 
@@ -63,6 +66,11 @@ class Table:
         """Columns without a cell stay empty; a row with more cells than columns adds columns without a header."""
         self.columns += [Column("") for _ in cells[len(self.columns) :]]
         self.rows.append(cells)
+
+    def without(self, columns: Sequence[Column[Any]]) -> "Table":
+        kept = [place for place, column in enumerate(self.columns) if not any(column is one for one in columns)]
+        rows = [tuple(row[place] for place in kept if place < len(row)) for row in self.rows]
+        return Table(self.title, [self.columns[place] for place in kept], rows, self.caption)
 
 
 def table_of(title: str, rows: Iterable[Row], columns: Iterable[Column[Row]], *, drop_empty: bool = False) -> Table:
@@ -85,9 +93,9 @@ def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Tabl
 
 
 def number_column(
-    header: str, value: Callable[[Row], Any], form: Callable[[Any], str] = number, *, wrap: bool = True
+    header: str, value: Callable[[Row], Any], form: Callable[[Any], str] = number, *, wrap: bool = True, drop: int = 0
 ) -> Column[Row]:
-    return Column(header, value, form, right=True, wrap=wrap)
+    return Column(header, value, form, right=True, wrap=wrap, drop=drop)
 
 
 def csv_text(columns: Mapping[str, Callable[[Row], Any]], rows: Iterable[Row]) -> str:
@@ -97,6 +105,23 @@ def csv_text(columns: Mapping[str, Callable[[Row], Any]], rows: Iterable[Row]) -
     writer.writerow(columns)
     writer.writerows([value(row) for value in columns.values()] for row in rows)
     return lines.getvalue()
+
+
+def html_table(table: Table) -> str:
+    """For a notebook."""
+    sides = ["right" if column.right else "left" for column in table.columns]
+    headers = "".join(
+        f'<th style="text-align:{side}">{escape(column.header)}</th>'
+        for side, column in zip(sides, table.columns, strict=True)
+    )
+    rows = (
+        "".join(
+            f'<td style="text-align:{side}">{escape(printable(cell))}</td>'
+            for side, cell in zip(sides, row, strict=True)
+        )
+        for row in table.rows
+    )
+    return f"<table><tr>{headers}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 
 class Line(NamedTuple):
@@ -112,24 +137,40 @@ def plain_lines(table: Table) -> Iterator[str]:
 def table_lines(table: Table, width: int | None = None) -> Iterator[Line]:
     """The table in ``width`` columns, or as wide as needed.
 
-    Cells are wrapped between words. Where that is not enough, each row becomes a paragraph, so that no name is broken
-    unless it is longer than a whole line.
+    Cells are wrapped between words. Where that is not enough, columns are left out; where that is not enough either,
+    each row becomes a paragraph, so that no name is broken unless it is longer than a whole line.
     """
     yield from (Line(text, is_heading=True) for text in _wrapped(printable_lines(table.title), width))
-    headers = tuple(column.header for column in table.columns)
-    cells = [tuple(map(printable_lines, row)) for row in table.rows]
-    columns = zip_longest(headers, *cells, fillvalue="")
-    natural = [_natural(column, cells) for column, cells in zip(table.columns, columns, strict=True)]
-    widths = natural if width is None else _fitted(table, natural, cells, width - len(GAP) * (len(natural) - 1))
-    if widths is None:
-        yield from map(Line, _paragraphs(table.columns, cells, width or 0))
+    droppable = sorted((column for column in table.columns if column.drop), key=lambda column: column.drop)
+    for count in range(len(droppable) + 1):
+        part = table.without(droppable[:count])
+        cells = [tuple(map(printable_lines, row)) for row in part.rows]
+        widths = _widths(part, cells, width)
+        if widths is not None:
+            yield from _grid(part, cells, widths)
+            if count:
+                names = ", ".join(column.header for column in droppable[:count])
+                yield from map(Line, _wrapped(f"without {names}, for which the terminal is too narrow", width))
+            break
     else:
-        if any(headers):
-            yield from (Line(text, is_heading=True) for text in _row(headers, widths, table.columns))
-        for row in cells:
-            yield from map(Line, _row(row, widths, table.columns))
+        whole = [tuple(map(printable_lines, row)) for row in table.rows]
+        yield from map(Line, _paragraphs(table.columns, whole, width or 0))
     if table.caption:
         yield from map(Line, _wrapped(printable_lines(table.caption), width))
+
+
+def _widths(table: Table, cells: Sequence[Sequence[str]], width: int | None) -> list[int] | None:
+    columns = zip_longest((column.header for column in table.columns), *cells, fillvalue="")
+    natural = [_natural(column, texts) for column, texts in zip(table.columns, columns, strict=True)]
+    return natural if width is None else _fitted(table, natural, cells, width - len(GAP) * (len(natural) - 1))
+
+
+def _grid(table: Table, cells: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[Line]:
+    headers = tuple(column.header for column in table.columns)
+    if any(headers):
+        yield from (Line(text, is_heading=True) for text in _row(headers, widths, table.columns))
+    for row in cells:
+        yield from map(Line, _row(row, widths, table.columns))
 
 
 def _fitted(table: Table, natural: Sequence[int], cells: Sequence[Sequence[str]], available: int) -> list[int] | None:

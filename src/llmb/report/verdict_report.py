@@ -132,9 +132,9 @@ def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
     for condition in verdict.conditions:
         if condition not in _two_sided(verdict):
             yield title_of(condition.key), str(condition.reference or condition.own)
-    if len(judged.runs) == 1:
-        yield "run folder" if judged.runs[0].record else "log", str(judged.runs[0].path)
-    elif judged.runs:
+    if len(judged.runs) == 1 and judged.runs[0].record is None:
+        yield "log", str(judged.runs[0].path)
+    elif len(judged.runs) > 1:
         yield "runs below", os.path.commonpath([run.path for run in judged.runs])
 
 

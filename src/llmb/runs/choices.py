@@ -10,7 +10,7 @@ from llmb.metrics.window import DEFAULT_RULE
 from llmb.options.forms import LABEL
 from llmb.options.option import Option, limit_problems
 from llmb.runs.attention import AttentionChoice, choice_problem
-from llmb.runs.device import Device
+from llmb.runs.host import Device
 from llmb.runs.logits import keeps_logits
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profiling

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the record, the environment and the steps of a run agree. Pure."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
+from statistics import fmean
 
 from llmb.metrics.contradictions import CLOCK_ERROR_S, Lap, RunFacts, contradictions
 from llmb.runs.record import RunRecord
@@ -14,7 +16,8 @@ WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 
 
 def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int | None = None) -> str | None:
-    """Why a run that did all its steps is invalid; ``steps`` is empty for a program that writes none.
+    """Why a run that did all its steps, by itself or by its record, is invalid; ``steps`` is empty for a program that
+    writes none.
 
     ``log_gpus`` is their number by the log, if that tells it itself.
     """
@@ -34,7 +37,7 @@ def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int
         tokens={step.step: step.padded_tokens for step in steps},
     )
     not_finite = [step.values_text() for step in steps if not step.finite][:1]
-    found = (*not_finite, *contradictions(facts), *_longer_than_the_run(record, steps))
+    found = (*not_finite, *contradictions(facts), *_longer_than_the_run(record, steps), *_other_result(record, steps))
     return "the record contradicts itself: " + "; ".join(found) if found else None
 
 
@@ -69,3 +72,18 @@ def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str,
     if lasted_s < 0 or trained_s <= lasted_s + WHOLE_SECONDS_S + apart_s:
         return ()  # an end before the start is a clock that was set
     return (f"its steps sum to {trained_s:.4g} s, and it lasted {lasted_s:.4g} s",)
+
+
+def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
+    """How the result of a run that has ended differs from its record and its steps."""
+    result, window = record.result, record.window
+    if record.status in ("queued", "running"):
+        return
+    if result is None or result.status != record.status:
+        yield f"it says {record.status}, and {f'its result {result.status}' if result else 'has no result'}"
+    if steps and record.status == "success" and len(steps) != record.plan.steps:
+        yield f"it says success, and {len(steps)} of {record.plan.steps} steps are recorded"
+    times = [step.step_time_s for step in steps if window.first <= step.step <= window.last and not step.profiled]
+    mean_s = result.step_time_s.mean if result and result.step_time_s else None
+    if mean_s is not None and times and not math.isclose(fmean(times), mean_s, rel_tol=1e-9):
+        yield f"its steps {window.first}-{window.last} took {fmean(times):.6g} s, and its result says {mean_s:.6g} s"

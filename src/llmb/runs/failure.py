@@ -1,12 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank failed first, from a run's log. Pure, but for the one function that words a worker's own line."""
+"""The end of a run's log, and which rank failed first by it."""
 
 import re
 import signal
+from pathlib import Path
 from typing import NamedTuple
 
 from llmb.errors import LlmbError
 from llmb.runs.stall import STALL
+
+TAIL_BYTES = 64 * 1024
+
+
+def tail(path: Path, size: int = TAIL_BYTES) -> str:
+    """The last ``size`` bytes of a log, of the latest attempt alone; empty when there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - size))
+        return latest_attempt(stream.read().decode(errors="replace"))
+
 
 ATTEMPT = "llmb: attempt "
 """What the line begins with that separates a run's attempts in its log."""

@@ -18,6 +18,12 @@ from llmb.trust import check_owner
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan
 
+import secrets
+from contextlib import suppress
+
+LATEST = "latest"
+
+
 CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_KEY = "install_root"
 VBOOST_FILE = "vboost.json"
@@ -276,3 +282,17 @@ def write_atomically(path: Path, text: str, *, errors: str = "strict") -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def link_latest(install: Path, folder: RunFolder) -> None:
+    """Replaces the link at once. A file that is not a link stays; where no link can be written, there is none."""
+    link = install / LATEST
+    if os.path.lexists(link) and not link.is_symlink():
+        return
+    temporary = install / f".{LATEST}.{secrets.token_hex(4)}"
+    try:
+        temporary.symlink_to(os.path.relpath(folder.path, install), target_is_directory=True)
+        temporary.replace(link)
+    except OSError:  # such as another user's, in a folder where only its owner may replace it
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

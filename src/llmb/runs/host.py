@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name of this machine."""
+"""The name of this machine, and the kinds of device that it trains on."""
 
 import os
 import socket
+from typing import Literal
+
+Device = Literal["cpu", "cuda"]
 
 
 def host_name() -> str:

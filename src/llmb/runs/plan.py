@@ -23,7 +23,7 @@ from llmb.metrics.window import resolve_window
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.attention import AttentionChoice
 from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Recompute
-from llmb.runs.device import Device
+from llmb.runs.host import Device
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profile
 

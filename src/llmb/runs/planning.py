@@ -18,7 +18,7 @@ from llmb.metrics.packing import chunked_squares
 from llmb.prepared.folders import PreparedFolders, prepared_folders
 from llmb.prepared.packed_dataset import RECORD, PackedDataset, incomplete_files, map_arrays
 from llmb.runs.choices import Choices
-from llmb.runs.device import Device
+from llmb.runs.host import Device
 from llmb.runs.initial_weights import check_weights
 from llmb.runs.plan import (
     EnginePlan,

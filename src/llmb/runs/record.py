@@ -19,6 +19,7 @@ from llmb.runs.name_parts import ENGINE as ENGINE
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record_file import read_record_file
 from llmb.runs.result import Result, Status
+from llmb.runs.short_id import short_id
 from llmb.runs.source_version import source_version
 from llmb.trust import foreign_link
 
@@ -162,6 +163,11 @@ class RunRecord(Record):
     result: Result | None = None
 
     @property
+    def id(self) -> str:
+        """Short; what commands accept and print. Copies of the run share it."""
+        return short_id(self.run_id)
+
+    @property
     def window(self) -> Window:
         """Window of the statistics; the planned one if there is no result."""
         return (self.result and self.result.window) or self.plan.window
@@ -193,11 +199,12 @@ def new_record(
     *,
     label: str | None = None,
     image: str | None = None,
+    run_id: str | None = None,
 ) -> RunRecord:
     """Record of a run that begins here and now."""
     return RunRecord(
         **source_fields(),
-        run_id=new_run_id(),
+        run_id=run_id or new_run_id(),
         label=label,
         image=image,
         status="running",

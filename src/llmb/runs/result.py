@@ -3,28 +3,24 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any, Literal
 
 from llmb.catalogue.records import Packing, Record, Window
 from llmb.metrics.parameters import parameter_count, trainable_parameters
-from llmb.metrics.statistics import Statistics, describe
+from llmb.metrics.statistics import Statistics
 from llmb.metrics.throughput import throughput
-from llmb.metrics.window import STEADY
 from llmb.resources.records import OtherWork, ResourceUse
 from llmb.runs.attention import AttentionBackend, Fp8Product
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
-from llmb.runs.failure import first_failure
-from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.plan import Plan
 from llmb.runs.profile_report import ProfileReport
-from llmb.runs.steps import Counters, Step, count_steps
+from llmb.runs.steps import Counters, Step
 from llmb.verdict.records import Verdict
 
-GIB = 2**30
 Status = Literal["queued", "running", "success", "failed", "invalid"]
-MOST_PROFILED = 0.5
-"""Maximum fraction of the window's steps that may be profiled and thus excluded for valid statistics."""
+NOT_SUCCESSFUL = "the run was not successful"
+"""Why a run has no step time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,57 +121,6 @@ class Result(Record):
         return self.model_dump(mode="json")
 
 
-def conclude(
-    plan: EnginePlan,
-    steps: Sequence[Step],
-    exit_code: int,
-    log_tail: str,
-    interrupted: str | None = None,
-    checkpoint: CheckpointReport | None = None,
-    profile: ProfileReport | None = None,
-    cut: str | None = None,
-    began: int | None = None,
-    contradiction: str | None = None,
-) -> Result:
-    """The result of a run from the workers' ``exit_code``, ``steps`` and the end of their log.
-
-    The plan's window is that of the statistics, also if its rule is ``auto``.
-    ``cut`` is the reason if the steps of the window cannot
-    be combined. ``began`` is the first step of the attempt that trained the window, if not that of the run.
-    ``contradiction`` is why the record of a run that did all its steps cannot be true.
-    """
-    status: Status
-    reason: str | None
-    if interrupted:
-        status, reason = "failed", f"interrupted by {interrupted} after {len(steps)} of {plan.steps} steps"
-    else:
-        status, reason = _status(plan, steps, exit_code, log_tail)
-    if status == "success" and contradiction:
-        status, reason = "invalid", contradiction
-    window = plan.window
-    inside = [step for step in steps if window.first <= step.step <= window.last]
-    no_statistics = _no_statistics(plan, status, inside) or cut
-    inside = [step for step in inside if not step.profiled]
-    statistics = None if no_statistics else describe([step.step_time_s for step in inside])
-    return Result(
-        status=status,
-        reason=reason,
-        steps=len(steps),
-        step_time_s=statistics,
-        loss=Loss(first=steps[0].loss, last=steps[-1].loss) if steps and status != "invalid" else None,
-        peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
-        step_time_reason=no_statistics,
-        window=window if statistics and window.rule == STEADY else None,
-        measurement_reason=no_measurement(plan, began) if statistics else None,
-        checkpoint=checkpoint,
-        profile=profile,
-        expert_load=None if no_statistics else _expert_load(plan, inside),
-        counters=count_steps(steps),
-        fp8=None if no_statistics else _fp8(plan, inside),
-        **(figures_of(plan, statistics.mean, measured_packing(plan, inside)) if statistics else {}),
-    )
-
-
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
     """Throughput and parameters as fields of a result, which has the step time with its spread.
 
@@ -212,21 +157,6 @@ def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
     )
 
 
-def _no_statistics(plan: EnginePlan, status: Status, inside: Sequence[Step]) -> str | None:
-    """The reason if the steps of the window give no statistics, else None."""
-    window = plan.window
-    size = window.last - window.first + 1
-    if status != "success":
-        return "the run was not successful"
-    if len(inside) < size:
-        return f"only {len(inside)} of the {size} steps of the window were completed"
-    profiled = sum(step.profiled for step in inside)
-    if profiled / size > MOST_PROFILED:
-        what = "traced" if plan.nccl_trace else "profiled"
-        return f"{profiled} of the {size} steps of the window were {what}, which slows them down"
-    return None
-
-
 def no_measurement(plan: Plan, began: int | None = None) -> str | None:
     """Why figures of the window do not tell how fast the run is; None if they do.
 
@@ -240,40 +170,3 @@ def no_measurement(plan: Plan, began: int | None = None) -> str | None:
         return "the window includes the first step, which includes warm-up"
     resumed = "; it shows that the checkpoint loads" if plan.start else ""
     return f"the only step is the first one, which includes warm-up{resumed}"
-
-
-def _expert_load(plan: EnginePlan, steps: Sequence[Step]) -> ExpertLoadReport | None:
-    loads = [step.expert_load for step in steps if step.expert_load]
-    if not loads:
-        return None
-    return ExpertLoadReport(
-        max_over_mean=fmean(load.max_over_mean for load in loads),
-        idle_experts=fmean(load.idle_experts for load in loads),
-        forced=plan.force_load_balancing,
-        capacity_factor=plan.capacity_factor,
-        dropped_pct=100 * fmean(load.dropped_share for load in loads),
-    )
-
-
-def _fp8(plan: EnginePlan, steps: Sequence[Step]) -> Fp8Report | None:
-    counts = [step.fp8 for step in steps if step.fp8]
-    if not counts or plan.fp8_recipe is None:
-        return None
-    return Fp8Report(
-        recipe=plan.fp8_recipe,
-        emulated=plan.emulate_fp8,
-        saturated_tensors=fmean(count.saturated_tensors for count in counts),
-        not_finite_tensors=fmean(count.not_finite_tensors for count in counts),
-    )
-
-
-def _status(plan: EnginePlan, steps: Sequence[Step], exit_code: int, log_tail: str) -> tuple[Status, str | None]:
-    spoiled = next((step for step in steps if not step.finite), None)
-    if spoiled:
-        return "invalid", spoiled.values_text()
-    if exit_code == 0 and len(steps) == plan.steps:
-        return "success", None
-    if exit_code == 0:
-        return "failed", f"the workers ended after {len(steps)} of {plan.steps} steps"
-    after = f"after {len(steps)} of {plan.steps} steps"
-    return "failed", f"{first_failure(log_tail) or f'the workers ended with exit code {exit_code}'}, {after}"

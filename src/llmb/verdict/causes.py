@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmb.catalogue.records import Record
-from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime
+from llmb.verdict.causes_evidence import CauseName, CauseRule, Differing, Evidence, ReferenceTime, cause_rules
 from llmb.verdict.causes_measured import FINDERS, Bound, FoundCause, NotKnown
-from llmb.verdict.causes_rules import CauseName, CauseRule, cause_rules
 
 MOST_SHOWN = 4
 """Differences of one cause."""

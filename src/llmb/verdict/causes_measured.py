@@ -12,8 +12,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
-from llmb.verdict.causes_evidence import Evidence, Throttle
-from llmb.verdict.causes_rules import CauseName, cause_rules
+from llmb.verdict.causes_evidence import CauseName, Evidence, Throttle, cause_rules
 
 Bound = Literal["about", "at least", "at most"]
 MS = 1000

@@ -11,8 +11,9 @@ import pytest
 from llmb.report.plan_report import plan_title, start_lines
 from llmb.report.run_report import run_table
 from llmb.runs.attention import fp8_product
+from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.plan import Plan
-from llmb.runs.result import Fp8Report, conclude
+from llmb.runs.result import Fp8Report
 
 Finished = Callable[..., dict[str, Any]]
 
@@ -42,9 +43,9 @@ def test_the_table_names_the_products_and_why(tiny_plan: Callable[..., Plan]) ->
     product = fp8_product("cpu", emulate=False)
     report = Fp8Report(recipe="delayed", emulated=False, saturated_tensors=0, not_finite_tensors=0, product=product)
     plan = tiny_plan(dtype="fp8")
-    result = conclude(plan, [], 1, "").model_copy(update={"fp8": report})
+    result = conclude(RunEvidence(plan, [], 1, "")).model_copy(update={"fp8": report})
     (row,) = [cells for cells in run_table(plan, result).rows if cells[0] == "FP8 products"]
-    assert (row[1], row[3]) == ("fp32", product.why)
+    assert (row[1], row[2]) == ("fp32", product.why)
 
 
 @pytest.mark.parametrize(

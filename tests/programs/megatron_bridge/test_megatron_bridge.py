@@ -23,7 +23,7 @@ from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import write_spec
 from llmb.prepared.folders import prepared_folders
-from llmb.programs.conclude import finished_result
+from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.command import bridge_data
 from llmb.runs.choices import Choices
@@ -390,7 +390,7 @@ def test_a_run_is_judged_by_its_log(
     assert (record.reason or "").startswith(reason or "")
     assert bool(record.reason) == bool(reason)
     note = "exit code 139, after its last step" if code == 139 else None
-    assert record.result and record.result.note == finished_result(folder, record).note == note
+    assert record.result and record.result.note == stored_result(folder, record).note == note
     assert json.loads(folder.record.read_text())["ended_at"]
 
 

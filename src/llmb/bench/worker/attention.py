@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from llmb.bench.jobs import AttentionCase, CaseList
-from llmb.bench.worker.products import DTYPES
-from llmb.bench.worker.timing import Call, PreparedCall, burst
+from llmb.bench.worker.timing import DTYPES, Call, PreparedCall, burst
 from llmb.engine.attention_backend import FAILURES, KERNELS, attention_kernel
 from llmb.engine.model.attention import attend
 from llmb.errors import UsageError
 from llmb.runs.attention import AttentionBackend, Trial, problem_text, select, try_backends
-from llmb.runs.device import Device
+from llmb.runs.host import Device
 
 
 class HeadTensors(NamedTuple):

@@ -24,8 +24,7 @@ from llmb.bench.jobs import (
     TransferCase,
 )
 from llmb.bench.worker.attention import AttentionChoices, is_backend
-from llmb.bench.worker.products import product
-from llmb.bench.worker.timing import PreparedCall, timed
+from llmb.bench.worker.timing import PreparedCall, product, timed
 from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
 from llmb.engine.environment import cudnn_text, node_gpus
 from llmb.runs.host import host_name

@@ -22,7 +22,7 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
-from llmb.catalogue.pipeline_stages import rank_stages, stage_layers
+from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Layout, Model
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.gradient_accumulation import give_sums

@@ -20,7 +20,9 @@ def is_shared(mount: Mount | None) -> bool:
     return mount is not None and mount.kind in rule("disk_shared").kinds
 
 
-def disk_checks(places: Mapping[str, DiskFacts | Missing], wanted: WantedFacts) -> Iterator[Finding]:
+def disk_checks(
+    places: Mapping[str, DiskFacts | Missing], wanted: WantedFacts, gpu_count: int = 0
+) -> Iterator[Finding]:
     """A file system that several places are on is judged once, under the first, by what all of them need."""
     together: dict[int, list[str]] = {}
     for place, facts in places.items():
@@ -33,18 +35,19 @@ def disk_checks(places: Mapping[str, DiskFacts | Missing], wanted: WantedFacts) 
     for first, *others in together.values():
         facts = places[first]
         if not isinstance(facts, Missing):
-            yield from _file_system([first, *others], facts, wanted)
+            yield from _file_system([first, *others], facts, wanted, gpu_count)
         for place in others:
             yield rule("disk_space").skipped(f"on the same file system as {first}", of=place)
 
 
-def _file_system(places: Sequence[str], facts: DiskFacts, wanted: WantedFacts) -> Iterator[Finding]:
+def _file_system(places: Sequence[str], facts: DiskFacts, wanted: WantedFacts, gpu_count: int) -> Iterator[Finding]:
     of, place = rule("disk_space"), places[0]
     on = f" ({facts.mount.kind})" if facts.mount else ""
     missing = "" if facts.exists else f"; {facts.path} is the nearest folder that exists"
     text = f"{gb(facts.free)} of {gb(facts.total)} free{on}"
     status = of.thresholds.status(facts.free / 1e9)
-    needs = {name: of.limits.get(name, 0) for name in places}
+    trains = gpu_count or wanted.gpus or wanted.cluster
+    needs = {name: of.limits.get(name if trains else "without_gpus", 0) for name in places}
     most = max(needs, key=lambda name: needs[name])
     if status == "pass" and facts.free / 1e9 < needs[most]:
         status, text = "warn", f"{text}, less than the {needs[most]:g} GB for {most}"

@@ -2,7 +2,6 @@
 """llmb's engine behind the port of programs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
@@ -19,19 +18,19 @@ from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.resources.read import Sampled, read_samples
 from llmb.runs.attempts import cut, is_done, window_began
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
-from llmb.runs.environment import Environment
+from llmb.runs.evidence import RunEvidence, conclude
+from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder
-from llmb.runs.log_tail import tail
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.planning import plan_training
 from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
-from llmb.runs.resource_use import with_resources
-from llmb.runs.result import Result, conclude
+from llmb.runs.result import Result
 from llmb.runs.step_follower import StepFollower
 from llmb.runs.steps import Step, read_steps
 
@@ -98,30 +97,31 @@ class EngineProgram(Program):
         contradiction = why_contradicting(record, steps)
         record, unsteady = (record, None) if contradiction else with_steady_window(record, steps)
         plan = engine_plan(record)
-        lasts = record.status in ("queued", "running")
-        result = conclude(
-            plan,
-            steps,
-            end.exit_code,
-            tail(folder.log),
-            end.cause,
-            report_checkpoints(folder, plan, steps),
-            report_profile(folder, plan, export_report(plan, folder) if lasts else None),
-            unsteady or cut(record),
-            window_began(record),
-            contradiction,
+        sampled = plan.resource_interval_s is not None
+        return conclude(
+            RunEvidence(
+                plan,
+                steps,
+                end.exit_code,
+                tail(folder.log),
+                end.cause,
+                checkpoint=report_checkpoints(folder, plan, steps),
+                profile=report_profile(folder, plan, export_report(plan, folder)),
+                no_window=unsteady or cut(record),
+                began=window_began(record),
+                contradiction=contradiction,
+                environment=record.environment,
+                samples=_samples(folder.resources) if sampled else "the run was not sampled",
+            )
         )
-        result = with_resources(result, folder, plan, steps, record.environment)
-        return with_choices(result, record.environment) if record.environment else result
 
 
-def with_choices(result: Result, environment: Environment) -> Result:
-    """With what the workers chose for their device."""
-    if environment.attention:
-        result = result.model_copy(update={"attention_backend": environment.attention.backend})
-    if result.fp8 and environment.fp8_product:
-        result = result.model_copy(update={"fp8": replace(result.fp8, product=environment.fp8_product)})
-    return result
+def _samples(folder: Path) -> Sequence[Sampled] | str:
+    """Samples that cannot be read do not spoil a result."""
+    try:
+        return read_samples(folder)
+    except OSError as error:
+        return f"the samples cannot be read: {error.strerror}"
 
 
 def engine_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:

@@ -4,7 +4,7 @@
 from collections.abc import Container
 from typing import NamedTuple
 
-from llmb.runs.device import Device
+from llmb.runs.host import Device
 
 
 class ShippedVariable(NamedTuple):

@@ -34,7 +34,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import ProfileReport, report_profile
 from llmb.runs.record import RunRecord
-from llmb.runs.result import Loss, Result, Status, figures_of
+from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status, figures_of
 from llmb.runs.step_follower import StepNews
 
 SAVED = "train_state.pt"
@@ -83,7 +83,7 @@ def result_of_log(
 def _no_statistics(plan: Plan, status: Status, outcome: LogOutcome) -> str | None:
     """The log has the statistics of the window as a whole, without a step that was profiled or with it."""
     if status != "success":
-        return "the run was not successful"
+        return NOT_SUCCESSFUL
     if outcome.window is None:
         return outcome.reason
     window = [iteration - FORMAT.first_number for iteration in range(outcome.window.first, outcome.window.last + 1)]
@@ -203,8 +203,8 @@ class MegatronBridge(Program):
         return NewLogSteps(folder.log)
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
-        plan, lasts = record.plan, record.status in ("queued", "running")
-        profile = report_profile(folder, plan, export_report(plan, folder) if lasts else None)
+        plan = record.plan
+        profile = report_profile(folder, plan, export_report(plan, folder))
         outcome = judge_latest_attempt(folder, plan.window)
         return result_of_log(plan, outcome, end, profile, why_contradicting(record, (), log_gpus=outcome.gpus))
 

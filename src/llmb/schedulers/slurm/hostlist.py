@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from llmb.options.ranges import parse_ranges
+from llmb.options.forms import parse_ranges
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
