@@ -196,7 +196,8 @@ def test_a_prolog_that_fails_on_one_node_fails_the_run_with_its_command(
     submit: Submit, forked_python: str, tmp_path: Path
 ) -> None:
     settings = tmp_path / "install" / "cluster_config.yaml"
-    prolog = ["true", 'if [ "$SLURMD_NODENAME" = node2 ]; then echo "no /scratch here"; exit 7; fi']
+    fails = 'if [ "$SLURMD_NODENAME" = node2 ]; then echo "no /scratch here"; exit 7; fi'
+    prolog = ['[ "$SLURMD_NODENAME" = node2 ] || sleep 6', fails]
     settings.write_text(settings.read_text() + f"prolog: {json.dumps(prolog)}\n")
     done = submit(*TWO_NODES, "--wait", "--json", python=forked_python)
     assert done.returncode == 4, done.stderr

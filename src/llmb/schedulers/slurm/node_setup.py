@@ -10,10 +10,12 @@ from llmb.runs.folder import VBOOST_FILE
 from llmb.schedulers.slurm.shell import Shell, ShellWord, command_lines
 
 BIND_FILE = Shell('"$llmb_folder"/bind.py')
+# srun ends the step with the first node that fails, and may lose what is still on its way to the log: that node waits.
 PROLOG = r"""for llmb_command; do
     bash -c "$llmb_command" </dev/null || {
         llmb_code=$?
         echo "llmb: node $SLURMD_NODENAME failed: the prolog ended with exit code $llmb_code: $llmb_command" >&2
+        sleep 3
         exit "$llmb_code"
     }
 done"""

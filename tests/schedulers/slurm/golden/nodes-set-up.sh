@@ -79,6 +79,7 @@ srun --nodes=8 --ntasks=8 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit
     bash -c "$llmb_command" </dev/null || {
         llmb_code=$?
         echo "llmb: node $SLURMD_NODENAME failed: the prolog ended with exit code $llmb_code: $llmb_command" >&2
+        sleep 3
         exit "$llmb_code"
     }
 done' \
