@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from step_lines import step_line
 from timed_runs import noisy_times, write_run
 from typer.testing import CliRunner
 
@@ -19,7 +20,6 @@ from llmb.analysis.parsed_scaling import group_runs
 from llmb.analysis.write_expectations import write_expectations
 from llmb.cli.judge import app as judge
 from llmb.logs.files import find_all_logs, parse_file
-from llmb.logs.step_line import format_step_line
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -33,21 +33,10 @@ def quiet(_: str) -> None:
 def made_run(root: Path, plan: Plan, number: int) -> RunFolder:
     folder = write_run(root, plan, noisy_times(2.0, 0.01, plan.steps, number), number=number, label="same")
     lines = (
-        format_step_line(
-            step=step.step,
-            steps=plan.steps,
-            lr=1e-4,
-            global_batch_size=8,
-            peak_memory_bytes=1,
-            memory_allocated_bytes=1,
-            loss=step.loss,
-            step_time_s=step.step_time_s,
-            tflops_per_gpu=None,
-            consumed_samples=8 * (step.step + 1),
-        )
+        step_line(step.step, plan.steps, loss=step.loss, step_time_s=step.step_time_s, tflops_per_gpu=None)
         for step in read_steps(folder.steps)
     )
-    folder.log.write_text("".join(f"{line}\n" for line in lines))
+    folder.log.write_text("".join(lines))
     return folder
 
 

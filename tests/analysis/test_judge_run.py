@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from recorded_runs import gpu_record, times_around, write_run
+from step_lines import step_line
 from timed_runs import noisy_times
 from timed_runs import write_run as write_timed_run
 from typer.testing import CliRunner
@@ -20,7 +21,6 @@ from llmb.analysis.judge_run import judge_acceptance, judge_against, judge_publi
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.errors import LlmbError, NoVerdict, Regressed, UsageError
-from llmb.logs.step_line import format_step_line
 from llmb.report.table import plain_lines, table_lines
 from llmb.report.verdict_report import acceptance_table, summary_table, verdict_table
 from llmb.runs.plan import Plan
@@ -59,22 +59,9 @@ def runs(root: Path, *means_s: float, **recipe: Any) -> Path:
 
 
 def log_of(path: Path, step_times_s: Sequence[float]) -> Path:
-    lines = [
-        format_step_line(
-            step=number,
-            steps=len(step_times_s),
-            lr=1e-4,
-            global_batch_size=8,
-            peak_memory_bytes=1,
-            memory_allocated_bytes=1,
-            loss=12.5,
-            step_time_s=time,
-            tflops_per_gpu=None,
-            consumed_samples=8 * (number + 1),
-        )
-        for number, time in enumerate(step_times_s)
-    ]
-    path.write_text("".join(f"{line}\n" for line in lines))
+    steps = len(step_times_s)
+    lines = (step_line(n, steps, step_time_s=time, tflops_per_gpu=None) for n, time in enumerate(step_times_s))
+    path.write_text("".join(lines))
     return path
 
 

@@ -6,27 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from step_lines import step_line
 
 from llmb.analysis.watched_run import SILENT_S, WatchedLog, Watcher
-from llmb.logs.step_line import format_step_line
 
 STEPS = 20
 
 
 def line(step: int, time_s: float = 2.5) -> str:
-    text = format_step_line(
-        step=step,
-        steps=STEPS,
-        lr=1e-4,
-        global_batch_size=8,
-        peak_memory_bytes=1,
-        memory_allocated_bytes=1,
-        loss=1.5,
-        step_time_s=time_s,
-        tflops_per_gpu=600.0,
-        consumed_samples=8,
-    )
-    return f"{text}\n"
+    return step_line(step, STEPS, loss=1.5, step_time_s=time_s)
 
 
 @pytest.fixture

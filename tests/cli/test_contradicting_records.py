@@ -4,7 +4,7 @@ reads runs, without a traceback, and without taking other runs along."""
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,13 +12,13 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from step_lines import step_line
 from timed_runs import fail, noisy_times, write_run
 from typer.testing import CliRunner
 
 from llmb.cli.main import app
 from llmb.errors import LlmbError
 from llmb.jobs.rebuild import jobs_of_folders
-from llmb.logs.step_line import format_step_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step, read_steps, step_to_json
@@ -137,25 +137,14 @@ def bad(
         write_run(tmp_path, plan, noisy_times(2.0, 0.01, 50, number), number=number, label="same") for number in (1, 2)
     ]
     for folder in folders:
-        folder.log.write_text("".join(_lines(read_steps(folder.steps), plan)))
-    return folders[1]
-
-
-def _lines(steps: list[Step], plan: Plan) -> Iterator[str]:
-    for step in steps:
-        line = format_step_line(
-            step=step.step,
-            steps=plan.steps,
-            lr=1e-4,
-            global_batch_size=8,
-            peak_memory_bytes=1,
-            memory_allocated_bytes=1,
-            loss=step.loss,
-            step_time_s=step.step_time_s,
-            tflops_per_gpu=None,
-            consumed_samples=8 * (step.step + 1),
+        steps = read_steps(folder.steps)
+        folder.log.write_text(
+            "".join(
+                step_line(step.step, plan.steps, loss=step.loss, step_time_s=step.step_time_s, tflops_per_gpu=None)
+                for step in steps
+            )
         )
-        yield f"{line}\n"
+    return folders[1]
 
 
 def called(*words: object) -> str:

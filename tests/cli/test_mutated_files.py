@@ -18,6 +18,7 @@ import pytest
 from campaign_files import CampaignFiles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from step_lines import step_line
 
 from llmb.analysis.parsed_run import known_run
 from llmb.campaigns.expansion import expand
@@ -26,7 +27,6 @@ from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError
 from llmb.jobspec.spec import JobSpec
 from llmb.logs.files import find_all_logs, find_logs, parse_file
-from llmb.logs.step_line import format_step_line
 from llmb.report.output import styled_lines
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.table import Table, plain_lines
@@ -167,10 +167,9 @@ NCCL_TESTS = b"""0: # Collective test starting: all_reduce_perf
 0:      1048576        262144     float     sum      -1    30.00   34.95   61.17      0    30.00   34.95   61.17      3  2026-05-13 18:01:41
 0: # Avg bus bandwidth    : 62.7
 """
-NEMO = b"".join(
-    format_step_line(step=step, steps=6, lr=1e-4, global_batch_size=8, peak_memory_bytes=1, memory_allocated_bytes=1, loss=2.5, step_time_s=0.5, tflops_per_gpu=5.0, consumed_samples=8).encode() + b"\n"
-    for step in range(6)
-)  # fmt: skip
+NEMO = "".join(
+    step_line(step, 6, loss=2.5, step_time_s=0.5, tflops_per_gpu=5.0, consumed_samples=8) for step in range(6)
+).encode()
 MEGATRON = b"".join(
     b" [2026-05-13 18:01:41] iteration        %d/       6 | consumed samples: 8 | elapsed time per iteration (ms): 500.0 | learning rate: 1.0E-4 | lm loss: 2.5E+00 | grad norm: 1.0 | number of nan iterations:   0 |\n"
     % step

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from step_lines import step_line
 from typer.testing import CliRunner
 
 from llmb.cli.parse import app
 from llmb.errors import RunFailed, UsageError
-from llmb.logs.step_line import format_step_line
 
 REFERENCE_COLUMNS = (
     "filename,status,time_mean_seconds,time_std_dev_seconds,tflops_per_gpu_mean,tflops_per_gpu_std_dev,max_iteration"
@@ -40,22 +40,7 @@ SCALING_COLUMNS = (
 
 def log_text(steps=50, upto=None, *, loss=12.5, tflops=600.0):
     numbers = range(steps if upto is None else upto + 1)
-    return "".join(
-        format_step_line(
-            step=n,
-            steps=steps,
-            lr=1e-4,
-            global_batch_size=8,
-            peak_memory_bytes=1,
-            memory_allocated_bytes=1,
-            loss=loss,
-            step_time_s=2.5 + n % 2 / 10,
-            tflops_per_gpu=tflops,
-            consumed_samples=8 * (n + 1),
-        )
-        + "\n"
-        for n in numbers
-    )
+    return "".join(step_line(n, steps, loss=loss, step_time_s=2.5 + n % 2 / 10, tflops_per_gpu=tflops) for n in numbers)
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from step_lines import step_line
 from typer.testing import CliRunner, Result
 
 from llmb.cli.parse import CompatError, app
-from llmb.logs.step_line import format_step_line
 
 READER = Path(__file__).parents[1] / "support" / "reference_parser.sh"
 LORA = "lora_llama3_70b_bf16_2nodes_tp1_pp4_cp1_vp20_ep1_etpNone_mbs1_gbs64"
@@ -153,29 +153,18 @@ def test_the_reference_way_of_reading_reads_our_logs(tmp_path: Path) -> None:
         for name, tflops in (("bf16", 612.345), ("fp8", None)):
             run = folder / f"pretrain_nemotron4_15b_{name}_gpus8" / f"{number}"
             run.mkdir(parents=True)
-            text = "".join(our_line(step, base * (1 + step % 4 / 500), tflops) + "\n" for step in range(50))
+            times = (base * (1 + step % 4 / 500) for step in range(50))
+            text = "".join(
+                step_line(step, step_time_s=time, tflops_per_gpu=tflops, consumed_samples=128 * (step + 1))
+                for step, time in enumerate(times)
+            )
             (run / f"log-acct.pretrain_nemotron4_15b_{name}_gpus8_{number}_0.out").write_text(f"starting\n{text}")
     died = folder / "log-acct.pretrain_nemotron4_15b_bf16_gpus8_99_0.out"
-    died.write_text("".join(our_line(step, 2.5, 600.0) + "\n" for step in range(40)))
+    died.write_text("".join(map(step_line, range(40))))
     done = subprocess.run(["bash", READER, folder], capture_output=True, text=True)
     assert done.stdout == parse(folder).stdout
     assert (done.returncode, done.stderr) == (0, "")
     assert "Success experiments: 8\n" in done.stdout and "(39 iterations)" in done.stdout
-
-
-def our_line(step: int, time: float, tflops: float | None) -> str:
-    return format_step_line(
-        step=step,
-        steps=50,
-        lr=4.491e-06,
-        global_batch_size=128,
-        peak_memory_bytes=70833405952,
-        memory_allocated_bytes=44271689728,
-        loss=11.5,
-        step_time_s=time,
-        tflops_per_gpu=tflops,
-        consumed_samples=128 * (step + 1),
-    )
 
 
 def rows(folder: Path, *arguments: str) -> dict[str, list[str]]:

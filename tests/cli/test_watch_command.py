@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from recorded_runs import gpu_record, write_run
 from slowed_runs import Slow, slowed
+from step_lines import step_line
 
 from llmb.cli import watch as watched
 from llmb.cli.main import app, exit_code_of
 from llmb.cli.watch import job_of_label
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
-from llmb.logs.step_line import format_step_line
 
 LLMB = [sys.executable, "-m", "llmb.cli.main"]
 TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
@@ -64,23 +64,9 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return call
 
 
-def lines(last: int, steps: int = 20, loss: float = 1.5) -> str:
-    texts = (
-        format_step_line(
-            step=step,
-            steps=steps,
-            lr=1e-4,
-            global_batch_size=8,
-            peak_memory_bytes=1,
-            memory_allocated_bytes=1,
-            loss=loss,
-            step_time_s=2.5 + 0.001 * (step * 7 % 5),
-            tflops_per_gpu=600.0,
-            consumed_samples=8,
-        )
-        for step in range(last + 1)
-    )
-    return "".join(f"{text}\n" for text in texts)
+def lines(last: int, loss: float = 1.5) -> str:
+    """Of the first steps of 20."""
+    return "".join(step_line(step, 20, loss=loss, step_time_s=2.5 + 0.001 * (step * 7 % 5)) for step in range(last + 1))
 
 
 def copied_run(status: str, tmp_path: Path) -> Path:

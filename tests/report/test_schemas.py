@@ -9,11 +9,11 @@ import freeze_schemas
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
 from reference_pages import json_types
+from step_lines import step_line
 from typer.testing import CliRunner
 
 from llmb.cli.main import app, exit_code_of
 from llmb.cli.parse import app as parse_app
-from llmb.logs.step_line import format_step_line
 from llmb.programs.conclude import read_ended_run
 from llmb.report.run_report import run_document
 from llmb.runs.folder import RunFolder
@@ -107,7 +107,7 @@ def test_the_documents_of_runs_are_of_the_schema(record: Path) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--group",), ("--scaling",)])
 def test_the_document_of_parsed_logs_is_of_the_schema(tmp_path: Path, options: tuple[str, ...]) -> None:
-    lines = [_line(step) for step in range(50)]
+    lines = [step_line(step) for step in range(50)]
     (tmp_path / "log-good.out").write_text("".join(lines))
     (tmp_path / "log-died.out").write_text("".join(lines[:20]))
     (tmp_path / "log-empty.out").touch()
@@ -150,19 +150,3 @@ def test_the_document_of_a_command_is_of_the_schema(
         paths[1] = str(next((tmp_path / "one").rglob("run.json")).parent)
     assert exit_code_of(app, [*paths, "--json"]) in (0, 4, 5, 6)
     assert json_types.violations(json.loads(capsys.readouterr().out), freeze_schemas.frozen(schema)) == []
-
-
-def _line(step: int) -> str:
-    line = format_step_line(
-        step=step,
-        steps=50,
-        lr=1e-4,
-        global_batch_size=8,
-        peak_memory_bytes=1,
-        memory_allocated_bytes=1,
-        loss=1.5,
-        step_time_s=2.5,
-        tflops_per_gpu=600.0,
-        consumed_samples=8,
-    )
-    return f"{line}\n"
