@@ -31,7 +31,7 @@ from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, SubmittedJob, new_run_id, queued_record, write_record
 from llmb.schedulers.lookup import QUEUE, find_scheduler
-from llmb.schedulers.port import Defaults, Scheduler
+from llmb.schedulers.port import Defaults, Scheduler, Submission
 from llmb.site.site import Site
 
 BEGIN = (PYTHON, "-P", "-m", "llmb.jobs.begin", RUN_FOLDER)
@@ -219,7 +219,8 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
     InfrastructureError if the scheduler did not answer.
     """
     spec, base = prepared.spec, prepared.base
-    handles = find_scheduler(spec.scheduler).submit(spec, base, environ, held, again=prepared.again)
+    job = Submission(spec=spec, base=base, environ=environ, held=held, again=prepared.again)
+    handles = find_scheduler(spec.scheduler).submit(job)
     base_dirs = {index: None if folder == base else str(base.path) for index, folder in prepared.folders.items()}
     return {index: handles[index].model_copy(update={"base_dir": own}) for index, own in base_dirs.items()}
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of schedulers, in terms that apply to each of them."""
+# ruff: noqa: ARG002 (what a scheduler does by default needs fewer arguments than its own answer)
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -9,6 +11,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field, field_validator
 
 from llmb.catalogue.records import Record
+from llmb.errors import UsageError
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
@@ -200,89 +203,138 @@ class FaultPattern(Record):
         return value
 
 
-class Scheduler(Protocol):
-    """Takes jobs and reports their states.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job whose files are written, as it is handed over."""
+
+    spec: JobSpec
+    base: RunFolder
+    """Holds the script, and what the job writes."""
+    environ: Mapping[str, str]
+    held: Sequence[int] = ()
+    """Descriptors that every program which is called for it inherits."""
+    again: bool = False
+    """It was handed over before."""
+
+
+class Queue(ABC):
+    """Takes jobs and reports their states: what a scheduler has to implement.
 
     Raises InfrastructureError where it does not answer, EnvironmentProblem where it cannot be reached from here.
     """
 
-    name: str
-    title: str
-    """For people."""
-    settings: type[Record] | None
-    """Schema of its section in cluster_config.yaml."""
-    choices: type[Record]
-    """Declares its options, one per field."""
-    words: frozenset[str]
-    """Every state that its jobs may have."""
+    @abstractmethod
+    def script(self, spec: JobSpec, folder: RunFolder) -> str:
+        """The text that does the whole job. Raises UsageError where it cannot work in ``folder``."""
 
-    def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
-        """What the values of options ask for, above the variables of the shell; ``python`` is the interpreter that
-        runs where nothing else is specified. Raises UsageError with all that is wrong."""
+    @abstractmethod
+    def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:
+        """Hands a job over: what came of it by the index of an array, or by None. Raises UsageError if it is
+        rejected."""
+
+    @abstractmethod
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
+        """The states of ``jobs``."""
+
+    @abstractmethod
+    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+        """Ends jobs. Raises UsageError if that is rejected; jobs that have ended are no error."""
+
+    @abstractmethod
+    def current_job(self, environ: Mapping[str, str]) -> BegunJob:
+        """The job that this process runs in."""
+
+    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
+        """Ids, by key, of ``jobs`` without one that were submitted since then; ``claimed`` ids belong to others.
+
+        A job that is not found has none, unless it has begun: its folder then has the id.
+        """
+        return {}
+
+    def handing_over(self, base: RunFolder) -> tuple[str, ...]:
+        """The command that hands a job over, for its record."""
+        return ()
+
+
+class Cluster:
+    """What a scheduler knows of its nodes, and what a cluster's settings say of them.
+
+    The defaults are those of a scheduler that shows nothing of its nodes, and has no settings.
+    """
+
+    settings: type[Record] | None = None
+    """Schema of its section in cluster_config.yaml."""
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
         """What the cluster's settings choose for a job with ``options`` that asks for ``gpu_type``, or for none.
 
         Raises UsageError where the nodes that the options name do not have it.
         """
+        return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
         """What the shell, and the nodes of ``partition``, change of the cluster's settings. Raises UsageError."""
+        return ()
 
-    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
-        """The specification with flags, limits and array as they will be. Raises UsageError with all that is wrong."""
+    def offer(self) -> Offer:
+        """What this user can choose from."""
+        return Offer()
 
-    def script(self, spec: JobSpec, folder: RunFolder) -> str:
-        """The text that does the whole job. Raises UsageError where it cannot work in ``folder``."""
-
-    def handing_over(self, base: RunFolder) -> tuple[str, ...]:
-        """The command that hands a job over, for its record."""
-
-    def submit(
-        self, spec: JobSpec, base: RunFolder, environ: Mapping[str, str], held: Sequence[int] = (), *, again: bool
-    ) -> dict[int | None, SubmittedJob]:
-        """Hands over the job whose files are below ``base``; ``again`` for one that was handed over before.
-
-        By the index of an array, or by None.
-
-        Programs that it calls inherit the descriptors ``held``. Raises UsageError if it is rejected.
-        """
-
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
-        """The states of ``jobs``."""
-
-    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
-        """Ids, by key, of ``jobs`` without one that were submitted since then; ``claimed`` ids belong to others."""
-
-    def cancel(self, jobs: Sequence[AskedJob]) -> None:
-        """Ends jobs. Raises UsageError if that is rejected; jobs that have ended are no error."""
-
-    def current_job(self, environ: Mapping[str, str]) -> BegunJob:
-        """The job that this process runs in."""
-
-    def host_names(self, nodes: str | None) -> list[str]:
-        """Every name of a list of nodes."""
-
-    def host_list(self, names: Iterable[str]) -> str:
-        """The names as a list that its commands take; empty for none."""
+    def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
+        """How it is set up, and in which state it sees ``node``."""
+        return SchedulerSetup()
 
     def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
         """The nodes of a list in its own syntax, or else all nodes of a partition, or of the cluster, by name.
 
         Raises UsageError for a node or a partition that does not exist.
         """
+        if listed is None:
+            raise UsageError("the scheduler does not list its nodes", do="give them with --nodes")
+        return {name: NodeState(state=UNKNOWN, usable=True) for name in self.host_names(listed)}
+
+    def host_names(self, nodes: str | None) -> list[str]:
+        """Every name of a list of nodes."""
+        return nodes.split(",") if nodes else []
+
+    def host_list(self, names: Iterable[str]) -> str:
+        """The names as a list that its commands take; empty for none."""
+        return ",".join(names)
+
+
+class Wording:
+    """What a scheduler calls things."""
+
+    title: str
+    """Its name for people."""
+    words: frozenset[str] = frozenset()
+    """Every state that its jobs may have."""
 
     def cause(self, signal: str) -> str:
         """Who ended a job by this signal."""
-
-    def offer(self) -> Offer:
-        """What this user can choose from."""
+        return signal
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
         """How its own messages in a log show the cause of a failure."""
+        return ()
+
+
+class Scheduler(Queue, Cluster, Wording):
+    """One scheduler: its queue, its cluster and its wording, and the options of its jobs."""
+
+    name: str
+    choices: type[Record] = Record
+    """Declares its options, one per field."""
+
+    def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
+        """What the values of options ask for, above the variables of the shell; ``python`` is the interpreter that
+        runs where nothing else is specified. Raises UsageError with all that is wrong."""
+        return JobOptions(python=python)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
         """Options of the job that this process runs in, as far as they name its nodes; none outside of a job."""
+        return JobOptions()
 
-    def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
-        """How it is set up, and in which state it sees ``node``."""
+    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
+        """The specification with flags, limits and array as they will be. Raises UsageError with all that is wrong."""
+        return spec

@@ -6,34 +6,17 @@ import secrets
 import shlex
 import signal
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from llmb.catalogue.records import Record
 from llmb.errors import UsageError
-from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record
 from llmb.schedulers.local.command import local_command
-from llmb.schedulers.port import (
-    UNKNOWN,
-    AskedJob,
-    Defaults,
-    FaultPattern,
-    JobAnswers,
-    JobState,
-    NodeState,
-    Offer,
-    Overlay,
-    Phase,
-    Scheduler,
-    SchedulerSetup,
-)
-from llmb.site.site import Site
+from llmb.schedulers.port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission
 from llmb.tools import ask_program
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -87,45 +70,17 @@ class LocalScheduler(Scheduler):
 
     name = "local"
     title = "the system"
-    settings: type[Record] | None = None
-    choices: type[Record] = Record
     words = frozenset([*WORDS.values(), UNKNOWN])
-
-    def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:  # noqa: ARG002
-        return JobOptions(python=python)
-
-    def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:  # noqa: ARG002
-        return Defaults(gpu_type=gpu_type)
-
-    def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:  # noqa: ARG002
-        return ()
-
-    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:  # noqa: ARG002
-        return spec
 
     def script(self, spec: JobSpec, folder: RunFolder) -> str:
         return shlex.join(local_command(spec, folder)) + "\n"
 
-    def handing_over(self, base: RunFolder) -> tuple[str, ...]:  # noqa: ARG002
-        return ()
-
-    def submit(
-        self,
-        spec: JobSpec,  # noqa: ARG002
-        base: RunFolder,  # noqa: ARG002
-        environ: Mapping[str, str],  # noqa: ARG002
-        held: Sequence[int] = (),  # noqa: ARG002
-        *,
-        again: bool,  # noqa: ARG002
-    ) -> dict[int | None, SubmittedJob]:
+    def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:  # noqa: ARG002 (whatever it is, it runs here)
         job_id, process = f"local-{secrets.token_hex(4)}", this_process()
         return {None: SubmittedJob(scheduler=self.name, job_id=job_id, submitted_at=now(), process=process)}
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:  # noqa: ARG002
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:  # noqa: ARG002 (it never waits)
         return JobAnswers({job.key: _state(job) for job in jobs if job.live})
-
-    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:  # noqa: ARG002
-        return {}
 
     def cancel(self, jobs: Sequence[AskedJob]) -> None:
         for job in jobs:
@@ -140,30 +95,6 @@ class LocalScheduler(Scheduler):
 
     def current_job(self, environ: Mapping[str, str]) -> BegunJob:
         return BegunJob(scheduler=self.name, job_id=environ[JOB_VARIABLE], nodes=host_name())
-
-    def host_names(self, nodes: str | None) -> list[str]:
-        return [nodes] if nodes else []
-
-    def host_list(self, names: Iterable[str]) -> str:
-        return ",".join(names)
-
-    def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:  # noqa: ARG002
-        return {}
-
-    def cause(self, signal: str) -> str:
-        return signal
-
-    def offer(self) -> Offer:
-        return Offer()
-
-    def fault_patterns(self) -> Sequence[FaultPattern]:
-        return ()
-
-    def options_here(self, environ: Mapping[str, str]) -> JobOptions:  # noqa: ARG002
-        return JobOptions()
-
-    def setup(self, node: str, time_out_s: float) -> SchedulerSetup:  # noqa: ARG002
-        return SchedulerSetup()
 
 
 def _end(process: Process, job: AskedJob) -> None:

@@ -24,6 +24,7 @@ from llmb.schedulers.port import (
     Overlay,
     Scheduler,
     SchedulerSetup,
+    Submission,
 )
 from llmb.schedulers.slurm import client, queries
 from llmb.schedulers.slurm.asked import (
@@ -105,8 +106,8 @@ class SlurmScheduler(Scheduler):
 
     name = "slurm"
     title = "Slurm"
-    settings: type[Record] | None = SlurmSettings
-    choices: type[Record] = SlurmChoices
+    settings = SlurmSettings
+    choices = SlurmChoices
     words = WORDS
 
     def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
@@ -130,15 +131,14 @@ class SlurmScheduler(Scheduler):
     def handing_over(self, base: RunFolder) -> tuple[str, ...]:
         return ("sbatch", "--parsable", str(base.batch_script))
 
-    def submit(
-        self, spec: JobSpec, base: RunFolder, environ: Mapping[str, str], held: Sequence[int] = (), *, again: bool
-    ) -> dict[int | None, SubmittedJob]:
+    def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:
+        spec = job.spec
         arguments: list[str] = []
-        if again and spec.excluded_nodes:
+        if job.again and spec.excluded_nodes:
             arguments.append(f"--exclude={spec.excluded_nodes}")
-        if again and spec.array_index is not None:
+        if job.again and spec.array_index is not None:
             arguments.append(f"--array={spec.array_index}")
-        job_id, cluster = client.submit(base.batch_script, environ, held, arguments, spec.secrets)
+        job_id, cluster = client.submit(job.base.batch_script, job.environ, job.held, arguments, spec.secrets)
         indices = [spec.array_index] if spec.array_index is not None else spec.array
         ids: dict[int | None, str] = {index: f"{job_id}_{index}" for index in indices}
         return {
