@@ -14,21 +14,16 @@ def file(node="node-1", at="2026-11-22T10:00:00+00:00", seconds=1.0):
 
 
 def test_what_was_written_is_read(tmp_path) -> None:
+    assert read_measurements(tmp_path) == []
     path = write_measurements(tmp_path, file())
     assert path == tmp_path / ".llmb" / "bench" / "node-1" / "20261122T100000Z_gemm.json"
     assert read_measurements(tmp_path) == [file()]
 
 
-def test_two_of_one_second_are_both_kept(tmp_path) -> None:
-    paths = [write_measurements(tmp_path, file(seconds=seconds)) for seconds in (1.0, 2.0, 3.0)]
-    assert [path.name for path in paths] == [f"20261122T100000Z_gemm{end}.json" for end in ("", "-2", "-3")]
-    assert len(read_measurements(tmp_path)) == 3
-
-
-def test_those_of_one_second_are_read_in_the_order_they_were_written_in(tmp_path) -> None:
+def test_those_of_one_second_are_kept_and_read_in_the_order_they_were_written_in(tmp_path) -> None:
     written = [file(seconds=float(number)) for number in range(1, 12)]
-    for one in written:
-        write_measurements(tmp_path, one)
+    names = [write_measurements(tmp_path, one).name for one in written]
+    assert names == [f"20261122T100000Z_gemm{f'-{number}' if number > 1 else ''}.json" for number in range(1, 12)]
     assert read_measurements(tmp_path) == written
 
 
@@ -46,30 +41,19 @@ def test_a_nodes_name_never_leads_elsewhere(tmp_path) -> None:
     assert read_measurements(tmp_path, "../../etc") == [file("../../etc")]
 
 
-def test_a_file_of_something_else_is_named(tmp_path) -> None:
+def test_a_file_of_something_else_or_that_cannot_be_read_is_named(tmp_path) -> None:
     path = write_measurements(tmp_path, file())
     for name in ("being-written.json", "-5.json"):
         path.with_name(name).touch()
     assert read_measurements(tmp_path) == [file()], "an empty file is being written"
-    path.write_text("{}")
-    with pytest.raises(UsageError, match="not a file of measurements") as error:
-        read_measurements(tmp_path)
-    assert error.value.where == str(path)
-
-
-def test_a_file_that_is_damaged_or_cannot_be_read_is_named(tmp_path) -> None:
-    path = write_measurements(tmp_path, file())
     untimed = [file(at=at).model_dump_json().encode() for at in ("yesterday", "2026-11-22T10:00:00")]
-    for content in (b"\xff\xfe", *untimed):
+    for content in (b"{}", b"\xff\xfe", *untimed):
         path.write_bytes(content)
-        with pytest.raises(UsageError, match="not a file of measurements"):
+        with pytest.raises(UsageError, match="not a file of measurements") as error:
             read_measurements(tmp_path)
+        assert error.value.where == str(path)
     path.unlink()
     path.mkdir()
     with pytest.raises(UsageError, match="cannot be read") as error:
         read_measurements(tmp_path)
     assert error.value.where == str(path)
-
-
-def test_no_folder_is_no_measurement(tmp_path) -> None:
-    assert read_measurements(tmp_path / "none") == []

@@ -167,169 +167,77 @@ def containers(change: Callable[[Site], None]) -> Callable[[Site], None]:
     return both
 
 
-UNFIT: dict[str, tuple[str, Callable[[Site], None], str, str, str]] = {
-    "drained": (
-        "scheduler_node",
-        node_state(state="IDLE+DRAIN", usable=False, reason="bad nic", gpus=8),
-        "fail",
-        "IDLE+DRAIN: bad nic",
-        "resume",
-    ),
-    "Slurm counts more GPUs": (
-        "scheduler_node_gpus",
-        node_state(state="IDLE", usable=True, gpus=9),
-        "fail",
-        "9 in Slurm, 8 here",
-        "gres.conf",
-    ),
-    "silent Slurm": (
-        "scheduler_answer",
-        lambda site: setattr(site, "setup", Silent("Slurm does not answer")),
-        "warn",
-        "not answer",
-        "ping",
-    ),
-    "stray processes": ("scheduler_tracking", trait("tracking", "proctrack/linuxproc"), "warn", "linuxproc", "cgroup"),
-    "no binding": ("scheduler_binding", trait("binding", "task/none"), "warn", "task/none", "TaskPlugin"),
-    "whole nodes": ("scheduler_selection", trait("selection", "select/linear"), "warn", "linear", "cons_tres"),
-    "no GRES": ("scheduler_gpus", trait("gpus", "GresTypes=none"), "warn", "none", "gpu_request: none"),
-    "no Pyxis": (
-        "scheduler_containers",
-        containers(trait("containers", "srun has no --container-image")),
-        "fail",
-        "no --container-image",
-        "plugstack",
-    ),
-    "no Enroot": (
-        "container_runtime",
-        containers(said("enroot version", Said("", "enroot is not on this machine"))),
-        "fail",
-        "no enroot; cluster_config.yaml has runtime: pyxis",
-        "container.runtime",
-    ),
-    "little space for images": (
-        "container_enroot_folders",
-        said(f"{sys.executable} -I", json.dumps({"space": {**SPACE, "path": "/x", "free": 50 * 10**9}})),
-        "warn",
-        "at least 50 GB free (ENROOT_CACHE_PATH",
+# The check, its status, parts of its value and of its advice, and what is wrong with the node.
+UNFIT: dict[str, tuple[str, str, str, str, Callable[[Site], None]]] = {
+    "drained": ("scheduler_node", "fail", "IDLE+DRAIN: bad nic", "resume",
+        node_state(state="IDLE+DRAIN", usable=False, reason="bad nic", gpus=8)),
+    "Slurm counts more GPUs": ("scheduler_node_gpus", "fail", "9 in Slurm, 8 here", "gres.conf",
+        node_state(state="IDLE", usable=True, gpus=9)),
+    "silent Slurm": ("scheduler_answer", "warn", "not answer", "ping",
+        lambda site: setattr(site, "setup", Silent("Slurm does not answer"))),
+    "stray processes": ("scheduler_tracking", "warn", "linuxproc", "cgroup", trait("tracking", "proctrack/linuxproc")),
+    "no binding": ("scheduler_binding", "warn", "task/none", "TaskPlugin", trait("binding", "task/none")),
+    "whole nodes": ("scheduler_selection", "warn", "linear", "cons_tres", trait("selection", "select/linear")),
+    "no GRES": ("scheduler_gpus", "warn", "none", "gpu_request: none", trait("gpus", "GresTypes=none")),
+    "no Pyxis": ("scheduler_containers", "fail", "no --container-image", "plugstack",
+        containers(trait("containers", "srun has no --container-image"))),
+    "no Enroot": ("container_runtime", "fail", "no enroot; cluster_config.yaml has runtime: pyxis", "container.runtime",
+        containers(said("enroot version", Said("", "enroot is not on this machine")))),
+    "little space for images": ("container_enroot_folders", "warn", "at least 50 GB free (ENROOT_CACHE_PATH",
         "enroot.conf",
-    ),
-    "closed to images": (
-        "container_enroot_folders",
-        said(f"{sys.executable} -I", json.dumps({"space": {**SPACE, "path": "/x", "writable": False}})),
-        "fail",
-        "not writable: ENROOT_CACHE_PATH /home/u/.cache/enroot, ENROOT_DATA_PATH /scratch/enroot/data-",
-        "id -u",
-    ),
-    "little space": ("disk_space_temp", disk("temp", free=9 * 10**9), "warn", "9 GB of", "TMPDIR"),
-    "full": ("disk_space_temp", disk("temp", free=10**8), "fail", "0.1 GB of", "TMPDIR"),
-    "read-only": ("disk_space_temp", disk("temp", writable=False), "fail", "/tmp is not writable", "permissions"),
-    "hung": (
-        "disk_space_temp",
-        lambda site: site.places.update(temp=Missing("the file system did not answer within 60 s")),
-        "fail",
-        "did not answer",
-        "stale",
-    ),
-    "few inodes": ("disk_files_temp", disk("temp", free_inodes=4 * 10**7), "warn", "40,000,000 more files", "df -i"),
-    "no inodes": ("disk_files_temp", disk("temp", free_inodes=9), "fail", "9 more files", "df -i"),
-    "not shared": (
-        "disk_shared_install",
-        disk("install", mount=Mount("/dev/sda1", "/", "xfs")),
-        "warn",
-        "not shared: xfs from /dev/sda1",
-        "LLMB_INSTALL",
-    ),
-    "slow writes": ("disk_write_install", rates(write_s=2.0), "warn", "134 MB/s", "load"),
-    "no writes": ("disk_write_install", rates(written=0), "warn", "no byte in time", "by hand"),
-    "slow reads": ("disk_read_install", rates(read_s=2.0), "warn", "134 MB/s", "load"),
-    "no interpreter": (
-        "software_python",
-        said(f"{PYTHON} -c", Said("", f"{PYTHON} is not on this machine")),
-        "fail",
-        "is not on this machine",
-        "cluster_config.yaml",
-    ),
-    "old interpreter": ("software_python", software("3.12.3", "3.9.18"), "fail", "3.9.18", "3.11"),
-    "no llmb": ("software_llmb", software(f'"{__version__}"', "null"), "warn", "not installed", "pip install"),
-    "another llmb": (
-        "software_llmb",
-        software(f'"{__version__}"', '"0.0.1"'),
-        "warn",
-        "0.0.1; this command",
-        "this ver",
-    ),
-    "no torch": ("software_torch", software('"2.11.0+cu128"', "null"), "warn", "not installed", "llmb[engine]"),
-    "broken torch": (
-        "software_torch",
-        software('{"cuda"', '{"torch_problem": "OSError: libcudart.so.12: no such file", "cuda"'),
-        "fail",
-        "libcudart",
-        "LD_LIBRARY_PATH",
-    ),
-    "torch for CPUs": (
-        "software_cuda",
-        software('"cuda": "12.8"', '"cuda": null'),
-        "fail",
-        "without CUDA",
-        "pytorch.org",
-    ),
-    "no libcuda": (
-        "software_cuda",
-        software('"driver_cuda": "12.8"', '"driver_cuda": null'),
-        "fail",
-        "no driver",
-        "--nv",
-    ),
-    "old driver": (
-        "software_cuda",
-        lambda site: [software('"cuda": "12.8"', '"cuda": "13.0"')(site), software('"gpus": 8', '"gpus": 0')(site)][0],
-        "fail",
-        "torch for CUDA 13.0, driver up to CUDA 12.8",
-        "cuda-compat",
-    ),
-    "hidden GPUs": ("software_gpus", software('"gpus": 8', '"gpus": 7'), "fail", "7 of 8", "CUDA_VISIBLE_DEVICES"),
-    "more GPUs": ("software_gpus", lambda site: setattr(site, "gpus", 7), "warn", "8 of 7", "CUDA_VISIBLE_DEVICES"),
-    "no kernels": ("software_gpus", software('"sm_90", ', ""), "fail", "no kernels for sm_90", "get_arch_list"),
-    "no NCCL": ("software_nccl", software('"nccl": "2.27.5"', '"nccl": null'), "fail", "torch has no NCCL", "NCCL"),
-    "another NCCL": (
-        "software_nccl",
-        software('"nccl": "2.27.5"', '"nccl": "2.20.3"'),
-        "warn",
-        "2.20.3 is loaded",
-        "LD_",
-    ),
-    "clock adrift": (
-        "clock_synchronized",
-        said("chronyc", CHRONY.replace("Normal", "Not synchronised")),
-        "warn",
-        "no (chr",
-        "chronyd",
-    ),
-    "clock off": (
-        "clock_synchronized",
-        said("chronyc", CHRONY.replace("0.000031625", "0.5")),
-        "warn",
-        "0.500000 s",
-        "makestep",
-    ),
-    "clock far off": (
-        "clock_synchronized",
-        said("chronyc", CHRONY.replace("0.000031625", "11.0")),
-        "fail",
-        "11.0",
-        "makestep",
-    ),
-    "clock of files": ("clock_file_server", rates(clock_ahead_s=-1.5), "warn", "1.500 s behind", "clocks"),
-    "clock of files far off": ("clock_file_server", rates(clock_ahead_s=90.0), "fail", "90.000 s ahead", "clocks"),
-}
+        said(f"{sys.executable} -I", json.dumps({"space": {**SPACE, "path": "/x", "free": 50 * 10**9}}))),
+    "closed to images": ("container_enroot_folders", "fail",
+        "not writable: ENROOT_CACHE_PATH /home/u/.cache/enroot, ENROOT_DATA_PATH /scratch/enroot/data-", "id -u",
+        said(f"{sys.executable} -I", json.dumps({"space": {**SPACE, "path": "/x", "writable": False}}))),
+    "little space": ("disk_space_temp", "warn", "9 GB of", "TMPDIR", disk("temp", free=9 * 10**9)),
+    "full": ("disk_space_temp", "fail", "0.1 GB of", "TMPDIR", disk("temp", free=10**8)),
+    "read-only": ("disk_space_temp", "fail", "/tmp is not writable", "permissions", disk("temp", writable=False)),
+    "hung": ("disk_space_temp", "fail", "did not answer", "stale",
+        lambda site: site.places.update(temp=Missing("the file system did not answer within 60 s"))),
+    "few inodes": ("disk_files_temp", "warn", "40,000,000 more files", "df -i", disk("temp", free_inodes=4 * 10**7)),
+    "no inodes": ("disk_files_temp", "fail", "9 more files", "df -i", disk("temp", free_inodes=9)),
+    "not shared": ("disk_shared_install", "warn", "not shared: xfs from /dev/sda1", "LLMB_INSTALL",
+        disk("install", mount=Mount("/dev/sda1", "/", "xfs"))),
+    "slow writes": ("disk_write_install", "warn", "134 MB/s", "load", rates(write_s=2.0)),
+    "no writes": ("disk_write_install", "warn", "no byte in time", "by hand", rates(written=0)),
+    "slow reads": ("disk_read_install", "warn", "134 MB/s", "load", rates(read_s=2.0)),
+    "no interpreter": ("software_python", "fail", "is not on this machine", "cluster_config.yaml",
+        said(f"{PYTHON} -c", Said("", f"{PYTHON} is not on this machine"))),
+    "old interpreter": ("software_python", "fail", "3.9.18", "3.11", software("3.12.3", "3.9.18")),
+    "no llmb": ("software_llmb", "warn", "not installed", "pip install", software(f'"{__version__}"', "null")),
+    "another llmb": ("software_llmb", "warn", "0.0.1; this command", "this ver",
+        software(f'"{__version__}"', '"0.0.1"')),
+    "no torch": ("software_torch", "warn", "not installed", "llmb[engine]", software('"2.11.0+cu128"', "null")),
+    "broken torch": ("software_torch", "fail", "libcudart", "LD_LIBRARY_PATH",
+        software('{"cuda"', '{"torch_problem": "OSError: libcudart.so.12: no such file", "cuda"')),
+    "torch for CPUs": ("software_cuda", "fail", "without CUDA", "pytorch.org",
+        software('"cuda": "12.8"', '"cuda": null')),
+    "no libcuda": ("software_cuda", "fail", "no driver", "--nv",
+        software('"driver_cuda": "12.8"', '"driver_cuda": null')),
+    "old driver": ("software_cuda", "fail", "torch for CUDA 13.0, driver up to CUDA 12.8", "cuda-compat",
+        lambda site: [software('"cuda": "12.8"', '"cuda": "13.0"')(site), software('"gpus": 8', '"gpus": 0')(site)][0]),
+    "hidden GPUs": ("software_gpus", "fail", "7 of 8", "CUDA_VISIBLE_DEVICES", software('"gpus": 8', '"gpus": 7')),
+    "more GPUs": ("software_gpus", "warn", "8 of 7", "CUDA_VISIBLE_DEVICES", lambda site: setattr(site, "gpus", 7)),
+    "no kernels": ("software_gpus", "fail", "no kernels for sm_90", "get_arch_list", software('"sm_90", ', "")),
+    "no NCCL": ("software_nccl", "fail", "torch has no NCCL", "NCCL", software('"nccl": "2.27.5"', '"nccl": null')),
+    "another NCCL": ("software_nccl", "warn", "2.20.3 is loaded", "LD_",
+        software('"nccl": "2.27.5"', '"nccl": "2.20.3"')),
+    "clock adrift": ("clock_synchronized", "warn", "no (chr", "chronyd",
+        said("chronyc", CHRONY.replace("Normal", "Not synchronised"))),
+    "clock off": ("clock_synchronized", "warn", "0.500000 s", "makestep",
+        said("chronyc", CHRONY.replace("0.000031625", "0.5"))),
+    "clock far off": ("clock_synchronized", "fail", "11.0", "makestep",
+        said("chronyc", CHRONY.replace("0.000031625", "11.0"))),
+    "clock of files": ("clock_file_server", "warn", "1.500 s behind", "clocks", rates(clock_ahead_s=-1.5)),
+    "clock of files far off": ("clock_file_server", "fail", "90.000 s ahead", "clocks", rates(clock_ahead_s=90.0)),
+}  # fmt: skip
 FOLLOW = {"no interpreter", "more GPUs", "old driver"}
 """In which another check fails or warns for the same reason."""
 
 
 @pytest.mark.parametrize("case", UNFIT)
 def test_an_unfit_node_is_found_with_advice(site: Site, case: str) -> None:
-    name, change, status, text, advice = UNFIT[case]
+    name, status, text, advice, change = UNFIT[case]
     change(site)
     found = site.found()
     finding = found.pop(name)
@@ -344,7 +252,7 @@ def test_an_unfit_node_is_found_with_advice(site: Site, case: str) -> None:
 def test_every_check_that_can_fail_or_warn_has_a_case() -> None:
     wanted = {(rule.name, "fail") for rule in rules().values() if rule.area in AREAS and rule.fails_if}
     wanted |= {(rule.name, "warn") for rule in rules().values() if rule.area in AREAS and rule.warns_if}
-    assert wanted == {(rule_of(name).name, status) for name, _, status, _, _ in UNFIT.values()}
+    assert wanted == {(rule_of(name).name, status) for name, status, *_ in UNFIT.values()}
 
 
 def test_places_on_one_file_system_are_judged_by_what_all_need(site: Site) -> None:

@@ -61,27 +61,21 @@ def added(reports: Sequence[NodeReport]) -> dict[str, list[tuple[str, str, Any]]
     }
 
 
-def test_the_node_unlike_most_is_named_with_both_values() -> None:
-    drivers = ["550.54", "550.54", "535.18", "550.54"]
-    found = added([report(f"node{n}", rule("gpu_driver").passed(text)) for n, text in enumerate(drivers)])
-    assert found == {
-        "node0": [],
-        "node1": [],
-        "node2": [("nodes_same_gpu_driver", "warn", "535.18; 550.54 on 3 other nodes")],
-        "node3": [],
+@pytest.mark.parametrize(
+    ("name", "values", "odd"),
+    [
+        ("gpu_driver", ["550.54", "550.54", "535.18", "550.54"], {"node2": "535.18; 550.54 on 3 other nodes"}),
+        # Without a majority every node is told of the others.
+        ("software_torch", ["2.0", "2.1"], {"node0": "2.0; 2.1 on 1 other node", "node1": "2.1; 2.0 on 1 other node"}),
+        ("memory_size_gib", [2015, 2014, 2016], {}),  # firmware takes some
+        ("memory_size_gib", [2015, 1511, 2016], {"node1": "1511; 2015 on 2 other nodes"}),
+    ],
+)
+def test_the_node_unlike_most_is_named_with_both_values(name: str, values: list[Any], odd: dict[str, str]) -> None:
+    found = added([report(f"node{n}", rule(name).passed(value)) for n, value in enumerate(values)])
+    assert {node: items for node, items in found.items() if items} == {
+        node: [(f"nodes_same_{name}", "warn", text)] for node, text in odd.items()
     }
-
-
-def test_without_a_majority_every_node_is_told_of_the_others() -> None:
-    found = added([report(f"node{n}", rule("software_torch").passed(f"2.{n}")) for n in range(2)])
-    assert found["node0"] == [("nodes_same_software_torch", "warn", "2.0; 2.1 on 1 other node")]
-    assert found["node1"] == [("nodes_same_software_torch", "warn", "2.1; 2.0 on 1 other node")]
-
-
-@pytest.mark.parametrize(("sizes", "odd"), [((2015, 2014, 2016), []), ((2015, 1511, 2016), ["node1"])])
-def test_sizes_of_memory_differ_by_more_than_firmware_takes(sizes: tuple[int, ...], odd: list[str]) -> None:
-    found = added([report(f"node{n}", rule("memory_size_gib").passed(size)) for n, size in enumerate(sizes)])
-    assert [node for node, items in found.items() if items] == odd
 
 
 def test_what_a_check_found_bad_and_what_may_differ_is_not_compared() -> None:
@@ -267,45 +261,43 @@ def test_256_nodes_are_asked_for_with_few_calls(run: Run) -> None:
     assert scheduler.calls == {"states": 4, "nodes": 0, "cancel": 0}
 
 
-def test_one_rejected_job_is_no_result_of_its_node_and_a_rejection_of_all_is_an_error(run: Run) -> None:
+def test_one_rejected_job_is_no_result_of_its_node(run: Run) -> None:
     scheduler = Scripted(node1=[state("timed_out")], node2=[state("timed_out")])
     scheduler.rejects = {"node1": "Slurm rejected the job: Requested node configuration is not available"}
     check, _ = run(scheduler, dict.fromkeys(["node1", "node2"], UP))
     assert answers(check)["node1"] == ("warn", f"not checked: {scheduler.rejects['node1']}")
+
+
+def test_a_rejection_of_all_is_an_error_and_does_not_hide_the_check_before(tmp_path: Path, run: Run) -> None:
+    before = kept(tmp_path, "2026-01-01T00:00:00+00:00", node1="fail")
+    scheduler = Scripted()
     scheduler.rejects = dict.fromkeys(["a", "b", "c", "d"], "Slurm rejected the job: Invalid account")
     with pytest.raises(UsageError, match="Invalid account"):
         run(scheduler, dict.fromkeys(scheduler.rejects, UP))
-
-
-def test_a_check_that_no_job_was_accepted_for_does_not_hide_the_one_before(tmp_path: Path, run: Run) -> None:
-    before = kept(tmp_path, "2026-01-01T00:00:00+00:00", node1="fail")
-    scheduler = Scripted()
-    scheduler.rejects = {"node1": "Slurm rejected the job: Invalid account"}
-    with pytest.raises(UsageError, match="Invalid account"):
-        run(scheduler, {"node1": UP})
     assert last_check(tmp_path).path == before.path
 
 
-class Silent(Scripted):
+class Failing(Scripted):
+    """Raises an error whenever it is asked for states."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
-        raise InfrastructureError("Slurm does not answer")
+        raise self.error
 
 
 def test_a_scheduler_that_never_answers_again_leaves_nodes_unchecked(run: Run, clock: list[float]) -> None:
     began = clock[0]
-    check, complete = run(Silent(), {"node1": UP})
+    check, complete = run(Failing(InfrastructureError("Slurm does not answer")), {"node1": UP})
     assert complete
     assert answers(check) == {"node1": ("warn", "not checked: Slurm does not answer")}
     assert clock[0] - began > PATIENCE_S
 
 
-class Interrupted(Scripted):
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
-        raise KeyboardInterrupt
-
-
 def test_an_interruption_cancels_all_that_is_left_in_one_call(run: Run) -> None:
-    scheduler = Interrupted()
+    scheduler = Failing(KeyboardInterrupt())
     check, complete = run(scheduler, dict.fromkeys(["node1", "node2"], UP))
     assert not complete
     assert set(answers(check).values()) == {("warn", "not checked: it was interrupted")}
@@ -317,12 +309,6 @@ def test_a_damaged_report_is_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch
     check, _ = run(Scripted(node1=[state("queued")]), {"node1": UP})
     status, value = answers(check)["node1"]
     assert (status, "its report: it is damaged" in value) == ("fail", True)
-
-
-def test_a_damaged_report_is_a_failure_also_if_the_client_was_killed(tmp_path: Path) -> None:
-    folder = new_check(tmp_path, NodesRequest(started_at=WHEN, nodes=("node1",), disk_bytes=0))
-    folder.report("node1").write_text('{"node"')
-    assert stored(folder).unfit == ["node1"]
 
 
 def script_of(node: str, state: NodeState, flags: Mapping[str, str | None], **config: Any) -> str:
@@ -350,21 +336,12 @@ def test_a_job_asks_for_the_whole_node_that_it_is_for() -> None:
     assert "-m llmb.health.node_task /lustre/bench/.llmb/health/T node7" in script.replace(" \\\n    ", " ")
 
 
-@pytest.mark.parametrize(
-    ("flags", "config", "partition"),
-    [
-        ({}, {"slurm": {"partition": "other"}}, "partition=gpu"),
-        ({}, {}, "partition=gpu"),
-        ({"partition": "mine"}, {}, "partition=mine"),
-    ],
-)
-def test_a_node_is_asked_for_in_a_partition_that_has_it(
-    flags: dict[str, str], config: dict[str, Any], partition: str
-) -> None:
-    node = NodeState(state="IDLE", usable=True, partitions=("gpu",))
-    found = directives(script_of("node1", node, flags, **config))
-    assert partition in found
-    assert not [line for line in found if "gpu" in line and line != "partition=gpu"]
+def test_a_node_is_asked_for_in_a_partition_that_has_it() -> None:
+    node, other = NodeState(state="IDLE", usable=True, partitions=("gpu",)), {"slurm": {"partition": "other"}}
+    for flags, config, partition in (({}, other, "gpu"), ({}, {}, "gpu"), ({"partition": "mine"}, {}, "mine")):
+        found = directives(script_of("node1", node, flags, **config))
+        assert f"partition={partition}" in found
+        assert not [line for line in found if "gpu" in line and line != "partition=gpu"]
 
 
 def kept(install: Path, started_at: str = WHEN, **statuses: str) -> CheckFolder:
@@ -463,10 +440,11 @@ def test_the_last_check_is_shown_again_and_one_node_of_it_alone(
 
 
 def test_a_check_whose_client_was_killed_shows_what_has_been_reported(tmp_path: Path) -> None:
-    folder = new_check(tmp_path, NodesRequest(started_at=WHEN, nodes=("node1", "node2"), disk_bytes=0))
+    folder = new_check(tmp_path, NodesRequest(started_at=WHEN, nodes=("node1", "node2", "node3"), disk_bytes=0))
     folder.report("node1").write_text(report("node1", rule("gpu_driver").passed("550")).model_dump_json())
+    folder.report("node3").write_text('{"node"')
     result = stored(last_check(tmp_path))
-    assert (result.fit, result.unchecked) == (["node1"], ["node2"])
+    assert (result.fit, result.unchecked, result.unfit) == (["node1"], ["node2"], ["node3"])
 
 
 @pytest.mark.parametrize(
