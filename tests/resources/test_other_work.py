@@ -29,6 +29,7 @@ SPIN = "while True: pass"
 ORPHAN = '"$@" >/dev/null & echo $!'
 WINDOW = (TimeSpan(12, 14), TimeSpan(14, 16))
 SEEN = SeenRun(program="llmb.engine.worker", folder="/b/run", pid=7, since_s=11.0)
+MANY = tuple(replace(SEEN, folder=f"/b/exp_{number}/exp", pid=number) for number in range(4))
 
 
 def put_process(root: Path, pid: int, parent: int, words: str, *ticks: int, began: int = 5000) -> None:
@@ -179,6 +180,7 @@ def found(*nodes: Sampled, spans: tuple[TimeSpan, ...] = WINDOW, device: str = "
         ("cuda", 4.5, 0.0, (), ("other processes used 4.5 of 8 cores",)),
         ("cpu", 0.0, 0.25, (), ("other virtual machines took 0.25 of 8 cores",)),
         ("cuda", 0.0, 0.0, (SEEN,), (f"another run: {run_text(SEEN)}",)),
+        ("cuda", 0.0, 0.0, MANY, (f"4 other runs: {run_text(MANY[0])}; {run_text(MANY[1])}; and 2 more",)),
     ],
 )
 def test_what_disturbs(
@@ -222,15 +224,22 @@ def test_other_processes_on_the_gpus_of_the_run() -> None:
 
 def test_a_run_tells_of_another_before_it_starts(tmp_path: Path) -> None:
     local = plan_here(Catalogue(), Request(workload="pretrain_llama3.1", size="tiny"), Choices(), {}, tmp_path)
-    sleeping = (sys.executable, "-c", "import time; time.sleep(600)", "-m", "llmb.engine.worker", tmp_path / "other")
+    sleeping = (
+        sys.executable,
+        "-c",
+        "import time; time.sleep(600)",
+        "-m",
+        "llmb.engine.worker",
+        tmp_path / "exp_1" / "exp",
+    )
     started = subprocess.run(["sh", "-c", ORPHAN, "sh", *sleeping], stdout=subprocess.PIPE, check=True)
     try:
         told, end_s = [], time.monotonic() + 60
         while not told and time.monotonic() < end_s:  # it may not have become that program yet
-            told = [line for line in local.beside() if str(tmp_path / "other") in line]
+            told = [line for line in local.beside() if "in .../exp_1, since " in line]
     finally:
         os.kill(int(started.stdout), signal.SIGKILL)
-    assert len(told) == 1 and "another run is on this machine" in told[0] and ", since " in told[0]
+    assert len(told) == 1 and "another run is on this machine" in told[0]
 
 
 def test_this_process_is_no_other_run() -> None:

@@ -63,7 +63,7 @@ class _LongWork:
     """A text with additional ``columns``, elapsed and remaining time, and a bar in what is left of the line."""
 
     def __init__(self, text: str, total: int | None, *columns: ProgressColumn) -> None:
-        self.spoke_at = time.monotonic()
+        self.began_at = self.spoke_at = time.monotonic()
         self.bar: Progress | None = None
         if sys.stderr.isatty():
             parts = (TextColumn("{task.description}"), *columns, _Clock(), BarColumn(bar_width=None))
@@ -102,7 +102,8 @@ class RunProgress(_LongWork):
         done = step.step + 1 - self.first_step
         loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
         text = f"{done}/{self.total}  {step.step_time_s:.3g} s/step{loss}"
-        self._show(done, self.total, text, f"{text}  left {clock(step.step_time_s * (self.total - done))}")
+        elapsed, left = time.monotonic() - self.began_at, step.step_time_s * (self.total - done)
+        self._show(done, self.total, text, f"{text}  elapsed {clock(elapsed)}  left {clock(left)}")
 
 
 class JobProgress(RunProgress):
@@ -132,7 +133,6 @@ class ByteProgress(_LongWork):
         super().__init__(what, None, DownloadColumn(), TransferSpeedColumn())
         self.what = what
         self.total = 0
-        self.began_at = 0.0
         self.done_before = 0
         """What was done when the work began: it may be resumed."""
 

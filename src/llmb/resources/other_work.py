@@ -25,6 +25,8 @@ NOT_SEEN = "the kernel does not show the processes of the run"
 NO_STEAL = "the kernel does not report it"
 NO_LIMIT = "the run has no CPU limit"
 NO_GPUS = "the GPUs' processes are not known"
+NAMED_RUNS = 2
+"""That a text names; the records have all."""
 Device = Literal["cpu", "cuda"]
 
 
@@ -66,8 +68,11 @@ def find_other_work(
 
 
 def run_text(run: OtherRun | SeenRun) -> str:
-    """Such as ``llmb.engine.worker in /folder, since 14:03``; the time is the machine's own."""
-    where = f"in {run.folder}" if run.folder else f"(process {run.pid})"
+    """Such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in the machine's own time.
+
+    A run's own folder has the experiment's name, and the one above it is unique.
+    """
+    where = f"in .../{Path(run.folder).parent.name}" if run.folder else f"(process {run.pid})"
     if run.since_s is None:
         return f"{run.program} {where}"
     return f"{run.program} {where}, since {datetime.fromtimestamp(run.since_s, UTC).astimezone():%H:%M:%S}"
@@ -131,7 +136,8 @@ def _gpu_processes(
 def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]:
     for node in nodes:
         on = f" on {node.node}" if len(nodes) > 1 else ""
-        yield from (f"another run{on}: {run_text(run)}" for run in node.runs)
+        if node.runs:
+            yield _runs_text(node.runs, on)
         if _is_more(node.other_cores, node.cores, rules().other_cores_pct[device]):
             yield f"other processes{on} used {node.other_cores:.1f} of {node.cores} cores"
         if _is_more(node.stolen_cores, node.cores, rules().stolen_cores_pct):
@@ -139,6 +145,14 @@ def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]
         pids = sorted({pid for each in (node.gpu_processes or {}).values() for pid in each})
         if pids:
             yield f"other processes{on} on the run's GPUs: {', '.join(map(str, pids))}"
+
+
+def _runs_text(runs: Sequence[OtherRun], on: str) -> str:
+    named = "; ".join(map(run_text, runs[:NAMED_RUNS]))
+    if len(runs) == 1:
+        return f"another run{on}: {named}"
+    more = f"; and {len(runs) - NAMED_RUNS} more" if len(runs) > NAMED_RUNS else ""
+    return f"{len(runs)} other runs{on}: {named}{more}"
 
 
 def _is_more(used: float | None, cores: int | None, threshold: Threshold) -> bool:
