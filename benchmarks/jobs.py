@@ -93,6 +93,7 @@ def job(root: Path, number: int, *, live: bool) -> Job:
     experiment = "pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp5_ep1_mbs1_gbs128"
     run_dir = root / "workloads" / WORKLOAD / "experiments" / experiment / f"{experiment}_{number}" / experiment
     return Job(
+        scheduler="slurm",
         key=f"key-{number}",
         job_id=str(100_000 + number),
         run_dir=str(run_dir),

@@ -80,6 +80,7 @@ def make_history(install: Path) -> None:
     jobs = [
         Job(
             key=str(number),
+            scheduler="slurm",
             job_id=str(number),
             run_dir=str(install / f"experiment_{number}" / "experiment"),
             experiment="experiment",

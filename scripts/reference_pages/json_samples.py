@@ -57,7 +57,7 @@ from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.record import new_record
 from llmb.runs.step_follower import StepNews
 from llmb.runs.steps import ExpertLoad, Step
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import find_scheduler
 from llmb.site.cluster_config import SettingsFile
 from llmb.site.site import Site
 from llmb.traces.classify import Activity, Label
@@ -124,7 +124,7 @@ def sample_doctor() -> Mapping[str, Any]:
     left_out = NotChecked(name="gpu_mig", reason="")
     node = NodeReport(node="node1", checked_at="", status="fail", checks=(check,), not_checked=(left_out,))
     result = NodesResult(started_at="", reports=(node,))
-    return checked_nodes_document(result, "", find_scheduler(QUEUE).host_list)
+    return checked_nodes_document(result, "", find_scheduler("slurm").host_list)
 
 
 def sample_installation() -> Mapping[str, Any]:

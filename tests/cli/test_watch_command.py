@@ -224,6 +224,7 @@ def labeled(install: Path, number: int, mean_s: float, status: str) -> Job:
         submitted_s=float(number),
         state="COMPLETED",
         status=status,  # type: ignore[arg-type]
+        scheduler="slurm",
         label="night",
         checked_s=1.0,
         **recipe,  # type: ignore[arg-type]

@@ -4,7 +4,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from llmb.report.table import table_lines
 from llmb.runs.record import SubmittedJob
 from llmb.schedulers.local.scheduler import LocalScheduler
 from llmb.schedulers.lookup import SCHEDULERS, cluster_schema, find_scheduler
-from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Scheduler
+from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Scheduler, Submission
 from llmb.site.site import Site
 
 WHEN = "2026-11-22T11:00:00+00:00"
@@ -114,7 +114,7 @@ TAKEN: Callable[[], Scheduler]
 class Scripted(LocalScheduler):
     """Answers what a test has decided, and keeps what it is asked for."""
 
-    name = "slurm"
+    name, title = "slurm", "Slurm"
 
     def __init__(self, **phases: Sequence[JobState]) -> None:
         self.phases = {node: list(states) for node, states in phases.items()}
@@ -123,12 +123,11 @@ class Scripted(LocalScheduler):
         self.unusable: dict[str, NodeState] = {}
         self.calls = {"states": 0, "nodes": 0, "cancel": 0}
 
-    def submit(
-        self, spec: Any, base: Any, environ: Any, held: Sequence[int] = (), *, again: bool
-    ) -> dict[int | None, SubmittedJob]:
-        if spec.node in self.rejects:
-            raise UsageError(self.rejects[spec.node])
-        return {None: SubmittedJob(scheduler="slurm", job_id=f"job-{spec.node}", submitted_at=WHEN)}
+    def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:
+        node = str(job.spec.node)
+        if node in self.rejects:
+            raise UsageError(self.rejects[node])
+        return {None: SubmittedJob(scheduler="slurm", job_id=f"job-{node}", submitted_at=WHEN)}
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         self.calls["states"] += 1
@@ -145,9 +144,6 @@ class Scripted(LocalScheduler):
     def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
         self.calls["nodes"] += 1
         return {name: self.unusable.get(name, UP) for name in (listed or "").split(",")}
-
-    def host_list(self, names: Iterable[str]) -> str:
-        return ",".join(names)
 
 
 def node_of(job: AskedJob) -> str:
@@ -359,27 +355,27 @@ def kept(install: Path, started_at: str = WHEN, **statuses: str) -> CheckFolder:
 def test_unfit_stands_for_the_bad_nodes_of_the_last_check(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(UsageError, match="no check of nodes is kept"):
-        excluded_nodes("unfit", tmp_path, said.append)
+        excluded_nodes("unfit", tmp_path, SLURM, said.append)
     kept(tmp_path, "2026-11-20T00:00:00+00:00", node9="fail")
     kept(tmp_path, WHEN, node8="fail")
     kept(tmp_path, WHEN, node1="pass", node2="fail", node3="fail", node4="warn", node5="unchecked")
     listed = tmp_path / "bad"
     listed.write_text("# since Monday\nnode7 # DIMM\nnode[10-11],login1\n\n")
-    assert excluded_nodes(f"node12,unfit,@{listed}", tmp_path, said.append) == "login1,node[2-3,7,10-12]"
+    assert excluded_nodes(f"node12,unfit,@{listed}", tmp_path, SLURM, said.append) == "login1,node[2-3,7,10-12]"
     assert said[0] == f"unfit: 2 of 5 nodes in the check of {WHEN}: node[2-3]"
     assert said[1] == "warning: node5 had no result in that check, and may be unfit"
-    assert excluded_nodes("node[1-2],Node3", tmp_path, said.append) == "node[1-2],Node3"
+    assert excluded_nodes("node[1-2],Node3", tmp_path, SLURM, said.append) == "node[1-2],Node3"
 
 
 def test_an_old_check_is_used_with_a_warning(tmp_path: Path) -> None:
     said: list[str] = []
     now = datetime.now(UTC)
     kept(tmp_path, (now - timedelta(hours=30)).isoformat(timespec="seconds"), node1="fail")
-    assert excluded_nodes("unfit", tmp_path, said.append) == "node1"
+    assert excluded_nodes("unfit", tmp_path, SLURM, said.append) == "node1"
     assert said[1].startswith("warning: that check is 30 hours old")
     kept(tmp_path, now.isoformat(timespec="seconds"), node1="pass")
     said.clear()
-    assert excluded_nodes("unfit", tmp_path, said.append) == ""
+    assert excluded_nodes("unfit", tmp_path, SLURM, said.append) == ""
     assert len(said) == 1
 
 
@@ -394,7 +390,7 @@ def test_an_old_check_is_used_with_a_warning(tmp_path: Path) -> None:
 def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, text: str, what: str) -> None:
     kept(tmp_path, node1="fail")
     with pytest.raises(UsageError, match=what):
-        excluded_nodes(text, tmp_path, lambda _: None)
+        excluded_nodes(text, tmp_path, SLURM, lambda _: None)
 
 
 @pytest.mark.parametrize("command", ["submit", "bulk", "launch", "bench"])

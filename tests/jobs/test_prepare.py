@@ -16,8 +16,9 @@ TINY = {"workload": "pretrain_llama3.1", "size": "tiny", "gpu_type": "cpu", "sca
 
 
 def order(install: Path, saved: Path, **values: object) -> Order:
-    wanted = job_request({**TINY, "checkpoint_dir": str(saved), **values}, {})
-    return make_order(CATALOGUE, wanted.request, wanted.choices, wanted.options, Site(install=install, shell={}))
+    site = Site(install=install, shell={})
+    wanted = job_request(site, {**TINY, "checkpoint_dir": str(saved), **values}, {})
+    return make_order(CATALOGUE, wanted.request, wanted.choices, wanted.options, site)
 
 
 def test_every_run_of_an_array_has_a_folder_for_checkpoints(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ class QuickRun(LocalRun):
         recipe = self.plan.recipe
         row = Job(
             key=folder.path.parent.name,
+            scheduler="local",
             job_id=folder.path.parent.name,
             run_dir=str(folder.path),
             experiment=folder.name,

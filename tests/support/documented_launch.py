@@ -17,6 +17,6 @@ def launched(install: Path, workload: str, variables: Mapping[str, str], root: s
     """Without options; ``root`` is the variable that names the install root."""
     environ = {root: str(install), **variables}
     wanted = read_launch(CATALOGUE, job_options(), environ, workload, {}, {})
-    request = job_request(wanted.values, environ)
     site = read_cluster_site(CATALOGUE, install, environ)
+    request = job_request(site, wanted.values, environ)
     return make_order(CATALOGUE, request.request, request.choices, request.options, site, dry_run=True)

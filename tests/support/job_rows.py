@@ -12,6 +12,7 @@ def job_row(key: str = "a", **changes: object) -> Job:
         "experiment": "e",
         "workload": "pretrain_llama3.1",
         "size": "tiny",
+        "scheduler": "slurm",
         "dtype": "fp32",
         "gpu_type": "cpu",
         "scale": 2,

@@ -18,7 +18,7 @@ from llmb.jobs.task import BENCHMARKS, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, Placement
 from llmb.runs.folder import RunFolder
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import scheduler_of
 from llmb.site.site import Site
 
 FINISH = "llmb.bench.finish_bench"
@@ -115,7 +115,7 @@ def end_of(job: Job) -> BenchEnd:
 
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
     """``ranks`` are those of a node. Raises UsageError if their number is not specified."""
-    chosen = find_scheduler(QUEUE).defaults(site, options)
+    chosen = scheduler_of(site).defaults(site, options)
     on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)
     gpu = catalogue.gpus.get(chosen.gpu_type or "") if on_gpus else None
     per_node = ranks or options.gpus_per_node or chosen.gpus_per_node or (gpu.gpus_per_node if gpu else None)

@@ -18,8 +18,9 @@ from llmb.bench.nccl_table import collective_texts
 from llmb.bench.records import MeasurementFile
 from llmb.errors import LlmbError
 from llmb.jobs.task import read_task
+from llmb.jobspec.spec import read_spec
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import find_scheduler
 
 
 def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
@@ -37,7 +38,7 @@ def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
         how = f"signal {signal}" if signal else f"exit code {exit_code}"
         problem = f"the workers ended with {how}; see {folder.log}"
     if subject == "gpus":
-        missing = _missing({file.node for file in measured})
+        missing = _missing(folder, {file.node for file in measured})
     kept = tuple(str(write_measurements(Path(request.install), file)) for file in measured if file.measurements)
     end = BenchEnd(measured=measured, kept=kept, problem=problem, missing_nodes=missing)
     write_atomically(folder.path / END, end.model_dump_json(indent=2) + "\n")
@@ -54,8 +55,8 @@ def _gpus(folder: Path, request: BenchRequest) -> tuple[MeasurementFile, ...]:
     return tuple(gpu_files(read_parts(folder), request.command, request.measured_at))
 
 
-def _missing(reported: set[str]) -> tuple[str, ...]:
-    scheduler = find_scheduler(QUEUE)
+def _missing(folder: RunFolder, reported: set[str]) -> tuple[str, ...]:
+    scheduler = find_scheduler(read_spec(folder).scheduler)
     nodes = scheduler.host_names(scheduler.current_job(os.environ).nodes)
     return tuple(node for node in nodes if node not in reported)
 

@@ -15,15 +15,16 @@ from llmb.jobspec.options import FrameworkChoices, framework_options
 from llmb.options.option import Option, build, limit_problems, options_of
 from llmb.options.text import convert
 from llmb.runs.choices import Choices
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import all_schedulers, read_job_options
+from llmb.site.site import Site
 
 
 def job_options() -> Mapping[str, Option]:
     """Options of recipe, training, scheduler and framework, by name."""
-    return options_of(Request, Choices, find_scheduler(QUEUE).choices, FrameworkChoices)
+    return options_of(Request, Choices, *(item.choices for item in all_schedulers()), FrameworkChoices)
 
 
-def job_request(values: Mapping[str, Any], environ: Mapping[str, str]) -> JobRequest:
+def job_request(site: Site, values: Mapping[str, Any], environ: Mapping[str, str]) -> JobRequest:
     """The request that options define; missing ones have their defaults, or the values of the shell's variables.
 
     Raises UsageError.
@@ -31,7 +32,7 @@ def job_request(values: Mapping[str, Any], environ: Mapping[str, str]) -> JobReq
     return JobRequest(
         request=build(Request, values),
         choices=build(Choices, values),
-        options=find_scheduler(QUEUE).read_options(values, environ, sys.executable),
+        options=read_job_options(site, values, environ, sys.executable),
         framework=framework_options(build(FrameworkChoices, values)),
     )
 

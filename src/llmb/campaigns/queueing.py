@@ -34,7 +34,7 @@ from llmb.jobs.refresh import TIME_OUT_S
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_key, resolve_submissions, submit_order, unanswered_is_explained
 from llmb.runs.record import now
-from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
+from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.site.site import Site
 
 Say = Callable[[str], None]
@@ -72,8 +72,8 @@ class CampaignContext:
 
     def gpu_type(self, values: Mapping[str, Any]) -> str | None:
         """GPU type of jobs with these options if they name none. Raises UsageError."""
-        scheduler = find_scheduler(QUEUE)
-        return scheduler.defaults(self.site, scheduler.read_options(values, self.environ, sys.executable)).gpu_type
+        options = read_job_options(self.site, values, self.environ, sys.executable)
+        return scheduler_of(self.site).defaults(self.site, options).gpu_type
 
     def order(self, request: JobRequest) -> Order:
         """Raises UsageError."""
@@ -266,7 +266,7 @@ def _checked(context: CampaignContext, requested: RequestedJobs) -> tuple[list[C
     jobs = []
     for job in narrowed(context.catalogue, expansion.jobs, requested.within):
         try:
-            found = _campaign_job(job, requested, context.environ)
+            found = _campaign_job(job, requested, context)
             context.order_of(found)
             jobs.append(found)
         except UsageError as error:
@@ -281,7 +281,7 @@ def _checked(context: CampaignContext, requested: RequestedJobs) -> tuple[list[C
     return jobs, left_out
 
 
-def _campaign_job(job: SelectedJob, requested: RequestedJobs, environ: Mapping[str, str]) -> CampaignJob:
+def _campaign_job(job: SelectedJob, requested: RequestedJobs, context: CampaignContext) -> CampaignJob:
     profile = {"profile": ("true",)} if job.profiled else {}
     own = {
         "workload": job.workload,
@@ -297,5 +297,5 @@ def _campaign_job(job: SelectedJob, requested: RequestedJobs, environ: Mapping[s
         text.partition("=")[::2] for text in requested.given.get("env") or requested.values.get("env") or ()
     )
     options["env"] = [f"{name}={value}" for name, value in {**job.variables, **variables}.items()]
-    request = job_request(options, environ)
+    request = job_request(context.site, options, context.environ)
     return CampaignJob(key="", where=job.where, repeat=job.repeat, profiled=job.profiled, wanted=request)

@@ -34,11 +34,11 @@ from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
-from llmb.options.option import Option, options_of
+from llmb.options.option import Option
 from llmb.report.output import print_json, print_line, print_output
 from llmb.report.plan_report import flags_text
 from llmb.runs.folder import RunFolder
-from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
+from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
 
 
 def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callable[[], None]) -> tuple[str, ...]:
@@ -58,12 +58,10 @@ SAID_HERE: Mapping[str, Mapping[str, Any]] = {
     "exclude": {"basic": True},
 }
 """What options of the scheduler mean for measurements."""
-SLURM: dict[str, Option] = {
-    name: replace(item, **SAID_HERE.get(name, {}))
-    for name, item in options_of(find_scheduler(QUEUE).choices).items()
-    if name not in OF_RUNS
+OF_JOBS: dict[str, Option] = {
+    name: replace(item, **SAID_HERE.get(name, {})) for name, item in scheduler_options().items() if name not in OF_RUNS
 }
-JOB = value_options(SLURM.values(), envvar=False)
+JOB = value_options(OF_JOBS.values(), envvar=False)
 Ranks = Annotated[
     int | None,
     typer.Option("--ranks", min=1, help="Processes, for a job on each node. Default: one per GPU."),
@@ -87,8 +85,8 @@ class BenchJobRequest:
         """Raises UsageError."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
-        chosen = with_excluded({name: values[name] for name in SLURM})
-        self.options = find_scheduler(QUEUE).read_options(chosen, os.environ, sys.executable)
+        chosen = with_excluded({name: values[name] for name in OF_JOBS})
+        self.options = read_job_options(self.site, chosen, os.environ, sys.executable)
         self.nodes = job_nodes(catalogue, self.site, self.options, device, ranks)
         self.device: Device = self.nodes.device
 

@@ -24,6 +24,7 @@ from llmb.campaigns.queueing import (
     queued_before,
     refusal,
 )
+from llmb.catalogue.load import Catalogue
 from llmb.cli.options import selection_options, value_options
 from llmb.cli.root import can_ask, say
 from llmb.health.exclusion import OPTION, excluded_nodes
@@ -31,6 +32,7 @@ from llmb.options.option import options_of
 from llmb.report.output import print_output, print_table
 from llmb.report.plan_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.runs.folder import chosen_root
+from llmb.schedulers.lookup import read_cluster_site, scheduler_of
 
 
 def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +43,9 @@ def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def excluded_here(text: str) -> str:
     """Raises UsageError."""
-    return excluded_nodes(text, chosen_root(os.environ, Path.cwd()).path, say)
+    install = chosen_root(os.environ, Path.cwd()).path
+    site = read_cluster_site(Catalogue(), install, os.environ)
+    return excluded_nodes(text, install, scheduler_of(site), say)
 
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)

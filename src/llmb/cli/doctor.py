@@ -29,7 +29,7 @@ from llmb.jobs.history import open_history
 from llmb.report.doctor_report import doctor_document, node_tables, nodes_document, nodes_tables
 from llmb.report.output import print_output
 from llmb.runs.record_file import BrokenRecord
-from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
+from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.schedulers.port import NodeState, Scheduler
 
 TIME_LIMIT_MIN, MAX_WAIT_MIN = 10, 15.0
@@ -71,10 +71,12 @@ def doctor_nodes(
 
     Raises UsageError, InfrastructureError, UserInterrupt, and RunFailed if a node is unfit.
     """
-    scheduler, catalogue = find_scheduler(QUEUE), Catalogue()
+    catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
+    scheduler = scheduler_of(site)
     check_gpu_type(catalogue, request.gpu_type)
-    options = scheduler.read_options({**values, "time_limit": str(limits.time_limit)}, os.environ, sys.executable)
+    values = {**values, "time_limit": str(limits.time_limit)}
+    options = read_job_options(site, values, os.environ, sys.executable)
     states = _states(scheduler, chosen)
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
     nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
@@ -97,14 +99,14 @@ def doctor_nodes(
         count = len(result.unchecked)
         do = "'llmb doctor --last' shows the result again"
         raise UserInterrupt(f"interrupted; {count} of {len(states)} nodes were not checked", do=do)
-    raise_unless_fit(result.reports)
+    raise_unless_fit(result.reports, scheduler)
 
 
 def show_last(install: Path, chosen: Chosen, *, json: bool) -> None:
     """Raises UsageError if there is none, and RunFailed if a node is unfit."""
     if chosen.partition or chosen.every:
         raise UsageError("--last shows a check again, and takes --nodes alone", do="omit --partition and --all")
-    folder, scheduler = last_check(install), find_scheduler(QUEUE)
+    folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
     try:
         result = stored(folder)
     except BrokenRecord:
@@ -112,9 +114,9 @@ def show_last(install: Path, chosen: Chosen, *, json: bool) -> None:
     except OSError as error:
         raise EnvironmentProblem(f"it cannot be read: {error.strerror}", where=str(folder.path)) from error
     if (listed := chosen.listed) is not None:
-        result = _only(result, listed_names(listed, listed))
+        result = _only(result, listed_names(listed, listed, scheduler))
     _print(result, folder, scheduler, json=json)
-    raise_unless_fit(result.reports)
+    raise_unless_fit(result.reports, scheduler)
 
 
 def _only(result: NodesResult, names: Sequence[str]) -> NodesResult:
@@ -149,7 +151,7 @@ def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, *, js
     )
 
 
-def raise_unless_fit(reports: Sequence[NodeReport]) -> None:
+def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> None:
     """Raises RunFailed if a check of a node fails."""
     unfit = [report for report in reports if report.status == "fail"]
     if len(unfit) == 1:
@@ -157,7 +159,7 @@ def raise_unless_fit(reports: Sequence[NodeReport]) -> None:
         count = "1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail"
         raise RunFailed(f"{unfit[0].node} is not fit: {count}: {', '.join(failed)}")
     if unfit:
-        names = find_scheduler(QUEUE).host_list(report.node for report in unfit)
+        names = scheduler.host_list(report.node for report in unfit)
         raise RunFailed(f"{len(unfit)} of {len(reports)} nodes are not fit: {names}")
 
 
@@ -334,6 +336,7 @@ def _check_here(
     site = read_cluster_site(catalogue, install, os.environ)
     request = CheckRequest(
         wanted=wanted_of(catalogue, site, gpu_type, gpus),
+        scheduler=scheduler_of(site),
         places=named_places(site, os.environ),
         python=site.config.python or sys.executable,
         disk_bytes=disk_bytes,
@@ -345,4 +348,4 @@ def _check_here(
     except KeyboardInterrupt as error:
         raise UserInterrupt("interrupted; nothing was changed") from error
     print_output(doctor_document([report]) if json else node_tables(report, folded=folded))
-    raise_unless_fit([report])
+    raise_unless_fit([report], request.scheduler)

@@ -29,13 +29,13 @@ from llmb.prepare.jobs import (
 from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
 from llmb.report.output import print_json, print_output, print_text
 from llmb.report.plan_report import flags_text, queued_document, submit_text
-from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
+from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
 
 OF_RUNS = frozenset(("nodes", "array", "retries", "start", "segment", "signal_before"))
 """Options of the scheduler that a preparation has no use for."""
 CHOICES = options_of(PrepareChoices)
-SLURM = {name: item for name, item in options_of(find_scheduler(QUEUE).choices).items() if name not in OF_RUNS}
-OPTIONS = value_options({**CHOICES, **SLURM}.values(), envvar=False)
+OF_JOBS = {name: item for name, item in scheduler_options().items() if name not in OF_RUNS}
+OPTIONS = value_options({**CHOICES, **OF_JOBS}.values(), envvar=False)
 
 
 @takes(OPTIONS)
@@ -99,7 +99,7 @@ def _orders(
 ) -> list[TaskOrder]:
     """The jobs that options and variables ask for. Raises UsageError."""
     workload, own_size = split_model(catalogue, name)
-    known = {**CHOICES, **options_of(find_scheduler(QUEUE).choices)}
+    known = {**CHOICES, **scheduler_options()}
     reading = read_preparation_variables(documented_variables(), environ, workload, known, given)
     for note in reading.notes:
         say(f"note: {note}")
@@ -113,7 +113,7 @@ def _orders(
     # Variables that apply to runs alone, such as GPUS_PER_NODE, are not read by the scheduler's options either.
     runs = {item.name for item in documented_variables() if not item.prepares}
     shell = {name: value for name, value in environ.items() if name not in runs}
-    options = find_scheduler(QUEUE).read_options({name: found.get(name) for name in SLURM}, shell, sys.executable)
+    options = read_job_options(site, {name: found.get(name) for name in OF_JOBS}, shell, sys.executable)
     return preparation_orders(catalogue, workload, size, build(PrepareChoices, found), options, site)
 
 

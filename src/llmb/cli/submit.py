@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from llmb.campaigns.campaign import JobRequest
 from llmb.campaigns.entry import Entry, campaign_keys
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.job_request import job_options, job_request, selection_of, single_model
@@ -99,8 +98,8 @@ def submit(
     if model:
         own = {"dtype": next(iter(selection.dtypes), None), "scale": next(iter(selection.scales), None)}
         chosen = {"gpu_type": selection.gpu_type, "release": selection.release}
-        request = job_request({**values, "workload": model[0], "size": model[1], **own, **chosen}, os.environ)
-        submit_one(request, dry_run=dry_run, wait=wait, yes=yes, json=json)
+        values = {**values, "workload": model[0], "size": model[1], **own, **chosen}
+        submit_one(values, dry_run=dry_run, wait=wait, yes=yes, json=json)
         return
     if wait:
         raise UsageError("--wait follows one job, and this is a campaign", do="omit it, or name one recipe")
@@ -116,9 +115,10 @@ def submit(
     run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
 
 
-def submit_one(request: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json: bool) -> None:
+def submit_one(values: Mapping[str, Any], *, dry_run: bool, wait: bool, yes: bool, json: bool) -> None:
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
     context = context_here(dry_run=dry_run)
+    request = job_request(context.site, values, context.environ)
     order = plan_one(context, request, wait=wait and not dry_run)
     for line in start_lines(order.plan):
         say(line)
@@ -199,7 +199,7 @@ def launch(
     for note in launched.notes:
         sys.stderr.write(f"llmb: note: {note}\n")
     _check_gpu_type(catalogue, launched.values)
-    submit_one(job_request(launched.values, os.environ), dry_run=dry_run, wait=wait, yes=yes, json=json)
+    submit_one(launched.values, dry_run=dry_run, wait=wait, yes=yes, json=json)
 
 
 def _check_gpu_type(catalogue: Catalogue, values: Mapping[str, Any]) -> None:

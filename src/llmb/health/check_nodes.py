@@ -19,7 +19,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 from llmb.jobs.wait import PATIENCE_S, pause_s
 from llmb.runs.record_file import BrokenRecord, read_record_file
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import JobState, NodeState, Scheduler
 
 Value = str | float
@@ -56,10 +56,6 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def no_jobs(state: NodeState) -> Problem:
-    return Problem("fail", f"Slurm gives it no jobs: {state.problem}", "state")
-
-
 def _broken(error: BrokenRecord) -> Problem:
     return Problem("fail", f"its report: {error.what}")
 
@@ -87,14 +83,18 @@ class NodesCheck:
 
     @property
     def scheduler(self) -> Scheduler:
-        return find_scheduler(QUEUE)
+        return scheduler_of(self.terms.site)
+
+    def _no_jobs(self, state: NodeState) -> Problem:
+        return Problem("fail", f"{self.scheduler.title} gives it no jobs: {state.problem}", "state")
 
     def run(self) -> bool:
         """Submits a job per usable node and waits for all; False if it was interrupted.
 
         Raises UsageError if no job is accepted. What is not reported by the end is cancelled.
         """
-        self.reports = {node: no_jobs(state).report(node) for node, state in self.states.items() if not state.usable}
+        unusable = {node: state for node, state in self.states.items() if not state.usable}
+        self.reports = {node: self._no_jobs(state).report(node) for node, state in unusable.items()}
         try:
             self._submit({node: state for node, state in self.states.items() if state.usable})
             self._wait()
@@ -221,7 +221,7 @@ class NodesCheck:
         states = self.scheduler.nodes(self.scheduler.host_list(waiting), None, ASK_S)
         lost = {node: state for node, state in states.items() if not state.usable}
         for node, state in lost.items():
-            self._report(node, no_jobs(state))
+            self._report(node, self._no_jobs(state))
         self._cancel(list(lost))
 
     def _give_up(self, why: str) -> None:

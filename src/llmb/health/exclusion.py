@@ -9,7 +9,7 @@ from llmb.errors import UsageError
 from llmb.health.check_nodes import stored
 from llmb.health.kept_checks import HOW_TO_CHECK, age_s, last_check
 from llmb.runs.record_file import BrokenRecord
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.port import Cluster
 
 OPTION = "exclude"
 UNFIT, FILE = "unfit", "@"
@@ -19,23 +19,22 @@ _COMMENT = re.compile(r"#.*")
 Say = Callable[[str], None]
 
 
-def excluded_nodes(text: str, install: Path, say: Say) -> str:
-    """The list as the scheduler takes it, empty for none: ``unfit`` and ``@FILE`` in it are replaced by nodes.
+def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
+    """The list as the ``cluster`` takes it, empty for none: ``unfit`` and ``@FILE`` in it are replaced by nodes.
 
     ``say`` is called with the check that they are of. Raises UsageError if no check is kept, or a file is missing.
     """
     parts = [part.strip() for part in _PART.findall(text)]
     if not any(part.lower() == UNFIT or part.startswith(FILE) for part in parts):
         return text
-    scheduler = find_scheduler(QUEUE)
     names: list[str] = []
     for part in parts:
         if part.lower() == UNFIT:
-            names += _unfit(install, say)
+            names += _unfit(install, cluster, say)
         else:
             listed = listed_in(Path(part[1:])) if part.startswith(FILE) else part
-            names += listed_names(listed, part)
-    return scheduler.host_list(names)
+            names += listed_names(listed, part, cluster)
+    return cluster.host_list(names)
 
 
 def listed_in(path: Path) -> str:
@@ -48,15 +47,15 @@ def listed_in(path: Path) -> str:
     return ",".join(filter(None, (",".join(_COMMENT.sub("", line).split()).strip(",") for line in lines)))
 
 
-def listed_names(listed: str, part: str) -> list[str]:
+def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
     """The nodes of a list, which ``part`` is or names. Raises UsageError."""
     try:
-        return find_scheduler(QUEUE).host_names(listed)
+        return cluster.host_names(listed)
     except ValueError as error:
         raise UsageError(f"{part} is not a list of nodes: {error}", do="give a list such as node[1-4,7]") from error
 
 
-def _unfit(install: Path, say: Say) -> list[str]:
+def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
     folder = last_check(install)
     try:
         result = stored(folder)
@@ -66,10 +65,10 @@ def _unfit(install: Path, say: Say) -> list[str]:
         raise UsageError(f"the last check cannot be read: {error.strerror}", where=str(folder.path)) from error
     unfit, count = result.unfit, len(result.reports)
     what = f"{len(unfit)} of {count} nodes" if count != 1 else f"{len(unfit)} of 1 node"
-    names = find_scheduler(QUEUE).host_list(unfit)
+    names = cluster.host_list(unfit)
     say(f"{UNFIT}: {what} in the check of {result.started_at}{f': {names}' if names else ''}")
     if result.unchecked:
-        listed = find_scheduler(QUEUE).host_list(result.unchecked)
+        listed = cluster.host_list(result.unchecked)
         say(f"warning: {listed} had no result in that check, and may be unfit")
     age = age_s(result.started_at)
     if age > OLD_S:

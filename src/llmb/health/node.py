@@ -34,8 +34,7 @@ from llmb.health.records import Check, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, Area, Finding, names_of, rule_of, skipped
 from llmb.health.wanted import WantedFacts
 from llmb.runs.host import host_name
-from llmb.schedulers.lookup import QUEUE, find_scheduler
-from llmb.schedulers.port import SchedulerSetup
+from llmb.schedulers.port import Scheduler, SchedulerSetup
 
 DISK_BYTES = 256 * 2**20
 CLOCK_BYTES = 2**20
@@ -62,6 +61,7 @@ class CheckRequest:
     """What to check; ``only`` has names of areas and of checks, and all are checked if it is empty."""
 
     wanted: WantedFacts
+    scheduler: Scheduler
     places: Mapping[str, Path]
     """Folders that runs write to, by what they are for; the first is the root of installation."""
     python: str
@@ -155,7 +155,8 @@ class Node:
         return checks[area]()
 
     def _scheduler(self) -> Iterable[Finding]:
-        return scheduler_checks(self._setup(), find_scheduler(QUEUE).title, self.gpu_count, self.request.wanted)
+        title = self.request.scheduler.title
+        return scheduler_checks(self._setup(), title, self.gpu_count, self.request.wanted)
 
     def _software(self) -> Iterable[Finding]:
         facts = read_software(self.source, self.request.python)
@@ -174,7 +175,7 @@ class Node:
 
     def _setup(self) -> SchedulerSetup | Silent | Missing:
         try:
-            return find_scheduler(QUEUE).setup(self.name, SCHEDULER_S)
+            return self.request.scheduler.setup(self.name, SCHEDULER_S)
         except EnvironmentProblem as error:
             return Missing(error.what)
         except InfrastructureError as error:

@@ -18,7 +18,7 @@ from llmb.health.node import CheckRequest, check_node
 from llmb.health.records import NodeReport
 from llmb.health.wanted import named_places, wanted_of
 from llmb.runs.folder import write_atomically
-from llmb.schedulers.lookup import read_cluster_site
+from llmb.schedulers.lookup import read_cluster_site, scheduler_of
 
 
 def node_request(install: Path, asked: NodesRequest, environ: Mapping[str, str]) -> CheckRequest:
@@ -27,6 +27,7 @@ def node_request(install: Path, asked: NodesRequest, environ: Mapping[str, str])
     site = read_cluster_site(catalogue, install, environ)
     return CheckRequest(
         wanted=wanted_of(catalogue, site, asked.gpu_type, asked.gpus),
+        scheduler=scheduler_of(site),
         places=named_places(site, environ),
         python=site.config.python or sys.executable,
         disk_bytes=asked.disk_bytes,

@@ -10,10 +10,10 @@ from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
 from llmb.errors import unknown
 from llmb.runs.folder import CLUSTER_CONFIG
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import SCHEDULERS, scheduler_of
 from llmb.site.site import Site
 
-OF_CLUSTERS = frozenset((QUEUE, "cluster_name", "fabric"))
+OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
 """Settings that a single machine does not have, whose file 'llmb install' writes, too."""
 
 
@@ -42,7 +42,7 @@ class WantedFacts:
 def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> WantedFacts:
     """``gpu_type`` and ``gpus`` are those of the command. Raises UsageError for a GPU type that is not known,
     or that the partition of this job does not have."""
-    config, scheduler = site.config, find_scheduler(QUEUE)
+    config, scheduler = site.config, scheduler_of(site)
     check_gpu_type(catalogue, gpu_type)
     chosen = scheduler.defaults(site, scheduler.options_here(site.shell), gpu_type and gpu_type.lower())
     name = chosen.gpu_type or config.gpu_type

@@ -16,7 +16,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, InfrastructureError
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import SCHEDULERS, find_scheduler
 from llmb.schedulers.port import Offer
 from llmb.site.machine import gpu_type_of, this_machine
 from llmb.tools import ask_program
@@ -69,7 +69,7 @@ class Surroundings:
     def queue(self) -> Offer:
         """What Slurm offers. Raises InfrastructureError where it does not answer, EnvironmentProblem where there is
         none."""
-        return find_scheduler(QUEUE).offer()
+        return find_scheduler(next(iter(SCHEDULERS))).offer()
 
     @cached_property
     def no_slurm(self) -> str | None:

@@ -28,7 +28,7 @@ class Job:
 
     key: str
     """Assigned before the job is submitted; no key is submitted twice."""
-    scheduler: str = "slurm"
+    scheduler: str
     cluster: str | None = None
     """If the scheduler serves several."""
     job_id: str | None = None

@@ -30,7 +30,7 @@ from llmb.runs.folder import (
 from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, SubmittedJob, new_run_id, queued_record, write_record
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import find_scheduler, scheduler_of
 from llmb.schedulers.port import Defaults, Scheduler, Submission
 from llmb.site.site import Site
 
@@ -54,7 +54,7 @@ class Order:
 
     @property
     def scheduler(self) -> Scheduler:
-        return find_scheduler(QUEUE)
+        return scheduler_of(self.site)
 
     @property
     def experiment(self) -> str:
@@ -134,7 +134,7 @@ def make_order(
 
     Raises UsageError, and NotPrepared unless it is a ``dry_run``.
     """
-    chosen = find_scheduler(QUEUE).defaults(site, options, request.gpu_type)
+    chosen = scheduler_of(site).defaults(site, options, request.gpu_type)
     on_site = replace(request, gpu_type=chosen.gpu_type)
     scaled = replace(on_site, scale=scale_of(catalogue, on_site, options, chosen))
     sources = {} if on_site.gpu_type == request.gpu_type else {"gpu_type": CLUSTER_CONFIG}

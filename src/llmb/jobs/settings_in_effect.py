@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmb.catalogue.data_files import compose_file, line_in
-from llmb.catalogue.job_defaults import find_fabric, job_defaults
+from llmb.catalogue.job_defaults import JobDefaults, find_fabric, job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request, find_workload, resolve, sizes_of
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, InstallRoot
-from llmb.schedulers.lookup import QUEUE, cluster_schema, find_scheduler, user_schema
+from llmb.schedulers.lookup import cluster_schema, scheduler_of, user_schema
 from llmb.secrets import HIDDEN, holds_secret
 from llmb.site.cluster_config import ClusterConfig, SettingsFile, combined, read_cluster_file, read_user_file
 from llmb.site.settings_keys import has_keys, leaves
@@ -47,8 +47,8 @@ class SettingsInEffect:
 class _Jobs:
     """What a recipe gives its jobs."""
 
-    time_limit: Setting
-    variables: tuple[Setting, ...]
+    size: str
+    defaults: JobDefaults
 
 
 def settings_in_effect(
@@ -72,20 +72,23 @@ def settings_in_effect(
     entries = {item.key: item for item in _of_files(config, files, root.path)}
     variables = {key: item for key, item in entries.items() if key.startswith(("environment.", "workloads."))}
     settings = {key: item for key, item in entries.items() if key not in variables}
-    for item in find_scheduler(QUEUE).overlays(site, partition):
+    scheduler = scheduler_of(site)
+    for item in scheduler.overlays(site, partition):
         below = entries.get(item.place)
         if item.source != "setting":
             settings[item.key] = Setting(item.key, item.value, item.source, item.place)
         elif below and not _is_nearer(settings.get(item.key)):
             settings[item.key] = Setting(item.key, item.value, below.source, below.place)
     gpu = catalogue.gpus.get(str(settings["gpu_type"].value)) if "gpu_type" in settings else None
-    if gpu:
-        entry = Setting("slurm.gpus_per_node", gpu.gpus_per_node, CATALOGUE, f"GPU type {gpu.gpu_type}")
+    if gpu and scheduler.gpus_key:
+        entry = Setting(scheduler.gpus_key, gpu.gpus_per_node, CATALOGUE, f"GPU type {gpu.gpu_type}")
         settings.setdefault(entry.key, entry)
     gpu_type = str(settings["gpu_type"].value) if "gpu_type" in settings else None
     jobs = _jobs_of(catalogue, workload, size, gpu_type) if workload else None
-    if jobs:
-        settings.setdefault("slurm.flags.time", jobs.time_limit)
+    if jobs and scheduler.time_limit_key:
+        place = f"recipe {jobs.size}: {jobs.defaults.time_limit_source}"
+        entry = Setting(scheduler.time_limit_key, f"{jobs.defaults.time_limit_min} minutes", CATALOGUE, place)
+        settings.setdefault(entry.key, entry)
     used = list(_variables(catalogue, config, variables, environ, workload, jobs))
     return SettingsInEffect(
         install_root=_root(root, environ),
@@ -141,10 +144,11 @@ def _variables(
         place = f"fabric {fabric.fabric}: {fabric.source}"
         shipped |= {name: Setting(name, value, CATALOGUE, place) for name, value in fabric.variables.items()}
     if jobs:
-        shipped |= {item.key: item for item in jobs.variables}
+        for own in jobs.defaults.variables:
+            shipped[own.name] = Setting(own.name, own.value, CATALOGUE, f"recipe {jobs.size}: {own.source}")
     entries = dict(shipped)
-    own = {name: environ[name] for name in shipped if name in environ and not holds_secret(name, environ[name])}
-    entries |= {name: Setting(name, value, "shell", name) for name, value in own.items()}
+    shells = {name: environ[name] for name in shipped if name in environ and not holds_secret(name, environ[name])}
+    entries |= {name: Setting(name, value, "shell", name) for name, value in shells.items()}
     for name in config.environment:
         item = written[f"environment.{name}"]
         entries[name] = Setting(name, item.value, item.source, item.place)
@@ -159,12 +163,8 @@ def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: st
     """``size`` is by default the first one of the workload."""
     sizes = sizes_of(find_workload(catalogue, workload))
     chosen = size or next(name for name in sizes if (name == TINY) == (gpu_type == CPU))
-    defaults = job_defaults(catalogue, resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type)))
-    place = f"recipe {chosen}: {defaults.time_limit_source}"
-    return _Jobs(
-        Setting("slurm.flags.time", f"{defaults.time_limit_min} minutes", CATALOGUE, place),
-        tuple(Setting(one.name, one.value, CATALOGUE, f"recipe {chosen}: {one.source}") for one in defaults.variables),
-    )
+    recipe = resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type))
+    return _Jobs(chosen, job_defaults(catalogue, recipe))
 
 
 def _without_secret(setting: Setting) -> Setting:

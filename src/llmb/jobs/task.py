@@ -19,7 +19,7 @@ from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder, cannot_write, write_atomically
 from llmb.runs.record import JobEnd
 from llmb.runs.record_file import read_record_file
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import Scheduler
 from llmb.site.site import Site
 from llmb.trust import STATE_FOLDER
@@ -90,7 +90,7 @@ class TaskOrder:
 
     @property
     def scheduler(self) -> Scheduler:
-        return find_scheduler(QUEUE)
+        return scheduler_of(self.site)
 
     def spec(self, folder: RunFolder) -> JobSpec:
         """Raises UsageError if the job is not possible."""

@@ -20,7 +20,7 @@ from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import PYTHON, Placement
 from llmb.options.option import Option, limit_problems
 from llmb.prepared.folders import WORKLOADS, prepared_folders
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import scheduler_of
 from llmb.site.site import Site
 
 TIME_LIMIT_MIN = 55
@@ -75,7 +75,7 @@ def preparation_orders(
     if not any(chosen.values()):
         raise UsageError("neither the dataset nor the checkpoint is to be prepared", do="leave out one --skip option")
     _check_model(catalogue, workload, size, choices, site)
-    gpu_type = choices.gpu_type or find_scheduler(QUEUE).defaults(site, options).gpu_type
+    gpu_type = choices.gpu_type or scheduler_of(site).defaults(site, options).gpu_type
     recipe = resolve(catalogue, Request(workload=workload, size=size, gpu_type=gpu_type))
     seq_len = choices.seq_len or (recipe.layout.seq_len if gpu_type else None)
     # The two jobs do not wait for each other: the dataset takes the tokenizer from where the checkpoint comes from.

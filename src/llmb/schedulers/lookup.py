@@ -5,26 +5,28 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, create_model
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.record import Record
-from llmb.errors import unknown
+from llmb.errors import UsageError, unknown
+from llmb.jobspec.options import JobOptions
+from llmb.options.option import Option, options_of
 from llmb.runs.folder import ABSOLUTE, ROOT_KEY
 from llmb.schedulers.port import Scheduler
 from llmb.site.cluster_config import ClusterConfig
 from llmb.site.site import Site, read_site
 
+LOCAL = "local"
 SCHEDULERS = {
-    "local": ("llmb.schedulers.local.scheduler", "LocalScheduler"),
     "slurm": ("llmb.schedulers.slurm.scheduler", "SlurmScheduler"),
+    LOCAL: ("llmb.schedulers.local.scheduler", "LocalScheduler"),
 }
+"""The first is that of a cluster whose settings name none."""
 USER_KEYS = ("gpu_type", "python", *SCHEDULERS)
 """Keys of cluster_config.yaml that a user may have a default for: what is the user's, and not the cluster's."""
-LOCAL, QUEUE = "local", "slurm"
-"""Schedulers that ``llmb run`` and ``llmb submit`` use."""
 
 
 @cache
@@ -41,12 +43,35 @@ def all_schedulers() -> Iterator[Scheduler]:
     yield from map(find_scheduler, SCHEDULERS)
 
 
+def scheduler_of(site: Site) -> Scheduler:
+    """The scheduler that queues the jobs of a cluster."""
+    return find_scheduler(site.config.scheduler or next(iter(SCHEDULERS)))
+
+
+def scheduler_options() -> Mapping[str, Option]:
+    """The options of all schedulers, by name: which of them a cluster has is known later."""
+    return options_of(*(item.choices for item in all_schedulers()))
+
+
+def read_job_options(site: Site, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
+    """What the values of options ask of the site's scheduler, as its ``read_options``.
+
+    Raises UsageError with all that is wrong, and for an option that only another scheduler has.
+    """
+    scheduler = scheduler_of(site)
+    foreign = [item for name, item in scheduler_options().items() if name not in options_of(scheduler.choices)]
+    if given := [item.spelled for item in foreign if values.get(item.name)]:
+        raise UsageError(f"{scheduler.title}, which queues the jobs of this cluster, has no {', '.join(given)}")
+    return scheduler.read_options(values, environ, python)
+
+
 @cache
 def cluster_schema() -> type[ClusterConfig]:
     """cluster_config.yaml with the sections of all schedulers."""
     sections = {item.name: item.settings for item in all_schedulers() if item.settings}
-    fields = {name: (schema, Field(default_factory=schema)) for name, schema in sections.items()}
-    return create_model("ClusterConfigFile", __base__=ClusterConfig, **fields)  # type: ignore[call-overload, no-any-return]
+    fields: dict[str, Any] = {name: (schema, Field(default_factory=schema)) for name, schema in sections.items()}
+    fields["scheduler"] = (Literal[tuple(name for name in SCHEDULERS if name != LOCAL)] | None, None)
+    return create_model("ClusterConfigFile", __base__=ClusterConfig, **fields)
 
 
 @cache

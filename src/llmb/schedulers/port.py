@@ -264,6 +264,9 @@ class Cluster:
 
     settings: type[Record] | None = None
     """Schema of its section in cluster_config.yaml."""
+    gpus_key: str | None = None
+    """The setting in it, dotted, of the GPUs that a node has."""
+    time_limit_key: str | None = None
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
         """What the cluster's settings choose for a job with ``options`` that asks for ``gpu_type``, or for none.

@@ -57,6 +57,8 @@ class ClusterConfig(WorkloadSettings):
     """The whole file, but for the sections of schedulers; every key may be left out."""
 
     cluster_name: str | None = None
+    scheduler: str | None = None
+    """What queues jobs; None for the first one that llmb knows, Slurm."""
     gpu_type: str | None = None
     """Used if a command names none."""
     python: str | None = None

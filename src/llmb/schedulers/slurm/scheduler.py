@@ -107,6 +107,7 @@ class SlurmScheduler(Scheduler):
     name = "slurm"
     title = "Slurm"
     settings = SlurmSettings
+    gpus_key, time_limit_key = "slurm.gpus_per_node", "slurm.flags.time"
     choices = SlurmChoices
     words = WORDS
 
