@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from llmb.analysis.bisect_runs import BisectReport, CandidateReport
+from llmb.analysis.bisect import BisectReport, CandidateReport
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
 from llmb.runs.identity import Difference
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from llmb.analysis import comparison, forecast
 from llmb.analysis.analyzed_run import LeftOut
-from llmb.analysis.bisect_runs import BisectReport
+from llmb.analysis.bisect import BisectReport
 from llmb.analysis.watched import Concern, State
 from llmb.bench.records import Measurement, MeasurementFile
 from llmb.catalogue.published import Expectation

@@ -11,7 +11,7 @@ import pytest
 from timed_runs import write_run
 
 from llmb.analysis.analyzed_run import FoundRuns
-from llmb.analysis.find_runs import analyzed_run, find_ended_runs, find_runs
+from llmb.analysis.find_runs import find_ended_runs, find_runs
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -176,14 +176,6 @@ def test_a_damaged_record_is_left_out_with_the_reason(install: Path) -> None:
     (damaged,) = (one for one in runs.left_out if one.run == str(folder))
     assert damaged.reason.startswith("cannot be read: it is damaged")
     assert damaged.reason.endswith("(run.json)")
-
-
-def test_a_run_that_lasts_has_no_result_to_analyze(install: Path) -> None:
-    queued = next(
-        path.parent for path in install.rglob("run.json") if json.loads(path.read_text())["status"] == "queued"
-    )
-    with pytest.raises(UsageError, match="it is queued"):
-        analyzed_run(RunFolder(queued))
 
 
 def test_runs_are_found_by_their_label(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:

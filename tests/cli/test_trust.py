@@ -130,7 +130,7 @@ def test_states_of_others_in_a_shared_root_are_refused(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_others: Callable[..., None]
 ) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    assert call("bisect", "start", "--candidates", "a,b", "-w", "pretrain_llama3.1")[0] == 0
+    assert call("bisect", "start", "--candidates", "a,b")[0] == 0
     (state,) = (tmp_path / ".llmb" / "bisect").iterdir()
     write_install_state(tmp_path, Made(path="made", kind="tree"))
     of_others(state, state_path(tmp_path))

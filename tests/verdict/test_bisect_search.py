@@ -6,26 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from llmb.verdict.bisect_search import (
-    MOST_RUNS,
-    BisectFinding,
-    Measure,
-    Observations,
-    Step,
-    Stuck,
-    next_step,
-    probabilities,
-)
+from llmb.verdict.bisect_search import MOST_RUNS, Step, next_step, probabilities
 
-Means = dict[int, list[float]]
+Means = list[list[float]]
 
 
 def searched(count: int, mean_s: Callable[[int], float], skipped: frozenset[int] = frozenset()) -> tuple[Step, Means]:
     """The end of a search whose runs are drawn from ``mean_s``, and the runs that it took."""
-    means: Means = {}
-    while isinstance(step := next_step(Observations(count, means, skipped)), Measure):
-        assert step.runs > 0
-        means.setdefault(step.place, []).extend(mean_s(step.place) for _ in range(step.runs))
+    means: Means = [[] for _ in range(count)]
+    while (step := next_step(means, skipped)).status == "measure":
+        assert step.place is not None and step.runs
+        means[step.place] += [mean_s(step.place) for _ in range(step.runs)]
     return step, means
 
 
@@ -51,8 +42,8 @@ def test_the_change_is_found_in_noise_with_few_runs(count: int, slow_down: float
         generator = random.Random(seed)
         change = generator.randrange(1, count)
         step, means = searched(count, noisy(change, generator, cv=0.005, slow_down=slow_down, outliers=outliers))
-        found += isinstance(step, BisectFinding) and step.first == step.last == change
-        taken += sum(map(len, means.values()))
+        found += step.status == "found" and step.first == step.place == change
+        taken += sum(map(len, means))
     assert found / trials >= 0.95
     assert taken / trials <= runs
 
@@ -64,49 +55,45 @@ def test_the_probability_that_is_reported_holds() -> None:
         generator = random.Random(seed)
         change = generator.randrange(1, 8)
         step, _ = searched(8, noisy(change, generator, cv=0.005, slow_down=0.015))
-        if isinstance(step, BisectFinding):
+        if step.probability:
             said += step.probability
             right += step.first == change
     assert right >= said - 0.05 * trials
 
 
 def test_the_two_known_candidates_are_run_first() -> None:
-    assert next_step(Observations(4, {})) == Measure(0, 3)
-    assert next_step(Observations(4, {0: [1.0, 1.01, 0.99]})) == Measure(3, 3)
-    assert next_step(Observations(4, {0: [1.0]})) == Measure(3, 3)  # one at a time, they alternate
-    assert probabilities(Observations(4, {0: [1.0, 1.01, 0.99]})) is None
-    known: Means = {0: [1.0, 1.001, 0.999], 3: [1.1, 1.101, 1.099]}
-    assert next_step(Observations(4, known)) == Measure(1, 1)
-    assert probabilities(Observations(4, known)) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+    assert next_step([[], [], [], []]) == Step("measure", 0, runs=3)
+    assert next_step([[1.0, 1.01, 0.99], [], [], []]) == Step("measure", 3, runs=3)
+    assert next_step([[1.0], [], [], []]) == Step("measure", 3, runs=3)  # one at a time, they alternate
+    assert probabilities([[1.0, 1.01, 0.99], [], [], []]) is None
+    known: Means = [[1.0, 1.001, 0.999], [], [], [1.1, 1.101, 1.099]]
+    assert next_step(known) == Step("measure", 1, runs=1)
+    assert probabilities(known) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
 
 
 def test_two_candidates_need_no_further_run() -> None:
-    known: Means = {0: [1.0, 1.001, 0.999], 1: [1.1, 1.101, 1.099]}
-    assert next_step(Observations(2, known)) == BisectFinding(1, 1, 1.0)
-    with pytest.raises(ValueError, match="two candidates"):
-        next_step(Observations(1, known))
+    known: Means = [[1.0, 1.001, 0.999], [1.1, 1.101, 1.099]]
+    assert next_step(known) == Step("found", 1, first=1, probability=1.0)
 
 
 def test_without_a_difference_there_is_nothing_to_look_for() -> None:
-    same: Means = {0: [1.0, 1.01, 0.99, 1.0] * 3, 3: [1.0, 1.01, 0.99, 1.0] * 3}
-    step = next_step(Observations(4, same))
-    assert isinstance(step, Stuck) and "within the noise" in step.reason
+    same = [1.0, 1.01, 0.99, 1.0] * 3
+    step = next_step([same, [], [], same])
+    assert step.status == "stuck" and "within the noise" in str(step.reason)
 
 
 def test_a_difference_that_is_not_clear_yet_needs_more_runs_of_both() -> None:
-    close: Means = {0: [1.0, 1.02, 0.98], 3: [1.02, 1.05, 1.03]}
-    step = next_step(Observations(4, close))
-    assert isinstance(step, Measure) and step.place == 0 and 1 <= step.runs <= MOST_RUNS
+    step = next_step([[1.0, 1.02, 0.98], [], [], [1.02, 1.05, 1.03]])
+    assert (step.status, step.place) == ("measure", 0) and step.runs and step.runs <= MOST_RUNS
 
 
 def test_candidates_that_cannot_run_are_left_in_the_answer() -> None:
     for change in (3, 4, 5):
         step, means = searched(8, lambda place, change=change: 1.1 if place >= change else 1.0, frozenset({3, 4}))
-        assert isinstance(step, BisectFinding)
-        assert (step.first, step.last) == (3, 5)
-        assert not {3, 4} & means.keys()
+        assert (step.status, step.first, step.place) == ("found", 3, 5)
+        assert not means[3] and not means[4]
     step, _ = searched(8, lambda place: 1.1 if place >= 6 else 1.0, frozenset({3, 4}))
-    assert isinstance(step, BisectFinding) and (step.first, step.last) == (6, 6)
+    assert (step.status, step.first, step.place) == ("found", 6, 6)
 
 
 def test_two_changes_are_reported_instead_of_one() -> None:
@@ -116,11 +103,5 @@ def test_two_changes_are_reported_instead_of_one() -> None:
         return (1.0 + 0.03 * (place >= 2) + 0.03 * (place >= 6)) * (1 + generator.gauss(0, 0.002))
 
     step, _ = searched(9, mean_s)
-    assert isinstance(step, Stuck) and step.place is not None and 2 <= step.place < 6
-    assert "more than one candidate" in step.reason
-
-
-def test_a_first_or_last_candidate_that_cannot_run_ends_the_search() -> None:
-    for place in (0, 3):
-        step = next_step(Observations(4, {}, frozenset({place})))
-        assert isinstance(step, Stuck) and step.place == place
+    assert step.status == "stuck" and step.place is not None and 2 <= step.place < 6
+    assert "more than one candidate" in str(step.reason)

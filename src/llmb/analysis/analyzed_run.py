@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 
 from llmb.catalogue.records import Recipe, Window
-from llmb.errors import UsageError
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import digest_of
 from llmb.metrics.group_difference import KnownSpread, known_spread
@@ -128,15 +127,6 @@ def read_folder(folder: RunFolder) -> RecordedRun:
     except (OSError, BrokenRecord):
         job = None  # the run is what its record says; only its campaign is not known
     return RecordedRun(folder, record, job)
-
-
-def analyzed_run(folder: RunFolder) -> AnalyzedRun:
-    """The run in a folder. Raises UsageError if it has not ended, BrokenRecord or OSError if it cannot be read."""
-    run = read_folder(folder)
-    if not run.has_ended:
-        do = "'llmb jobs wait' waits for it"
-        raise UsageError(f"the run has no result yet: it is {run.record.status}", where=str(folder.path), do=do)
-    return analyzed(run)
 
 
 def analyzed(run: RecordedRun) -> AnalyzedRun:

@@ -40,11 +40,6 @@ def once_in(*found: FoundRuns) -> tuple[FoundRuns, ...]:
     return tuple(_once(replace(one, runs=tuple(next(parts) for _ in one.runs)), why_changed) for one in found)
 
 
-def once(runs: Iterable[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Selected runs, each once."""
-    return list(once_in(FoundRuns("", tuple(runs)))[0].runs)
-
-
 def with_copies(runs: Sequence[ParsedRun]) -> list[ParsedRun]:
     """Parsed runs, those of which another one is a copy marked, and those invalid of which copies contradict it."""
     owners = {run.outcome.digest: run.run_id for run in runs if run.run_id and run.outcome.digest}

@@ -19,7 +19,6 @@ from llmb.analysis.analyzed_run import (
     measured,
     read_folder,
 )
-from llmb.analysis.analyzed_run import analyzed_run as analyzed_run
 from llmb.analysis.copies import once_in
 from llmb.analysis.engine_document import runs_of_engines
 from llmb.errors import UsageError, closest
@@ -136,6 +135,11 @@ def earlier_runs(install: Path, say: Say) -> Earlier:
 
 def _nodes(run: RecordedRun) -> set[str]:
     return {*run.record.environment.nodes} if run.record.environment else set()
+
+
+def runs_in(folders: Iterable[Path]) -> FoundRuns:
+    """The runs of run folders that are measurements."""
+    return measured(_found_in("", map(RunFolder, folders)))
 
 
 def run_folders_below(install: Path) -> set[Path]:

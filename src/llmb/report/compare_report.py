@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from llmb.analysis.bisect_runs import BisectReport, CandidateReport
-from llmb.analysis.bisect_state import DEFAULT_NAME
+from llmb.analysis.bisect import DEFAULT_NAME, BisectReport, CandidateReport
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
 from llmb.report.numbers import known, number, shortened
 from llmb.report.table import Column, Table, csv_text, number_column, result_table, table_of

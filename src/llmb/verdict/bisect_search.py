@@ -6,14 +6,18 @@ known of it is a probability for each candidate. Each run multiplies the probabi
 and after, by Student's t, as the noise is itself an estimate. The next candidate to run is the one that is closest to
 being as likely before as after; the search ends as soon as one candidate, or those between which only skipped ones are,
 has the probability that is wanted. A wrong run is thus outvoted, not final.
+
+A candidate is its place in the list, and ``means_s`` has the mean step times of the runs of each one.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean, median
+from typing import Literal
 
-from llmb.metrics.group_difference import REPEATS, RunMean, decide, group_difference
+from llmb.metrics.group_difference import REPEATS, GroupDifference, RunMean, decide, group_difference
 
 CONFIDENCE = 0.95
 MOST_RUNS = 24
@@ -23,192 +27,150 @@ LEAST_NOISE = 1e-4
 BETWEEN = 0.001
 """Probability that a candidate is called neither before nor after though it is one of them."""
 
-
-@dataclass(frozen=True, slots=True)
-class Observations:
-    """``means_s``: of every run, by the place of its candidate; ``skipped``: places of candidates that cannot run."""
-
-    count: int
-    means_s: Mapping[int, Sequence[float]]
-    skipped: frozenset[int] = frozenset()
-
-    def of(self, place: int) -> Sequence[float]:
-        return self.means_s.get(place, ())
+Means = Sequence[Sequence[float]]
+Status = Literal["measure", "found", "stuck"]
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """Run the candidate at ``place`` so many times more."""
+class Step:
+    """Run the candidate at ``place`` so many times more, or the end of the search there."""
 
-    place: int
-    runs: int
-
-
-@dataclass(frozen=True, slots=True)
-class BisectFinding:
-    """The change came with one of the candidates ``first`` to ``last``; those but the last were skipped."""
-
-    first: int
-    last: int
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """The search cannot go further; ``place`` is the candidate that is the reason, if one is."""
-
-    reason: str
+    status: Status
     place: int | None = None
+    """The candidate that made the change; of a search that is stuck the one that is the reason, if one is."""
+    runs: int | None = None
+    first: int | None = None
+    """If the change may as well have come with skipped candidates before ``place``: the first of these."""
+    probability: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Levels:
-    """Logarithms of the step time before and after, the noise between runs, and what the noise was estimated from."""
+    """Logarithms of the step time before and after, how many runs each is from, and the noise between runs."""
 
-    before: float
-    after: float
+    centers: tuple[float, float]
+    counts: tuple[int, int]
     noise: float
     freedom: int
-    counts: tuple[int, int]
 
     def error(self, side: int, runs: int = 1) -> float:
         """Standard error of the difference between the mean of ``runs`` runs and a level."""
         return self.noise * math.sqrt(1 / runs + 1 / self.counts[side])
 
-
-Step = Measure | BisectFinding | Stuck
-
-
-def next_step(known: Observations, confidence: float = CONFIDENCE) -> Step:
-    """What to run next, or the end of the search. Raises ValueError for fewer than two candidates."""
-    if known.count < 2:
-        raise ValueError("a search is between two candidates at least")
-    return _ends(known) or _inner_step(known, confidence)
+    def log_likelihood(self, mean_s: float, side: int) -> float:
+        """Log-likelihood of Student's t, without what is the same before and after."""
+        error = self.error(side)
+        distance = (math.log(mean_s) - self.centers[side]) / error
+        return -(self.freedom + 1) / 2 * math.log1p(distance**2 / self.freedom) - math.log(error)
 
 
-def probabilities(known: Observations) -> list[float] | None:
+def next_step(means_s: Means, skipped: Set[int] = frozenset()) -> Step:
+    """What to run next, or the end of the search. Neither the first nor the last candidate can be skipped."""
+    if step := _compare_ends(means_s):
+        return step
+    levels = _levels(means_s)
+    if (between := _between(means_s, levels)) is not None:
+        why = "it is neither as before nor as after: more than one candidate changed the step time"
+        return Step("stuck", between, reason=why)
+    posterior = _posterior(means_s, levels)
+    first, last = _suspects(posterior, skipped)
+    if (probability := math.fsum(posterior[first : last + 1])) >= CONFIDENCE:
+        return Step("found", last, first=first, probability=probability)
+    after = list(accumulate(posterior))
+    inner = [place for place in range(1, len(means_s) - 1) if place not in skipped]
+    place = min(inner, key=lambda place: (round(abs(after[place] - 0.5), 9), place))
+    if (runs := len(means_s[place])) >= MOST_RUNS:
+        return Step("stuck", place, reason=f"{MOST_RUNS} runs do not tell whether it is as before or as after")
+    return Step("measure", place, runs=max(1, _runs_needed(levels) - runs))
+
+
+def probabilities(means_s: Means) -> list[float] | None:
     """That the change came with each candidate; None while too little is known of the first and the last one."""
-    if min(len(known.of(0)), len(known.of(known.count - 1))) < REPEATS:
+    if min(len(means_s[0]), len(means_s[-1])) < REPEATS:
         return None
-    return _posterior(known, _levels(known))
+    return _posterior(means_s, _levels(means_s))
 
 
-def _ends(known: Observations) -> Step | None:
+def ends_difference(means_s: Means) -> GroupDifference | None:
+    """Between the last and the first candidate; None before both have runs."""
+    first, last = ([RunMean(mean_s=mean) for mean in means_s[place]] for place in (0, -1))
+    return group_difference(first, last) if first and last else None
+
+
+def _compare_ends(means_s: Means) -> Step | None:
     """Runs that the first and the last candidate still need before there is a difference to look for.
 
     The one with fewer runs is next: run one at a time, they alternate, and drift is not taken for a difference.
     """
-    last = known.count - 1
-    if ends := {0, last} & known.skipped:
-        return Stuck("it cannot be skipped: it is one of the two that are compared", min(ends))
-    fewer = 0 if len(known.of(0)) <= len(known.of(last)) else last
-    if (missing := REPEATS - len(known.of(fewer))) > 0:
-        return Measure(fewer, missing)
-    difference = group_difference(_means(known.of(0)), _means(known.of(last)))
+    fewer = 0 if len(means_s[0]) <= len(means_s[-1]) else len(means_s) - 1
+    if (missing := REPEATS - len(means_s[fewer])) > 0:
+        return Step("measure", fewer, runs=missing)
+    difference = ends_difference(means_s)
+    assert difference
     decision = decide(difference, 0)
     if decision.verdict in ("regressed", "improved"):
         return None
-    if not decision.more_runs or len(known.of(fewer)) >= MOST_RUNS:
+    if not decision.more_runs or len(means_s[fewer]) >= MOST_RUNS:
         change = f"the last candidate differs from the first by {difference.delta_pct:+.1f} %"
-        return Stuck(f"{change}, which is within the noise: there is no change to look for")
-    return Measure(fewer, math.ceil(decision.more_runs / 2))
+        return Step("stuck", reason=f"{change}, which is within the noise: there is no change to look for")
+    return Step("measure", fewer, runs=math.ceil(decision.more_runs / 2))
 
 
-def _inner_step(known: Observations, confidence: float) -> Step:
-    levels = _levels(known)
-    posterior = _posterior(known, levels)
-    if (place := _between(known, levels)) is not None:
-        return Stuck("it is neither as before nor as after: more than one candidate changed the step time", place)
-    after = [math.fsum(posterior[: place + 1]) for place in range(known.count)]
-    open_ = [
-        place
-        for place in range(1, known.count - 1)
-        if place not in known.skipped and 1 - confidence < after[place] < confidence
-    ]
-    if not open_:
-        return _found(known, posterior, confidence)
-    place = min(open_, key=lambda place: (round(abs(after[place] - 0.5), 9), place))
-    if len(known.of(place)) >= MOST_RUNS:
-        return Stuck(f"{MOST_RUNS} runs do not tell whether it is as before or as after", place)
-    return Measure(place, max(1, _runs_needed(levels) - len(known.of(place))))
-
-
-def _found(known: Observations, posterior: Sequence[float], confidence: float) -> Step:
-    """The most likely candidate, with the skipped ones before it and those that they hide."""
-    best = max(range(known.count), key=lambda place: posterior[place])
-    first = last = best
-    while first - 1 in known.skipped:
+def _suspects(posterior: Sequence[float], skipped: Set[int]) -> tuple[int, int]:
+    """The first and the last of the most likely candidate and the skipped ones that its runs do not tell from it."""
+    first = last = max(range(len(posterior)), key=lambda place: posterior[place])
+    while first - 1 in skipped:
         first -= 1
-    while last in known.skipped:
+    while last in skipped:
         last += 1
-    probability = math.fsum(posterior[first : last + 1])
-    if probability < confidence:  # no candidate's own is clear, yet the sum over them is: neighbors share it
-        return Measure(_least_run(known), 1)
-    return BisectFinding(first, last, probability)
+    return first, last
 
 
-def _least_run(known: Observations) -> int:
-    inner = [place for place in range(1, known.count - 1) if place not in known.skipped]
-    return min(inner, key=lambda place: (len(known.of(place)), place))
-
-
-def _levels(known: Observations) -> _Levels:
+def _levels(means_s: Means) -> _Levels:
     """The noise is that of repeats of the same candidate, all candidates together."""
-    groups = [[math.log(mean) for mean in means] for means in known.means_s.values() if means]
+    groups = [[math.log(mean) for mean in means] for means in means_s if means]
     squares = math.fsum((value - fmean(group)) ** 2 for group in groups for value in group)
     freedom = sum(len(group) - 1 for group in groups)
-    ends = [[math.log(mean) for mean in known.of(place)] for place in (0, known.count - 1)]
     noise = max(math.sqrt(squares / freedom), LEAST_NOISE)
-    return _Levels(median(ends[0]), median(ends[1]), noise, freedom, (len(ends[0]), len(ends[1])))
+    first, last = groups[0], groups[-1]
+    return _Levels((median(first), median(last)), (len(first), len(last)), noise, freedom)
 
 
-def _posterior(known: Observations, levels: _Levels) -> list[float]:
+def _posterior(means_s: Means, levels: _Levels) -> list[float]:
     """Before any run, each candidate but the first is as likely as any other."""
     weights = []
-    for change in range(1, known.count):
+    for change in range(1, len(means_s)):
         terms = (
-            _log_likelihood(math.log(mean), levels, after=place >= change)
-            for place, means in known.means_s.items()
-            if 0 < place < known.count - 1
-            for mean in means
+            levels.log_likelihood(mean_s, side=int(place >= change))
+            for place, means in enumerate(means_s[1:-1], start=1)
+            for mean_s in means
         )
         weights.append(math.fsum(terms))
     top = max(weights)
     shares = [math.exp(weight - top) for weight in weights]
-    return [0.0, *(share / math.fsum(shares) for share in shares)]
-
-
-def _log_likelihood(value: float, levels: _Levels, *, after: bool) -> float:
-    """Log-likelihood of Student's t, without what is the same before and after."""
-    error = levels.error(int(after))
-    distance = (value - (levels.after if after else levels.before)) / error
-    return -(levels.freedom + 1) / 2 * math.log1p(distance**2 / levels.freedom) - math.log(error)
+    total = math.fsum(shares)
+    return [0.0, *(share / total for share in shares)]
 
 
 def _runs_needed(levels: _Levels) -> int:
     """Runs of one candidate, so that its mean is on the right side of the middle between before and after."""
-    separation = abs(levels.after - levels.before) / levels.noise
+    before, after = levels.centers
+    separation = abs(after - before) / levels.noise
     return max(1, min(MOST_RUNS, math.ceil((2 * _t(levels.freedom, 0.975) / separation) ** 2)))
 
 
-def _between(known: Observations, levels: _Levels) -> int | None:
+def _between(means_s: Means, levels: _Levels) -> int | None:
     """A candidate whose runs are between before and after, and too far from both."""
-    low, high = sorted((levels.before, levels.after))
-    for place, means in known.means_s.items():
-        if not 0 < place < known.count - 1 or len(means) < REPEATS:
+    low, high = sorted(levels.centers)
+    for place, means in enumerate(means_s[1:-1], start=1):
+        if len(means) < REPEATS:
             continue
-        center = fmean(math.log(mean) for mean in means)
-        distances = (
-            abs(center - level) / levels.error(side, len(means))
-            for side, level in enumerate((levels.before, levels.after))
-        )
+        center = fmean(map(math.log, means))
+        distances = (abs(center - level) / levels.error(side, len(means)) for side, level in enumerate(levels.centers))
         if low < center < high and min(distances) > _t(levels.freedom, 1 - BETWEEN / 2):
             return place
     return None
-
-
-def _means(values: Sequence[float]) -> list[RunMean]:
-    return [RunMean(mean_s=value) for value in values]
 
 
 def _t(freedom: int, probability: float) -> float:
