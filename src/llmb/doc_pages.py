@@ -11,17 +11,19 @@ from llmb.errors import unknown
 FOLDER = Path(__file__).parent / "docs"
 _WORD = re.compile(r"[a-z0-9][a-z0-9.]*[a-z0-9]")
 _COMMON = {"my", "is", "the", "with", "how", "to", "of", "and", "for", "on", "in", "do", "which", "ar", "it", "an"}
-_LISTED = re.compile(r"^- \[(.*?)\]\((.*?)\)((?:.|\n(?!-|\n))*)", re.MULTILINE)
-"""A page in the list of pages: its title, its file, and what it is about."""
-SECTIONS = ("tutorial", "how-to", "reference", "explanation")
+_TASK = re.compile(r"^## (.*)$((?:.|\n(?!## ))*)", re.MULTILINE)
+_LISTED = re.compile(r"^- \[.*?\]\((.*?)\):((?:.|\n(?!-|\n))*)", re.MULTILINE)
+"""A page in the list of pages: its file, and what it is about."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocPage:
     name: str
-    """Name of its file without the ending; unique over all sections."""
-    section: str
+    """Name of its file without the ending; unique over all folders."""
+    task: str
+    """What it helps with: a heading of the list of pages."""
     title: str
+    about: str
     path: Path
 
 
@@ -30,9 +32,15 @@ def see(page: str, what: str = "") -> str:
     return f"see 'llmb docs {page}'{what and ' '}{what}"
 
 
-def doc_pages(folder: Path = FOLDER) -> list[DocPage]:
-    """In the order of the sections, by name."""
-    return [_page(section, path) for section in SECTIONS for path in sorted((folder / section).glob("*.md"))]
+@cache
+def doc_pages(folder: Path = FOLDER) -> tuple[DocPage, ...]:
+    """As ``README.md`` lists them, by task."""
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    return tuple(
+        _page(task[1], folder / listed[1], listed[2])
+        for task in _TASK.finditer(text)
+        for listed in _LISTED.finditer(task[2])
+    )
 
 
 def find_doc_page(name: str, folder: Path = FOLDER) -> DocPage:
@@ -44,10 +52,10 @@ def find_doc_page(name: str, folder: Path = FOLDER) -> DocPage:
     return pages[wanted]
 
 
-def _page(section: str, path: Path) -> DocPage:
+def _page(task: str, path: Path, about: str) -> DocPage:
     with path.open(encoding="utf-8") as file:
         title = next((line[2:].strip() for line in file if line.startswith("# ")), path.stem)
-    return DocPage(path.stem, section, title, path)
+    return DocPage(path.stem, task, title, " ".join(about.split()), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +70,12 @@ class FoundPage:
 def search_pages(text: str, folder: Path = FOLDER) -> list[FoundPage]:
     """The pages with any of the words, those first that have more of them, in titles and headings above all."""
     words = {_stem(word) for word in _WORD.findall(text.lower())} - _COMMON
-    found = [_search(page, words, folder) for page in doc_pages(folder)]
+    found = [_search(page, words) for page in doc_pages(folder)]
     return sorted((one for one in found if one.score), key=lambda one: -one.score)
 
 
-def _search(page: DocPage, words: set[str], folder: Path) -> FoundPage:
-    purpose = _purposes(folder).get(page.path.name, "")
-    points = _points(page.title, words, 10) + _points(page.name, words, 10) + _points(purpose, words, 6)
+def _search(page: DocPage, words: set[str]) -> FoundPage:
+    points = _points(page.title, words, 10) + _points(page.name, words, 10) + _points(page.about, words, 6)
     best, heading, seen = 0.0, page.title, set[str]()
     for part in re.split(r"^#+ ", page.path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         name, _, body = part.partition("\n")
@@ -81,13 +88,6 @@ def _search(page: DocPage, words: set[str], folder: Path) -> FoundPage:
 
 def _points(text: str, words: set[str], each: float) -> float:
     return each * len(words & {_stem(word) for word in _WORD.findall(text.lower())})
-
-
-@cache
-def _purposes(folder: Path) -> dict[str, str]:
-    """What the list of pages says of each, by the name of its file."""
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    return {Path(match[2]).name: match[1] + match[3] for match in _LISTED.finditer(text)}
 
 
 def _stem(word: str) -> str:

@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Annotated, Any
 
 import typer
@@ -109,19 +110,21 @@ def docs(
     elif find is not None:
         _find(find, as_json=json)
     elif page is None:
-        _list(doc_pages(), as_json=json)
+        _list(as_json=json)
     else:
         _print(find_doc_page(page), only_path=path, as_json=json)
 
 
-def _list(pages: list[DocPage], *, as_json: bool) -> None:
+def _list(*, as_json: bool) -> None:
     if as_json:
-        print_json({"pages": [_entry(page) for page in pages]})
+        print_json({"pages": [_entry(page) for page in doc_pages()]})
         return
-    table = result_table("pages of the documentation; 'llmb docs PAGE' prints one", "page", "section", "title")
-    for page in pages:
-        table.add_row(page.name, page.section, page.title)
-    print_table(table)
+    print_text("Pages of the documentation: 'llmb docs PAGE' prints one, 'llmb docs --find WORDS' searches them.\n")
+    for task, pages in groupby(doc_pages(), key=lambda page: page.task):
+        table = result_table(f"\n{task}", "page", "about")
+        for page in pages:
+            table.add_row(page.name, page.about.removesuffix("."))
+        print_table(table)
 
 
 def _find(words: str, *, as_json: bool) -> None:
@@ -150,7 +153,7 @@ def _print(page: DocPage, *, only_path: bool, as_json: bool) -> None:
 
 
 def _entry(page: DocPage) -> dict[str, str]:
-    return {"name": page.name, "section": page.section, "title": page.title, "path": str(page.path)}
+    return {"name": page.name, "task": page.task, "title": page.title, "about": page.about, "path": str(page.path)}
 
 
 def _man_page() -> str:
