@@ -3,8 +3,7 @@
 
 from collections.abc import Iterator
 
-from llmb.health.node import TITLES
-from llmb.health.rules import AREAS, BETWEEN, Area, Rule, rules
+from llmb.health.rules import AREAS, BETWEEN, TITLES, Area, Rule, rules
 from reference_pages.markdown import page, table
 
 INTRO = """What `llmb doctor` checks ([how to](../how-to/check-nodes.md)), by area. The names of areas and checks are

@@ -154,8 +154,8 @@ def test_a_recorded_nvidia_smi_is_called_as_a_program(
         (folder / f"answer-{len(asked)}").write_text(said.text)
         return said
 
-    from llmb.health.facts.gpus import read_gpus
-    from llmb.health.facts.source import FactSource
+    from llmb.health.checks.nvidia_smi import read_gpus
+    from llmb.health.source import FactSource
 
     read_gpus(FactSource(root=node.root, ask=record), "node1")
     code, document, _ = called(capsys, "--only", "gpu", "--gpu-type", "h100")

@@ -11,7 +11,7 @@ from recorded_node import UUID, RecordedNode
 
 from llmb.catalogue.load import Catalogue
 from llmb.health.checks.gpus import gpu_checks
-from llmb.health.facts.gpus import (
+from llmb.health.checks.nvidia_smi import (
     LinkErrors,
     parse_ecc,
     parse_fabric,

@@ -1,31 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPUs, memory, kernel, limits and network of a fit node, and of nodes with one thing wrong."""
 
+import re
+import resource
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded_node import ADDRESSES, RecordedNode
+from recorded_node import ADDRESSES, FILES, RecordedNode
 
 from llmb.catalogue.load import Catalogue
-from llmb.health.checks.network import network_checks
-from llmb.health.checks.system import cpu_checks, kernel_checks, limit_checks, memory_checks
-from llmb.health.facts.network import read_network
-from llmb.health.facts.source import FactSource
-from llmb.health.facts.system import (
-    CpuFacts,
-    LimitFacts,
-    MemoryFacts,
-    allowed_cpus,
-    group_memory,
-    read_cpu,
-    read_kernel,
-    read_limits,
-    read_memory,
-)
+from llmb.health.checks.host import LIMITS, allowed_cpus, cpu_checks, kernel_checks, limit_checks, memory_checks
+from llmb.health.checks.network import network_checks, read_ports
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rules
+from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts
 from llmb.tools import Said
 
@@ -43,31 +33,21 @@ Change = Callable[[RecordedNode], object]
 
 
 class Host:
-    """A recorded node, and what only the kernel itself can say."""
+    """A recorded node, and what is expected of it."""
 
     def __init__(self, root: Path) -> None:
         self.node = RecordedNode(root)
-        self.cpu: dict[str, object] = {"allowed": 224}
-        self.memory: dict[str, object] = {"shm_size": 1000 * GIB, "shm_free": 999 * GIB}
-        self.limits: dict[str, tuple[int | None, int | None]] = {
-            "memlock": (None, None),
-            "nofile": (65536, 1048576),
-            "nproc": (None, None),
-            "stack": (8 * 2**20, None),
-        }
         self.wanted, self.gpus = H100, 8
 
     def found(self) -> dict[str, Finding]:
         source = self.node.source
-        network = read_network(source, "node1")
-        cpu: CpuFacts = replace(read_cpu(source), **self.cpu)
-        memory: MemoryFacts = replace(read_memory(source), **self.memory)
+        ports = read_ports(source)
         parts: tuple[Iterable[Finding], ...] = (
-            cpu_checks(cpu, self.wanted),
-            memory_checks(memory),
-            kernel_checks(read_kernel(source)),
-            limit_checks(LimitFacts(self.limits, group_memory(source), memory.total), has_rdma=bool(network.ports)),
-            network_checks(network, self.gpus, self.wanted),
+            cpu_checks(source, self.wanted),
+            memory_checks(source),
+            kernel_checks(source),
+            limit_checks(source, has_rdma=bool(ports)),
+            network_checks(source, ports, "node1", self.gpus, self.wanted),
         )
         return {finding.name: finding for part in parts for finding in part}
 
@@ -103,6 +83,20 @@ def port(name: str, text: str, device: str = "mlx5_3") -> Callable[[Host], None]
     return lambda host: host.node.write_port(device, name, text)
 
 
+def memory(name: str, size: int, unit: str = " kB") -> Callable[[Host], object]:
+    """Changes a line of /proc/meminfo."""
+    line = f"{name}: {size}{unit}"
+    return lambda host: host.node.write("proc/meminfo", re.sub(rf"(?m)^{name}:.*$", line, FILES["proc/meminfo"]))
+
+
+def shm(free: int) -> Callable[[Host], object]:
+    return lambda host: setattr(host.node, "shm_bytes", (1000 * GIB, free))
+
+
+def limit(name: str, soft: int, hard: int = resource.RLIM_INFINITY) -> Callable[[Host], object]:
+    return lambda host: host.node.limits.update({LIMITS[name]: (soft, hard)})
+
+
 def several(*changes: Callable[[Host], object]) -> Callable[[Host], object]:
     return lambda host: [change(host) for change in changes]
 
@@ -134,23 +128,23 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Host], object]]] = {
     "no NUMA node": ("cpu_numa", "warn", "1 device of", "BIOS",
         lambda host: host.node.add_gpu_on_bus("0000:00:00.0", -1)),
     "few CPUs": ("cpu_allowed", "warn", "31 of 224 CPUs, for 8 GPUs", "exclusive",
-        lambda host: host.cpu.update(allowed=31)),
+        lambda host: setattr(host.node, "cores", 31)),
     "one CPU": ("cpu_allowed", "fail", "1 of 224 CPUs, for 8 GPUs", "exclusive",
-        lambda host: host.cpu.update(allowed=1)),
+        lambda host: setattr(host.node, "cores", 1)),
     "busy": ("cpu_load", "warn", "113 processes on 224 CPUs", "top", write("proc/loadavg", "113.0 90.0 80.0 1/1 1")),
     "little memory": ("memory_available", "warn", "900 GiB of", "top",
-        lambda host: host.memory.update(available=900 * GIB)),
+        memory("MemAvailable", 900 * 2**20)),
     "no memory": ("memory_available", "fail", "100 GiB of", "top",
-        lambda host: host.memory.update(available=100 * GIB)),
-    "swap": ("memory_swap", "warn", "2.0 GiB in use", "swapoff", lambda host: host.memory.update(swap_used=2 * GIB)),
+        memory("MemAvailable", 100 * 2**20)),
+    "swap": ("memory_swap", "warn", "2.0 GiB in use", "swapoff", memory("SwapTotal", 2 * 2**20)),
     "huge pages": ("memory_huge_pages", "warn", "400 GiB", "sysctl",
-        lambda host: host.memory.update(huge_pages=400 * GIB)),
+        memory("HugePages_Free", 400 * 512, "")),
     "little shm": ("memory_shm", "warn", "512 MiB of", "--shm-size",
-        lambda host: host.memory.update(shm_free=512 * 2**20)),
+        shm(512 * 2**20)),
     "no shm left": ("memory_shm", "fail", "64 MiB of", "--shm-size",
-        lambda host: host.memory.update(shm_free=64 * 2**20)),
+        shm(64 * 2**20)),
     "no shm": ("memory_shm", "fail", "there is no /dev/shm", "--ipc=host",
-        lambda host: host.memory.update(shm_size=None)),
+        lambda host: setattr(host.node, "shm_bytes", None)),
     "bad memory": ("memory_errors", "fail", "1 uncorrected", "drain",
         write("sys/devices/system/edac/mc/mc0/ue_count", "1")),
     "weak memory": ("memory_errors", "warn", "101 corrected", "grow",
@@ -162,17 +156,17 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Host], object]]] = {
     "IOMMU": ("kernel_iommu", "warn", "1 group of devices", "iommu=pt",
         several(write("proc/cmdline", "ro intel_iommu=on"), write("sys/kernel/iommu_groups/0/type", "DMA-FQ"))),
     "memlock": ("limits_memlock", "fail", "0 MiB (hard limit unl", "RDMA",
-        lambda host: host.limits.update(memlock=(65536, None))),
+        limit("memlock", 65536)),
     "hard memlock": ("limits_memlock", "fail", "8 MiB (hard limit 8 MiB)", "limits.conf",
-        lambda host: host.limits.update(memlock=(8 * 2**20, 8 * 2**20))),
+        limit("memlock", 8 * 2**20, 8 * 2**20)),
     "some files": ("limits_nofile", "warn", "1,024 (hard", "ulimit -n",
-        lambda host: host.limits.update(nofile=(1024, 524288))),
+        limit("nofile", 1024, 524288)),
     "few files": ("limits_nofile", "fail", "256 (hard", "limits.conf",
-        lambda host: host.limits.update(nofile=(256, 256))),
+        limit("nofile", 256, 256)),
     "some processes": ("limits_nproc", "warn", "4,096", "ulimit -u",
-        lambda host: host.limits.update(nproc=(4096, None))),
-    "few processes": ("limits_nproc", "fail", "512", "ulimit -u", lambda host: host.limits.update(nproc=(512, None))),
-    "stack": ("limits_stack", "warn", "1 MiB", "ulimit -s", lambda host: host.limits.update(stack=(2**20, None))),
+        limit("nproc", 4096)),
+    "few processes": ("limits_nproc", "fail", "512", "ulimit -u", limit("nproc", 512)),
+    "stack": ("limits_stack", "warn", "1 MiB", "ulimit -s", limit("stack", 2**20)),
     "memory of a job": ("limits_memory", "warn", "64 GiB of 2,015 GiB", "--mem=0",
         lambda host: group(host, "memory.max", str(64 * GIB))),
     "no card up": ("network_cards", "fail", "none of eth0 is up", "ip link", write(f"{NET}/eth0/operstate", "down")),
@@ -273,7 +267,6 @@ def test_what_no_file_shows_is_not_checked(tmp_path: Path) -> None:
     for folder in ("proc", "sys"):
         (tmp_path / folder).rename(tmp_path / f"no-{folder}")
     host.node.said.clear()
-    host.memory.clear()
     host.wanted, host.gpus = WantedFacts(), 0
     passed = {name for name, one in host.found().items() if getattr(one, "status", "") == "pass"}
     assert passed <= {"cpu_allowed", "memory_shm", "limits_nofile", "limits_nproc", "limits_stack"}
@@ -306,4 +299,5 @@ def test_control_groups_of_version_1_limit_memory(host: Host, limit: str, known:
 
 
 def test_limits_are_those_of_this_process() -> None:
-    assert {*read_limits(FactSource()).limits} == {"memlock", "nofile", "nproc", "stack"}
+    found = limit_checks(FactSource(), has_rdma=True)
+    assert [finding.name for finding in found] == names_of("limits")

@@ -16,23 +16,21 @@ import pytest
 from recorded_node import CHRONY, SOFTWARE, RecordedNode
 
 from llmb import __version__
-from llmb.health.checks.disk import disk_checks
+from llmb.health.checks.clock import ClockReading, clock_checks
+from llmb.health.checks.containers import container_checks, enroot_folders, expanded
+from llmb.health.checks.disk import NOT_MEASURED, DiskFacts, Mount, Rate, disk_checks, mount_of, read_disk
+from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
-from llmb.health.checks.system import Silent, clock_checks, container_checks, scheduler_checks
-from llmb.health.facts.clock import read_clock
-from llmb.health.facts.container import EnrootFolder, expanded, read_containers
-from llmb.health.facts.disk import DiskFacts, Mount, Rates, mount_of, read_disk
-from llmb.health.facts.software import read_software
-from llmb.health.facts.source import FactSource, Missing
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rule_of, rules
+from llmb.health.source import FactSource, Missing
 from llmb.health.wanted import WantedFacts
 from llmb.schedulers.port import NodeState, Plugin, SchedulerSetup
 from llmb.tools import Said, ask_program
 
 AREAS = ("scheduler", "container", "disk", "software", "clock")
 PYTHON = "/opt/llmb/bin/python"
-RATES = Rates(written=2**28, write_s=0.2, direct=True, read=2**28, read_s=0.1, direct_read=True, clock_ahead_s=0.004)
+RATES = {"write": Rate(2**28, 0.2, direct=True), "read": Rate(2**28, 0.1, direct=True)}
 LUSTRE = DiskFacts(
     path="/scratch",
     exists=True,
@@ -73,6 +71,7 @@ class Site:
         self.node.write("etc/enroot/enroot.conf", "ENROOT_DATA_PATH /scratch/enroot/data-$(id -u)\n#ENROOT_X y")
         self.places: dict[str, DiskFacts | Missing] = {"install": LUSTRE, "checkpoints": LUSTRE, "temp": LOCAL}
         self.setup: SchedulerSetup | Silent | Missing = SETUP
+        self.file_server: ClockReading | Missing = ClockReading(0.004, 0.001)
         self.wanted, self.gpus = WANTED, 8
 
     def found(self) -> dict[str, Finding]:
@@ -80,10 +79,10 @@ class Site:
         source = self.node.source
         parts = (
             scheduler_checks(self.setup, "Slurm", self.gpus, self.wanted),
-            container_checks(read_containers(source), self.wanted),
+            container_checks(source, self.wanted),
             disk_checks(self.places, self.wanted),
-            software_checks(read_software(source, PYTHON), PYTHON, self.gpus, self.wanted),
-            clock_checks(read_clock(source), self.places["install"]),
+            software_checks(source, PYTHON, self.gpus, self.wanted),
+            clock_checks(source, self.file_server),
         )
         return {finding.name: finding for part in parts for finding in part}
 
@@ -129,8 +128,12 @@ def disk(place: str, **changes: object) -> Callable[[Site], None]:
     return change
 
 
-def rates(**changes: object) -> Callable[[Site], None]:
-    return disk("install", rates=replace(RATES, **changes))
+def rates(direction: str, **changes: Any) -> Callable[[Site], None]:
+    return disk("install", rates={**RATES, direction: RATES[direction]._replace(**changes)})
+
+
+def file_server(ahead_s: float) -> Callable[[Site], None]:
+    return lambda site: setattr(site, "file_server", ClockReading(ahead_s, 0.001))
 
 
 def trait(name: str, value: str) -> Callable[[Site], None]:
@@ -198,9 +201,9 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Site], None]]] = {
     "no inodes": ("disk_files_temp", "fail", "9 more files", "df -i", disk("temp", free_inodes=9)),
     "not shared": ("disk_shared_install", "warn", "not shared: xfs from /dev/sda1", "LLMB_INSTALL",
         disk("install", mount=Mount("/dev/sda1", "/", "xfs"))),
-    "slow writes": ("disk_write_install", "warn", "134 MB/s", "load", rates(write_s=2.0)),
-    "no writes": ("disk_write_install", "warn", "no byte in time", "by hand", rates(written=0)),
-    "slow reads": ("disk_read_install", "warn", "134 MB/s", "load", rates(read_s=2.0)),
+    "slow writes": ("disk_write_install", "warn", "134 MB/s", "load", rates("write", seconds=2.0)),
+    "no writes": ("disk_write_install", "warn", "no byte in time", "by hand", rates("write", size=0)),
+    "slow reads": ("disk_read_install", "warn", "134 MB/s", "load", rates("read", seconds=2.0)),
     "no interpreter": ("software_python", "fail", "is not on this machine", "cluster_config.yaml",
         said(f"{PYTHON} -c", Said("", f"{PYTHON} is not on this machine"))),
     "old interpreter": ("software_python", "fail", "3.9.18", "3.11", software("3.12.3", "3.9.18")),
@@ -228,8 +231,8 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Site], None]]] = {
         said("chronyc", CHRONY.replace("0.000031625", "0.5"))),
     "clock far off": ("clock_synchronized", "fail", "11.0", "makestep",
         said("chronyc", CHRONY.replace("0.000031625", "11.0"))),
-    "clock of files": ("clock_file_server", "warn", "1.500 s behind", "clocks", rates(clock_ahead_s=-1.5)),
-    "clock of files far off": ("clock_file_server", "fail", "90.000 s ahead", "clocks", rates(clock_ahead_s=90.0)),
+    "clock of files": ("clock_file_server", "warn", "1.500 s behind", "clocks", file_server(-1.5)),
+    "clock of files far off": ("clock_file_server", "fail", "90.000 s ahead", "clocks", file_server(90.0)),
 }  # fmt: skip
 FOLLOW = {"no interpreter", "more GPUs", "old driver"}
 """In which another check fails or warns for the same reason."""
@@ -309,9 +312,7 @@ def test_settings_of_enroot_are_expanded(value: str, path: str | None) -> None:
 
 def test_enroot_folders_are_those_of_its_configuration(site: Site) -> None:
     site.node.write("etc/enroot/enroot.conf.d/10-site.conf", "ENROOT_TEMP_PATH  /local\nENROOT_DATA_PATH /local/data")
-    folders = read_containers(site.node.source).enroot
-    assert not isinstance(folders, Missing)
-    assert {one.setting: str(one.path) for one in folders if isinstance(one, EnrootFolder)} == {
+    assert {setting: str(path) for setting, path in enroot_folders(site.node.source).items()} == {
         "ENROOT_CACHE_PATH": "/home/u/.cache/enroot",
         "ENROOT_DATA_PATH": "/local/data",
         "ENROOT_TEMP_PATH": "/local",
@@ -347,18 +348,17 @@ def test_damaged_output_is_no_crash(site: Site) -> None:
             site.software = text[:end] if program.startswith(PYTHON) else site.software
             site.node.said[program] = text[:end]
             source = site.node.source
-            list(software_checks(read_software(source, PYTHON), PYTHON, 8, WANTED))
-            list(clock_checks(read_clock(source), LUSTRE))
+            list(software_checks(source, PYTHON, 8, WANTED))
+            list(clock_checks(source, NOT_MEASURED))
             read_disk(source, Path("/scratch"), 1)
 
 
 def test_a_folder_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     facts = read_disk(FactSource(), tmp_path, 8 * 2**20)
     assert isinstance(facts, DiskFacts)
-    assert isinstance(facts.rates, Rates)
-    assert (facts.rates.written, facts.rates.read) == (8 * 2**20, 8 * 2**20)
+    assert not isinstance(facts.rates, Missing)
+    assert {direction: rate.size for direction, rate in facts.rates.items()} == {"write": 8 * 2**20, "read": 8 * 2**20}
     assert facts.path == str(tmp_path.resolve())
-    assert abs(facts.rates.clock_ahead_s) < 60
     assert facts.mount
     assert [*tmp_path.iterdir()] == []
 
@@ -368,7 +368,7 @@ def test_the_nearest_folder_stands_in_for_one_that_is_missing(tmp_path: Path, na
     facts = read_disk(FactSource(), tmp_path / name / "b", 0)
     assert isinstance(facts, DiskFacts)
     assert (facts.exists, facts.path) == (False, str(tmp_path.resolve()))
-    assert facts.rates == Missing("not measured: --no-disk")
+    assert facts.rates == NOT_MEASURED
 
 
 def test_a_program_that_does_not_end_is_ended_with_its_children(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import llmb
-from llmb.health.facts.software import NO_WORKING_FOLDER, PROBE
+from llmb.health.checks.software import NO_WORKING_FOLDER, PROBE
 from llmb.install.environment import PROOF
 
 SOURCE = Path(llmb.__file__).parent

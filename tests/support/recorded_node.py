@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node as files and programs show it: one with eight H100 and InfiniBand that is fit, for tests to make unfit."""
 
+import os
 import re
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmb.health.facts.source import FactSource
+from llmb.health.source import FactSource
 from llmb.runs.gpu_states import QUERIES
 from llmb.tools import Said
 
@@ -126,11 +128,32 @@ class RecordedNode:
             for name, text in PORT_FILES.items():
                 self.write_port(f"mlx5_{index}", name, text)
         self.add_card("eth0", speed="100000", operstate="up", mtu="1500", rx_packets="1000000")
-        (root / "dev" / "shm").mkdir(parents=True)
+        self.cores = 224
+        self.shm_bytes: tuple[int, int] | None = (1000 * 2**30, 999 * 2**30)
+        """Size and what is free; None is no /dev/shm."""
+        self.limits = {
+            resource.RLIMIT_MEMLOCK: (resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+            resource.RLIMIT_NOFILE: (65536, 1048576),
+            resource.RLIMIT_NPROC: (resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+            resource.RLIMIT_STACK: (8 * 2**20, resource.RLIM_INFINITY),
+        }
 
     @property
     def source(self) -> FactSource:
-        return FactSource(root=self.root, ask=self.ask, environ={"HOME": "/home/u"})
+        return FactSource(
+            root=self.root,
+            ask=self.ask,
+            environ={"HOME": "/home/u"},
+            cores=lambda: self.cores,
+            rlimit=lambda number: self.limits[number],
+            statvfs=self.statvfs,
+        )
+
+    def statvfs(self, path: Path) -> os.statvfs_result:
+        if self.shm_bytes is None:
+            raise FileNotFoundError(path)
+        size, free = self.shm_bytes
+        return os.statvfs_result((1, 1, size, free, free, 0, 0, 0, 0, 255))
 
     def write(self, name: str, text: str) -> None:
         path = self.root / name

@@ -1,29 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks several nodes, collects what each of them reports, whatever becomes of others, and names those unlike most."""
+"""Checks several nodes, and collects what each of them reports, whatever becomes of others."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 
-from llmb.errors import InfrastructureError, LlmbError
-from llmb.health.checks.words import counted, listed
+from llmb.errors import InfrastructureError, LlmbError, UsageError
+from llmb.health.checks.nodes import compared
 from llmb.health.kept_checks import CheckFolder, NodesResult, discard, write_result
-from llmb.health.node_jobs import CheckTerms, submit_checks
-from llmb.health.records import ANSWER, Check, NodeReport, Status, worst
-from llmb.health.rules import SAME_PCT, rule, rules
+from llmb.health.node_jobs import CheckTerms, check_order
+from llmb.health.records import ANSWER, NodeReport, Status
+from llmb.health.rules import rule
 from llmb.jobs.job import Job
 from llmb.jobs.store import Store
+from llmb.jobs.submit import submit_task
 from llmb.jobs.wait import PATIENCE_S, pause_s
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import JobState, NodeState, Scheduler
-
-Value = str | float
-
 
 ASK_S = 20.0
 NODES_EVERY_S = 30.0
@@ -32,6 +29,8 @@ LATE_S = 60.0
 """After which a file that another node has written is seen by every client of the file system."""
 GRACE_S = 120.0
 """Beyond the time limit, for the scheduler to end a job."""
+MOST_REJECTED = 3
+"""Nodes in a row, from the first on, after which a rejection is taken for one of all jobs."""
 LAST_WORDS = 200
 """Characters of a log's last line that are shown."""
 Say = Callable[[str], None]
@@ -112,12 +111,17 @@ class NodesCheck:
         return True
 
     def _submit(self, usable: Mapping[str, NodeState]) -> None:
-        def on_node(number: int) -> None:
+        for number, (node, state) in enumerate(usable.items()):
             self.on_progress("submitted", number, len(usable))
-
-        rejected = submit_checks(self.store, self.terms, self.folder, usable, self.environ, self.jobs, on_node)
-        for node, reason in rejected.items():
-            self._report(node, unchecked(reason))
+            base = self.folder.job(node)
+            try:
+                self.jobs[node] = submit_task(
+                    self.store, check_order(self.terms, self.folder, node, state), self.environ, base
+                )
+            except UsageError as error:
+                self._report(node, unchecked(error.what))
+                if not self.jobs and number + 1 == min(MOST_REJECTED, len(usable)):
+                    raise
 
     def result(self, started_at: str) -> NodesResult:
         """Also written to the folder. Raises NotWritable."""
@@ -273,66 +277,3 @@ def _reported(folder: CheckFolder, nodes: tuple[str, ...]) -> Iterator[NodeRepor
             yield _broken(error).report(node)
         except OSError:
             yield unchecked("the check ended before it reported").report(node)
-
-
-def compared(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The reports, with the checks that only several nodes make possible."""
-    checks = _different(reports)
-    clocks = {report.node: report.clock_ahead_s for report in reports if report.clock_ahead_s is not None}
-    if len(clocks) > 1:
-        usual = median(clocks.values())
-        for report in reports:
-            if report.node in clocks:
-                checks[report.node].append(_clock(report, clocks[report.node] - usual, len(clocks)))
-    return [with_checks(report, checks[report.node]) for report in reports]
-
-
-def with_checks(report: NodeReport, checks: Sequence[Check]) -> NodeReport:
-    every = (*report.checks, *checks)
-    return report.model_copy(update={"checks": every, "status": worst(check.status for check in every)})
-
-
-def _different(reports: Sequence[NodeReport]) -> dict[str, list[Check]]:
-    """By node. A value that a check has found bad is not compared: that check reports it."""
-    found: dict[str, list[Check]] = {report.node: [] for report in reports}
-    for name in (item.name for item in rules().values() if item.same):
-        values = {report.node: value for report in reports if (value := _value(report, name)) is not None}
-        groups = grouped(values)
-        if len(groups) < 2:
-            continue
-        most = max(groups.values(), key=len)
-        usual = most if 2 * len(most) > len(values) else None
-        for shown, nodes in groups.items():
-            if nodes is usual:
-                continue
-            others = {text: len(names) for text, names in groups.items() if names is not nodes}
-            text = listed(f"{other} on {counted(count, 'other node')}" for other, count in _most_first(others))
-            for node in nodes:
-                found[node].append(rule("nodes_same").found("warn", f"{shown}; {text}", of=name))
-    return found
-
-
-def _most_first(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    yield from sorted(counts.items(), key=lambda item: -item[1])
-
-
-def _value(report: NodeReport, name: str) -> Value | None:
-    return next((check.value for check in report.checks if check.name == name and check.status == "pass"), None)
-
-
-def grouped(values: Mapping[str, Value]) -> dict[str, list[str]]:
-    """Nodes by their value in words; numbers that are nearly equal go with the median of all."""
-    numbers = [value for value in values.values() if isinstance(value, (int, float))]
-    usual = median(numbers) if numbers else 0.0
-    groups: dict[str, list[str]] = {}
-    for node, value in values.items():
-        near = isinstance(value, (int, float)) and abs(value - usual) <= abs(usual) * SAME_PCT / 100
-        groups.setdefault(f"{usual:g}" if near else str(value), []).append(node)
-    return groups
-
-
-def _clock(report: NodeReport, ahead_s: float, nodes: int) -> Check:
-    unsure_s = report.clock_uncertainty_s or 0.0
-    side = "ahead of" if ahead_s > 0 else "behind"
-    text = f"{abs(ahead_s):.3f} s {side} the median of {nodes} nodes (± {unsure_s:.3f} s)"
-    return rule("nodes_clock").measured(max(abs(ahead_s) - unsure_s, 0.0), text)

@@ -8,52 +8,25 @@ from functools import cached_property
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError
-from llmb.health.checks.disk import disk_checks
+from llmb.health.checks.clock import ClockReading, clock_checks, read_shared_clock
+from llmb.health.checks.containers import container_checks
+from llmb.health.checks.disk import NOT_MEASURED, DiskFacts, disk_checks, read_disk
 from llmb.health.checks.gpus import gpu_checks
-from llmb.health.checks.network import network_checks
+from llmb.health.checks.host import cpu_checks, kernel_checks, limit_checks, memory_checks
+from llmb.health.checks.network import Port, network_checks, read_ports
+from llmb.health.checks.nvidia_smi import GpuFacts, read_gpus
+from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
-from llmb.health.checks.system import (
-    Silent,
-    clock_checks,
-    container_checks,
-    cpu_checks,
-    kernel_checks,
-    limit_checks,
-    memory_checks,
-    scheduler_checks,
-)
-from llmb.health.facts.clock import read_clock
-from llmb.health.facts.container import read_containers
-from llmb.health.facts.disk import DiskFacts, read_disk
-from llmb.health.facts.gpus import GpuFacts, read_gpus
-from llmb.health.facts.network import NetworkFacts, read_network
-from llmb.health.facts.software import read_software
-from llmb.health.facts.source import FactSource, Missing
-from llmb.health.facts.system import read_cpu, read_kernel, read_limits, read_memory
 from llmb.health.records import Check, NodeReport, NotChecked, worst
-from llmb.health.rules import AREAS, Area, Finding, names_of, rule_of, skipped
+from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
+from llmb.health.source import FactSource, Missing
 from llmb.health.wanted import WantedFacts
 from llmb.runs.host import host_name
 from llmb.schedulers.port import Scheduler, SchedulerSetup
 
 DISK_BYTES = 256 * 2**20
-CLOCK_BYTES = 2**20
 SCHEDULER_S = 20.0
 Say = Callable[[str], None]
-TITLES: dict[Area, str] = {
-    "gpu": "GPUs",
-    "cpu": "CPUs",
-    "memory": "memory",
-    "kernel": "kernel",
-    "limits": "limits",
-    "network": "network",
-    "scheduler": "scheduler",
-    "container": "containers",
-    "disk": "file systems",
-    "software": "software",
-    "clock": "clock",
-    "nodes": "nodes beside each other",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +92,8 @@ class Node:
         return 0 if isinstance(self.gpus.states, Missing) else len(self.gpus.states.gpus)
 
     @cached_property
-    def network(self) -> NetworkFacts:
-        return read_network(self.source, self.name)
+    def ports(self) -> list[Port]:
+        return read_ports(self.source)
 
     @cached_property
     def disks(self) -> dict[str, DiskFacts | Missing]:
@@ -138,40 +111,35 @@ class Node:
         return found
 
     def findings(self, area: Area) -> Iterable[Finding]:
-        wanted = self.request.wanted
+        source, wanted = self.source, self.request.wanted
         checks: dict[Area, Callable[[], Iterable[Finding]]] = {
             "gpu": lambda: gpu_checks(self.gpus, wanted),
-            "cpu": lambda: cpu_checks(read_cpu(self.source), wanted),
-            "memory": lambda: memory_checks(read_memory(self.source)),
-            "kernel": lambda: kernel_checks(read_kernel(self.source)),
-            "limits": lambda: limit_checks(read_limits(self.source), has_rdma=bool(self.network.ports)),
-            "network": lambda: network_checks(self.network, self.gpu_count, wanted),
-            "scheduler": self._scheduler,
-            "container": lambda: container_checks(read_containers(self.source), wanted),
+            "cpu": lambda: cpu_checks(source, wanted),
+            "memory": lambda: memory_checks(source),
+            "kernel": lambda: kernel_checks(source),
+            "limits": lambda: limit_checks(source, has_rdma=bool(self.ports)),
+            "network": lambda: network_checks(source, self.ports, self.name, self.gpu_count, wanted),
+            "scheduler": lambda: scheduler_checks(self._setup(), self.request.scheduler.title, self.gpu_count, wanted),
+            "container": lambda: container_checks(source, wanted),
             "disk": lambda: disk_checks(self.disks, wanted, self.gpu_count),
-            "software": self._software,
-            "clock": lambda: clock_checks(read_clock(self.source), self._install()),
+            "software": lambda: software_checks(source, self.request.python, self.gpu_count, wanted),
+            "clock": lambda: clock_checks(source, self._file_server_clock()),
         }
         return checks[area]()
 
-    def _scheduler(self) -> Iterable[Finding]:
-        title = self.request.scheduler.title
-        return scheduler_checks(self._setup(), title, self.gpu_count, self.request.wanted)
-
-    def _software(self) -> Iterable[Finding]:
-        facts = read_software(self.source, self.request.python)
-        return software_checks(facts, self.request.python, self.gpu_count, self.request.wanted)
-
-    def _install(self) -> DiskFacts | Missing:
-        """The clock needs no more than a new file."""
-        if "disk" in self.request.areas():
-            return next(iter(self.disks.values()), Missing("no folder"))
-        folder = next(iter(self.request.places.values()), None)
-        return (
-            read_disk(self.source, folder, min(CLOCK_BYTES, self.request.disk_bytes))
-            if folder
-            else Missing("no folder")
-        )
+    def _file_server_clock(self) -> ClockReading | Missing:
+        """It dates the files of the root of installation, and is common to all nodes."""
+        install = read_disk(self.source, next(iter(self.request.places.values())), 0)
+        if isinstance(install, Missing):
+            return install
+        if not (install.mount and install.mount.shared):
+            return Missing("the root of installation is on a local disk")
+        if not self.request.disk_bytes:
+            return NOT_MEASURED
+        try:
+            return read_shared_clock(Path(install.path), f".llmb-clock-{self.name}")
+        except OSError as error:
+            return Missing(f"no file can be written: {error.strerror}")
 
     def _setup(self) -> SchedulerSetup | Silent | Missing:
         try:

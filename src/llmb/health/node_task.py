@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError
-from llmb.health.facts.clock import read_shared_clock
+from llmb.health.checks.clock import read_shared_clock
 from llmb.health.kept_checks import CheckFolder, NodesRequest
 from llmb.health.node import CheckRequest, check_node
 from llmb.health.records import NodeReport

@@ -32,6 +32,20 @@ BETWEEN: Area = "nodes"
 """What is only seen from outside a node, or beside others."""
 AREAS: tuple[Area, ...] = tuple(area for area in get_args(Area) if area != BETWEEN)
 """Areas of one node."""
+TITLES: dict[Area, str] = {
+    "gpu": "GPUs",
+    "cpu": "CPUs",
+    "memory": "memory",
+    "kernel": "kernel",
+    "limits": "limits",
+    "network": "network",
+    "scheduler": "scheduler",
+    "container": "containers",
+    "disk": "file systems",
+    "software": "software",
+    "clock": "clock",
+    "nodes": "nodes beside each other",
+}
 Finding = Check | NotChecked
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a node to checks, by the rules of ``rules.yaml``. Pure."""
+"""Checks of a node by area: what is read, and how it is judged by the rules of ``rules.yaml``."""

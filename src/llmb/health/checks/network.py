@@ -1,45 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of network cards, and of those with RDMA, which carry the collectives between nodes."""
+"""Checks of network cards, and of those with RDMA, which carry the collectives between nodes.
 
+They read /sys/class/net and /sys/class/infiniband.
+"""
+
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
+from typing import NamedTuple
 
-from llmb.health.checks.words import counted, listed
-from llmb.health.facts.network import Card, NetworkFacts, Port
-from llmb.health.facts.source import Missing
-from llmb.health.rules import Finding, rule
+from llmb.health.rules import Finding, names_of, rule, skipped
+from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts
+from llmb.health.words import counted, listed
 
+NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
+LIMIT_S = 10.0
+NOT_OF_NODES = ("lo", "docker")
+"""Interfaces that NCCL leaves out, too."""
 NEEDS_RDMA = ("infiniband", "azure-infiniband")
 """Networks of the catalogue that are nothing but verbs."""
 INFINIBAND = "InfiniBand"
 FULL_LANES = 4
 LOOPBACK = ("127.", "::1")
-RDMA_CHECKS = ("network_rdma_rate", "network_rdma_errors", "network_rdma_mtu", "network_gpu_direct")
 
 
-def network_checks(facts: NetworkFacts, gpus: int, wanted: WantedFacts) -> Iterator[Finding]:
+class Card(NamedTuple):
+    """A network interface of a device. ``mbit_s`` is None where the driver reports none, as if it is down."""
+
+    name: str
+    up: bool
+    mbit_s: int | None
+    mtu: int | None
+    packets: int
+    errors: int
+
+
+class Port(NamedTuple):
+    """A port of a card with RDMA."""
+
+    name: str
+    layer: str
+    """``InfiniBand``, or ``Ethernet`` for RoCE."""
+    state: str
+    physical: str
+    gbit_s: float | None
+    lanes: int | None
+    mtus: tuple[int, ...]
+    """MTUs of the interfaces of its device."""
+    counters: dict[str, int]
+
+    @property
+    def active(self) -> bool:
+        return self.state == "ACTIVE"
+
+
+def network_checks(
+    source: FactSource, ports: Sequence[Port], node: str, gpus: int, wanted: WantedFacts
+) -> Iterator[Finding]:
     """``gpus`` are those that this node has."""
-    yield _cards(facts.cards)
-    yield _card_errors(facts.cards)
-    yield _host_name(facts, wanted)
-    yield _reachable(facts, wanted)
-    if not facts.ports:
-        of = rule("network_rdma")
-        if wanted.fabric in NEEDS_RDMA:
-            yield of.found("fail", f"none; cluster_config.yaml has fabric: {wanted.fabric}", "none")
-        else:
-            yield of.skipped("no card with RDMA is in /sys/class/infiniband")
-        for name in RDMA_CHECKS:
-            yield rule(name).skipped("no card with RDMA is in /sys/class/infiniband")
+    cards = [_card(source, name) for name in source.names(NET) if source.exists(f"{NET}/{name}/device")]
+    yield _cards(cards)
+    yield _card_errors(cards)
+    yield _host_name(source, node, wanted)
+    yield _reachable(source, wanted)
+    if not ports:
+        of, why = rule("network_rdma"), "no card with RDMA is in /sys/class/infiniband"
+        needed = wanted.fabric in NEEDS_RDMA
+        fabric = f"none; cluster_config.yaml has fabric: {wanted.fabric}"
+        yield of.found("fail", fabric, "none") if needed else of.skipped(why)
+        names = names_of("network")
+        yield from skipped(names[names.index(of.name) + 1 :], why)
         return
-    active = [port for port in facts.ports if port.active]
-    yield _ports(facts.ports, active, gpus)
-    yield _rates(active, gpus, wanted if len(active) == len(facts.ports) else WantedFacts())
+    active = [port for port in ports if port.active]
+    yield _ports(ports, active, gpus)
+    yield _rates(active, gpus, wanted if len(active) == len(ports) else WantedFacts())
     yield _port_errors(active)
     yield _mtus(active)
-    yield _gpu_direct(facts, gpus)
+    yield _gpu_direct(source, gpus)
+
+
+def _card(source: FactSource, name: str) -> Card:
+    folder = f"{NET}/{name}"
+    speed = source.number(f"{folder}/speed")
+    packets, errors = (
+        sum(source.number(f"{folder}/statistics/{way}_{what}") or 0 for way in ("rx", "tx"))
+        for what in ("packets", "errors")
+    )
+    return Card(
+        name=name,
+        up=source.text(f"{folder}/operstate") == "up",
+        mbit_s=speed if speed and speed > 0 else None,
+        mtu=source.number(f"{folder}/mtu"),
+        packets=packets,
+        errors=errors,
+    )
+
+
+def read_ports(source: FactSource) -> list[Port]:
+    devices = source.names(RDMA)
+    return [_port(source, device, port) for device in devices for port in source.names(f"{RDMA}/{device}/ports")]
+
+
+def _port(source: FactSource, device: str, number: str) -> Port:
+    folder, interfaces = f"{RDMA}/{device}/ports/{number}", f"{RDMA}/{device}/device/net"
+    rate = re.match(r"(\d+(?:\.\d+)?) Gb/sec(?: \((\d+)X)?", source.text(f"{folder}/rate") or "")
+    mtus = (source.number(f"{interfaces}/{name}/mtu") for name in source.names(interfaces))
+    counts = {name: source.number(f"{folder}/counters/{name}") for name in rule("network_rdma_errors").limits}
+    return Port(
+        name=device if number == "1" else f"{device}:{number}",
+        layer=source.text(f"{folder}/link_layer") or "unknown",
+        state=_word(source.text(f"{folder}/state")),
+        physical=_word(source.text(f"{folder}/phys_state")),
+        gbit_s=float(rate[1]) if rate else None,
+        lanes=int(rate[2]) if rate and rate[2] else None,
+        mtus=tuple(mtu for mtu in mtus if mtu),
+        counters={name: count for name, count in counts.items() if count is not None},
+    )
+
+
+def _word(text: str | None) -> str:
+    """The word of a state such as ``4: ACTIVE``."""
+    return (text or "unknown").partition(": ")[2] or text or "unknown"
 
 
 def _cards(cards: Sequence[Card]) -> Finding:
@@ -67,26 +150,34 @@ def _card_errors(cards: Sequence[Card]) -> Finding:
     return of.measured(100 * worst.errors / worst.packets, text)
 
 
-def _host_name(facts: NetworkFacts, wanted: WantedFacts) -> Finding:
+def _host_name(source: FactSource, node: str, wanted: WantedFacts) -> Finding:
     of = rule("network_host_name")
     if not wanted.cluster:
         return of.skipped("cluster_config.yaml describes no cluster")
-    if isinstance(facts.addresses, Missing):
+    said = source.ask(["getent", "ahosts", node], LIMIT_S)
+    if said.problem:
         return of.found("warn", "the host's own name has no address", "none")
-    outside = [address for address in facts.addresses if not address.startswith(LOOPBACK)]
-    return of.passed(listed(outside)) if outside else of.found("warn", listed(facts.addresses))
+    addresses = dict.fromkeys(line.split()[0] for line in said.text.splitlines() if line.strip())
+    outside = [address for address in addresses if not address.startswith(LOOPBACK)]
+    return of.passed(listed(outside)) if outside else of.found("warn", listed(addresses))
 
 
-def _reachable(facts: NetworkFacts, wanted: WantedFacts) -> Finding:
-    """Runs on one node listen on loopback alone, so that only nodes of a cluster are asked."""
+def _reachable(source: FactSource, wanted: WantedFacts) -> Finding:
+    """Runs on one node listen on loopback alone, so that only nodes of a cluster are asked.
+
+    Lines are such as ``2: eth0    inet 10.1.2.3/16 brd ...``; the peer of a point-to-point link is not one.
+    """
     of = rule("network_public_address")
     if not wanted.cluster:
         return of.skipped("cluster_config.yaml describes no cluster")
-    if isinstance(facts.own, Missing):
-        return of.skipped(facts.own.reason)
-    if not facts.own:
+    said = source.ask(["ip", "-o", "address", "show", "up"], LIMIT_S)
+    if said.problem:
+        return of.skipped(said.problem)
+    shown = re.findall(r"^\d+: (\S+)\s+inet6? ([0-9a-fA-F:.]+)", said.text, re.MULTILINE)
+    own = [(name, address) for name, address in shown if not name.startswith(NOT_OF_NODES)]
+    if not own:
         return of.skipped("no interface but loopback has an address")
-    public = [f"{name} {address}" for name, address in facts.own if ip_address(address).is_global]
+    public = [f"{name} {address}" for name, address in own if ip_address(address).is_global]
     return of.found("warn", listed(public)) if public else of.passed("none")
 
 
@@ -151,10 +242,15 @@ def _mtus(active: Sequence[Port]) -> Finding:
     return of.measured(least, f"{least} ({listed(names)})")
 
 
-def _gpu_direct(facts: NetworkFacts, gpus: int) -> Finding:
+def _gpu_direct(source: FactSource, gpus: int) -> Finding:
+    """What lets network cards read the memory of GPUs."""
     of = rule("network_gpu_direct")
     if not gpus:
         return of.skipped("this node has no GPU")
-    if facts.gpu_direct:
-        return of.passed(facts.gpu_direct)
+    modules = {line.split()[0] for line in (source.text("/proc/modules") or "").splitlines() if line.strip()}
+    for name in ("nvidia_peermem", "nv_peer_mem"):
+        if name in modules:
+            return of.passed(name)
+    if "Open Kernel Module" in (source.text("/proc/driver/nvidia/version") or ""):
+        return of.passed("DMA-BUF of the open kernel modules")
     return of.found("warn", "neither nvidia_peermem nor the open kernel modules are loaded")

@@ -1,40 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of whether interpreter, llmb, torch, driver and NCCL fit together."""
+"""Checks of whether interpreter, llmb, torch, driver and NCCL fit together, which a process of its own loads."""
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmb import __version__
-from llmb.health.facts.software import SoftwareFacts
-from llmb.health.facts.source import Missing
-from llmb.health.rules import Finding, rule, skipped
+from llmb.health.rules import Finding, names_of, rule, skipped
+from llmb.health.source import FactSource, Missing, printed_documents
 from llmb.health.wanted import WantedFacts
 
 OLDEST_PYTHON = (3, 11)
-AFTER_PYTHON = ("software_llmb", "software_torch", "software_cuda", "software_gpus", "software_nccl")
 IN_CONTAINER = "jobs run in a container, which has its own"
+PROBE = Path(__file__).with_name("software_probe.py")
+NO_WORKING_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)\n"
+"""For interpreters that may be too old for -P."""
+LIMIT_S = 180.0
+"""Loading torch from a file server takes minutes when many nodes begin at once."""
 
 
-def software_checks(facts: SoftwareFacts | Missing, python: str, gpus: int, wanted: WantedFacts) -> Iterator[Finding]:
+class SoftwareFacts(BaseModel):
+    """What the interpreter says; None is not installed, or not known."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    python: str
+    llmb: str | None = None
+    torch: str | None = None
+    torch_problem: str | None = None
+    cuda: str | None = None
+    """That torch is built for."""
+    driver_cuda: str | None = None
+    """The newest that the driver supports."""
+    nccl: str | None = None
+    """That torch loads."""
+    nccl_package: str | None = None
+    nccl_problem: str | None = None
+    gpus: int | None = None
+    """That torch can use; None if it was not loaded."""
+    architectures: tuple[str, ...] = ()
+    """That torch has kernels for, such as sm_90."""
+    capabilities: tuple[str, ...] = ()
+    """Compute capabilities of the GPUs, such as 90."""
+    cuda_problem: str | None = None
+
+
+def read_software(source: FactSource, python: str) -> SoftwareFacts | Missing:
+    said = source.ask([python, "-c", NO_WORKING_FOLDER + PROBE.read_text()], LIMIT_S)
+    found = printed_documents(said.text)
+    if said.problem and found.get("torch") and "gpus" not in found:
+        found["torch_problem"] = said.problem
+    try:
+        return SoftwareFacts.model_validate(found)
+    except ValidationError:
+        return Missing(said.problem or "it does not describe itself")
+
+
+def software_checks(source: FactSource, python: str, gpus: int, wanted: WantedFacts) -> Iterator[Finding]:
     """``gpus``: those that nvidia-smi shows."""
-    of = rule("software_python")
+    of, others = rule("software_python"), names_of("software")[1:]
+    facts = read_software(source, python)
     if isinstance(facts, Missing):
         yield of.found("fail", f"{python}: {facts.reason}", "none")
-        yield from skipped(AFTER_PYTHON, "the interpreter does not run")
+        yield from skipped(others, "the interpreter does not run")
         return
     numbers = tuple(map(int, re.findall(r"\d+", facts.python)[:2]))
     yield of.found("fail" if numbers < OLDEST_PYTHON else "pass", f"{facts.python} ({python})")
     yield _llmb(facts)
     if wanted.runtime != "none":
-        yield from skipped(AFTER_PYTHON[1:], IN_CONTAINER)
+        yield from skipped(others[1:], IN_CONTAINER)
         return
     if facts.torch is None:
         yield rule("software_torch").found("warn", "not installed")
-        yield from skipped(AFTER_PYTHON[2:], "torch is not installed")
+        yield from skipped(others[2:], "torch is not installed")
         return
     if facts.torch_problem:
         yield rule("software_torch").found("fail", f"{facts.torch}: {facts.torch_problem}", "broken")
-        yield from skipped(AFTER_PYTHON[2:], "torch cannot be loaded")
+        yield from skipped(others[2:], "torch cannot be loaded")
         return
     yield rule("software_torch").passed(facts.torch)
     yield _cuda(facts, gpus)

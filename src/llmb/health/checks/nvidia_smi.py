@@ -6,10 +6,10 @@ One field that a driver does not know fails its whole query, so each kind of fie
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llmb.health.facts.source import FactSource, Missing
+from llmb.health.source import FactSource, Missing
 from llmb.runs.gpu_states import PROGRAM, QUERIES, NodeGpus, command, parse_states
 from llmb.tools import Said
 
@@ -75,19 +75,22 @@ class LinkErrors(NamedTuple):
     counts: dict[str, int]
 
 
+NOT_ASKED = Missing("not requested")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
     """``states`` is Missing without a driver or GPUs, and then all else."""
 
     on_bus: int
     states: NodeGpus | Missing
-    ecc: Sequence[EccErrors] | Missing = field(default=Missing("not requested"))
-    pcie: Sequence[PcieLink] | Missing = field(default=Missing("not requested"))
-    fabric: Sequence[FabricState] | Missing = field(default=Missing("not requested"))
-    remapped: Sequence[RemappedRows] | Missing = field(default=Missing("not requested"))
-    links: Sequence[NvLinks] | Missing = field(default=Missing("not requested"))
-    link_errors: Sequence[LinkErrors] | Missing = field(default=Missing("not requested"))
-    processes: Sequence[str] | Missing = field(default=Missing("not requested"))
+    ecc: Sequence[EccErrors] | Missing = NOT_ASKED
+    pcie: Sequence[PcieLink] | Missing = NOT_ASKED
+    fabric: Sequence[FabricState] | Missing = NOT_ASKED
+    remapped: Sequence[RemappedRows] | Missing = NOT_ASKED
+    links: Sequence[NvLinks] | Missing = NOT_ASKED
+    link_errors: Sequence[LinkErrors] | Missing = NOT_ASKED
+    processes: Sequence[str] | Missing = NOT_ASKED
     """Processes of any user on the GPUs: ``pid program``."""
     unwell: Sequence[str] = ()
     """What nvidia-smi prints in place of the values of GPUs that do not answer, by GPU."""

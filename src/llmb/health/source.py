@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where facts are read: files below a root folder, and programs, each with a time limit."""
+"""What checks read: files below a root folder, and what programs print, each with a time limit."""
 
+import json
 import os
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from llmb.site.machine import usable_cores
 from llmb.tools import Said, ask_program
 
 
@@ -21,11 +24,15 @@ Ask = Callable[[Sequence[str], float], Said]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactSource:
-    """A node; in tests, a recorded tree of files and the recorded output of programs."""
+    """A node; in tests, a recorded tree of files, and recorded answers of programs and of the kernel."""
 
     root: Path = Path("/")
     ask: Ask = ask_program
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    cores: Callable[[], int] = usable_cores
+    rlimit: Callable[[int], tuple[int, int]] = resource.getrlimit
+    """Soft and hard limit of this process."""
+    statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
 
     def path(self, name: str) -> Path:
         return self.root / name.lstrip("/")
@@ -57,3 +64,15 @@ class FactSource:
             return self.path(name).exists()
         except OSError:
             return False
+
+
+def printed_documents(text: str) -> dict[str, Any]:
+    """What a probe printed, an object per line, also before it failed; start-up files of Python may print, too."""
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        found.update(document if isinstance(document, dict) else {})
+    return found

@@ -2,7 +2,7 @@
 """Measures one folder; run as a program of its own, because a file system that hangs takes its process with it.
 
 Arguments: the folder, the size of the test file in bytes (0 for none), and the seconds that each direction may take.
-Prints a JSON object per line: ``space`` at once, then ``rates``.
+Prints a JSON object per line: ``space`` at once, then ``rates``, or the ``problem``.
 """
 
 import json
@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,14 +23,14 @@ def main(folder: str, size: int, limit_s: float) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the test file is removed
     wanted = Path(folder)
     place = next(path for path in (wanted, *wanted.parents) if _is_dir(path))
-    _print("space", _space(place, exists=place == wanted))
+    _print(space=_space(place, exists=place == wanted))
     if not size:
         return
     path = place / f".llmb-doctor-{socket.gethostname()}-{os.getpid()}"
     try:
-        _print("rates", _rates(path, size, limit_s))
+        _print(rates=_rates(path, size, limit_s))
     except OSError as error:
-        _print("rates", {"problem": error.strerror or str(error)})
+        _print(problem=error.strerror or str(error))
     finally:
         with suppress(OSError):
             path.unlink()
@@ -57,49 +58,26 @@ def _space(place: Path, *, exists: bool) -> dict[str, object]:
     }
 
 
-def _rates(path: Path, size: int, limit_s: float) -> dict[str, object]:
-    before = time.time()
+def _rates(path: Path, size: int, limit_s: float) -> dict[str, tuple[int, float, bool]]:
+    """Of each direction: bytes, seconds, and whether they went past the page cache."""
     path.touch()
-    changed, after = path.stat().st_mtime, time.time()
     block = mmap.mmap(-1, BLOCK)  # O_DIRECT needs memory that begins at a page
     block.write(os.urandom(BLOCK))
-    written, write_s, direct = _write(path, block, size, limit_s)
-    read, read_s, direct_read = _read(path, block, written, limit_s)
-    return {
-        "written": written,
-        "write_s": write_s,
-        "direct": direct,
-        "read": read,
-        "read_s": read_s,
-        "direct_read": direct_read,
-        "clock_ahead_s": before - changed if changed < before else min(0.0, after - changed),
-    }
+    written = _timed(path, os.O_WRONLY, lambda handle: os.write(handle, block), size, limit_s)
+    return {"write": written, "read": _timed(path, os.O_RDONLY, lambda h: os.readv(h, [block]), written[0], limit_s)}
 
 
-def _write(path: Path, block: mmap.mmap, size: int, limit_s: float) -> tuple[int, float, bool]:
-    """Bytes, seconds until they are on the disk, and whether they went past the page cache."""
-    handle, direct = _opened(path, os.O_WRONLY)
-    began, done = time.monotonic(), 0
+def _timed(path: Path, flags: int, move: Callable[[int], int], size: int, limit_s: float) -> tuple[int, float, bool]:
+    """``move`` moves a block; what is written is on the disk in the end."""
+    handle, direct = _opened(path, flags)
     try:
-        while done < size and time.monotonic() - began < limit_s:
-            done += os.write(handle, block)
-        os.fsync(handle)
-        return done, time.monotonic() - began, direct
-    finally:
-        os.close(handle)
-
-
-def _read(path: Path, block: mmap.mmap, size: int, limit_s: float) -> tuple[int, float, bool]:
-    handle, direct = _opened(path, os.O_RDONLY)
-    try:
-        if not direct and hasattr(os, "posix_fadvise"):
+        if flags == os.O_RDONLY and not direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         began, done = time.monotonic(), 0
-        while done < size and time.monotonic() - began < limit_s:
-            count = os.readv(handle, [block])
-            if not count:
-                break
+        while done < size and time.monotonic() - began < limit_s and (count := move(handle)):
             done += count
+        if flags == os.O_WRONLY:
+            os.fsync(handle)
         return done, time.monotonic() - began, direct
     finally:
         os.close(handle)
@@ -112,8 +90,8 @@ def _opened(path: Path, flags: int) -> tuple[int, bool]:
     return os.open(path, flags), False
 
 
-def _print(name: str, value: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps({name: value}) + "\n")
+def _print(**document: object) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
 
