@@ -32,8 +32,9 @@ def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its c
     own = [item for item in typer.main.get_command(app).params if not taken & set(item.opts)]
     command.params += own
     for item in command.params:
-        if item.param_type_name == "option" and item.metavar is None:
-            item.metavar = "" if item.is_flag else _kind(item)
+        if item.metavar is None:
+            is_option = item.param_type_name == "option"
+            item.metavar = item.name.upper() if not is_option else "" if item.is_flag else _kind(item)
 
 
 def is_verbose(ctx: typer.Context) -> bool:

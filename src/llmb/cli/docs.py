@@ -119,7 +119,7 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         print_json({"pages": [_entry(page) for page in doc_pages()]})
         return
-    print_text("Pages of the documentation: 'llmb docs PAGE' prints one, 'llmb docs --find WORDS' searches them.\n")
+    print_text("'llmb docs PAGE' prints a page, 'llmb docs --find WORDS' searches them.\n")
     for task, pages in groupby(doc_pages(), key=lambda page: page.task):
         table = result_table(f"\n{task}", "page", "about")
         for page in pages:
