@@ -51,10 +51,10 @@ from llmb.report.run_report import repeats_document, run_document
 from llmb.report.trace_report import nccl_document, trace_document
 from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices
-from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.record import new_record
+from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.step_follower import StepNews
 from llmb.runs.steps import ExpertLoad, Step
 from llmb.schedulers.lookup import find_scheduler

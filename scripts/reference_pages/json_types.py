@@ -13,6 +13,9 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 
 from pydantic import BaseModel
 
+from llmb.catalogue.record import ReasonedRecord
+from llmb.missing import Missing
+
 Schema = dict[str, tuple[str, ...]]
 """Types by path, in alphabetical order. A type in quotes is one of the only values of a string."""
 ABSENT = "absent"
@@ -20,6 +23,7 @@ ABSENT = "absent"
 
 NAMES: dict[object, str] = {
     str: "string",
+    Missing: "null",
     Path: "string",
     int: "integer",
     float: "number",
@@ -94,7 +98,7 @@ def _collection(origin: type, arguments: Sequence[Any], path: str) -> Iterator[t
 def _plain(annotation: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         yield from ((path, f"'{item.value}'") for item in annotation)
-    elif members := members_of(annotation):
+    elif annotation not in NAMES and (members := members_of(annotation)):
         yield path, "object"
         for name, item in members.items():
             yield from declared(item, f"{path}.{name}" if path else name)
@@ -113,7 +117,11 @@ def types_text(kinds: Sequence[str]) -> str:
 def members_of(annotation: Any) -> dict[str, Any]:  # noqa: ANN401
     """Fields of a record with their types; empty for anything else."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {name: field.annotation for name, field in annotation.model_fields.items()}
+        reasons = dict(annotation.reason_keys()) if issubclass(annotation, ReasonedRecord) else {}
+        members: dict[str, Any] = {}
+        for name, field in annotation.model_fields.items():
+            members |= {name: field.annotation} | ({reasons[name]: str | None} if name in reasons else {})
+        return members
     if is_dataclass(annotation) and isinstance(annotation, type):
         kinds = get_type_hints(annotation)
         return {item.name: kinds[item.name] for item in fields(annotation)}

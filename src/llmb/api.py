@@ -82,7 +82,7 @@ _COLUMNS: tuple[Column[Run], ...] = (
     Column("status", lambda run: run.result.status),
     number_column("step s", lambda run: run.step_time_s),
     number_column("tokens/s per GPU", lambda run: run.result.tokens_per_s_per_gpu),
-    Column("verdict", lambda run: run.result.verdict and run.result.verdict.verdict),
+    Column("verdict", lambda run: run.result.verdict_name),
     Column("reason", lambda run: run.result.reason),
 )
 

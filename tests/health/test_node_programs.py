@@ -23,8 +23,9 @@ from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rule_of, rules
-from llmb.health.source import FactSource, Missing
+from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts
+from llmb.missing import Missing
 from llmb.schedulers.port import NodeState, Plugin, SchedulerSetup
 from llmb.tools import Said, ask_program
 

@@ -28,11 +28,10 @@ from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
-from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of
 from llmb.runs.record import new_record, write_record
-from llmb.runs.result import Result, Status
+from llmb.runs.result import Result, RunEvidence, Status, conclude
 from llmb.runs.steps import step_to_json
 
 REQUEST = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1)

@@ -8,9 +8,8 @@ import pytest
 from quick_order import step
 
 from llmb.metrics.flops import model_flops
-from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.plan import EnginePlan
-from llmb.runs.result import measured_packing
+from llmb.runs.result import RunEvidence, conclude, measured_packing
 from llmb.runs.steps import Step
 
 GBS = 8
@@ -29,7 +28,7 @@ def test_figures_are_those_of_the_steps_in_the_window(tiny_plan: Callable[..., E
     result = conclude(RunEvidence(plan, steps))
     assert result.packing is not None
     assert (result.packing.tokens, result.packing.sum_of_squares) == (980 / GBS, 16_000 / GBS)
-    assert result.step_time_s is not None
+    assert result.step_time_s
     assert result.real_tokens_per_s == pytest.approx(980 / result.step_time_s.mean)
     assert result.tokens_per_s == pytest.approx(GBS * 128 / result.step_time_s.mean)
     model = plan.recipe.model

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from llmb.missing import Missing
 from llmb.resources.host import PAGE_BYTES, TICKS_PER_S, CpuEnergy, find_cpu_energy, read_host
 from llmb.resources.sample import HostSample
 
@@ -63,11 +64,11 @@ def test_the_energy_of_all_packages_beyond_the_end_of_their_counters(tmp_path: P
 
 
 def test_why_there_is_no_energy(tmp_path: Path) -> None:
-    assert find_cpu_energy(tmp_path) == "the kernel has no counters of CPU energy in /sys/class/powercap"
+    assert find_cpu_energy(tmp_path) == Missing("the kernel has no counters of CPU energy in /sys/class/powercap")
     put(tmp_path, {"sys/class/powercap/intel-rapl:0/name": "package-0\n"})
     found = find_cpu_energy(tmp_path)
-    assert isinstance(found, str)
-    assert found.endswith("max_energy_range_uj: No such file or directory")
+    assert isinstance(found, Missing)
+    assert found.reason.endswith("max_energy_range_uj: No such file or directory")
 
 
 def test_this_node() -> None:

@@ -9,7 +9,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from llmb.resources.nvml import MISSING, Nvml, find_gpus
+from llmb.missing import Missing
+from llmb.resources.nvml import NO_PACKAGE, Nvml, find_gpus
 from llmb.resources.sample import GpuSamples, SampledGpu
 
 
@@ -69,15 +70,15 @@ def test_without_a_driver_there_is_a_reason(pynvml: ModuleType, monkeypatch: pyt
         raise pynvml.NVMLError("Driver Not Loaded")
 
     monkeypatch.setattr(pynvml, "nvmlInit", fails)
-    assert find_gpus() == "NVML: Driver Not Loaded"
+    assert find_gpus() == Missing("NVML: Driver Not Loaded")
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
-    assert find_gpus() == "NVML shows no GPU"
+    assert find_gpus() == Missing("NVML shows no GPU")
 
 
 def test_without_the_package_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert find_gpus() == MISSING
+    assert find_gpus() == NO_PACKAGE
 
 
 @pytest.mark.gpu

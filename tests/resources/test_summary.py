@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llmb.missing import Missing
 from llmb.resources.read import Sampled
 from llmb.resources.records import ResourceUse
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart
@@ -152,7 +153,7 @@ def test_of_a_restarted_run_the_sampler_that_saw_the_window() -> None:
     ],
 )
 def test_without_a_sample_there_is_a_reason(runs: tuple[Sampled, ...], spans: Any, reason: str) -> None:
-    assert summarize(runs, replace(WORK, spans=spans)) == reason
+    assert summarize(runs, replace(WORK, spans=spans)) == Missing(reason)
 
 
 def test_every_figure_that_is_none_has_a_reason() -> None:

@@ -11,11 +11,12 @@ from recorded_runs import SXM, gpu_record, times_around
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.metrics.statistics import describe
+from llmb.missing import Missing
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import Plan
 from llmb.runs.published_verdict import figure_of, verdict_of_recipe, with_verdict
 from llmb.runs.record import RunRecord, VboostOutcome, queued_record
-from llmb.runs.result import Result
+from llmb.runs.result import NOT_SUCCESSFUL, Result
 from llmb.verdict.judgement import Measured
 from llmb.verdict.records import Verdict
 
@@ -30,7 +31,6 @@ def result(mean_s: float, **changes: Any) -> Result:
 
 def verdict_of(mean_s: float, record: RunRecord, **changes: Any) -> Verdict:
     found = with_verdict(result(mean_s, **changes), record)
-    assert found.verdict_reason is None
     assert found.verdict
     return found.verdict
 
@@ -224,10 +224,13 @@ def test_a_figure_of_an_unknown_gpu_type_is_said_to_be_that(device: str | None) 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"status": "failed", "reason": "killed by signal 9", "step_time_s": None}, "killed by signal 9"),
-        ({"status": "invalid", "reason": "loss is nan in step 3", "step_time_s": None}, "loss is nan in step 3"),
+        ({"status": "failed", "reason": "killed by signal 9", "step_time_s": NOT_SUCCESSFUL}, "killed by signal 9"),
+        (
+            {"status": "invalid", "reason": "the loss is nan", "step_time_s": NOT_SUCCESSFUL},
+            "the loss is nan",
+        ),
         ({"measurement_reason": "it includes warm-up"}, "it includes warm-up"),
-        ({"step_time_s": None, "step_time_reason": "profiled"}, "profiled"),
+        ({"step_time_s": Missing("profiled")}, "profiled"),
     ],
 )
 def test_a_run_that_is_no_measurement_is_invalid(changes: dict[str, Any], reason: str) -> None:
@@ -237,10 +240,9 @@ def test_a_run_that_is_no_measurement_is_invalid(changes: dict[str, Any], reason
 
 def test_without_a_published_figure_the_reason_stands_instead(tiny_plan: Callable[..., Plan]) -> None:
     tiny = with_verdict(result(0.5), queued_record(tiny_plan(), ()))
-    assert tiny.verdict is None
-    assert tiny.verdict_reason == "no published figure: a recipe of llmb itself, without published figures"
+    assert tiny.verdict == Missing("no published figure: a recipe of llmb itself, without published figures")
     changed = with_verdict(result(0.5), gpu_record(overrides=Overrides(mbs=2)))
-    assert changed.verdict_reason == "no published figure: the layout differs from the published one (mbs)"
+    assert changed.verdict == Missing("no published figure: the layout differs from the published one (mbs)")
 
 
 def test_the_window_of_a_steady_state_is_the_condition() -> None:

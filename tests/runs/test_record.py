@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 from recorded_runs import gpu_record, times_around, write_run
 
+from llmb.missing import Missing
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record, write_record
 from llmb.runs.record_file import BrokenRecord
@@ -24,6 +25,15 @@ def test_what_is_written_again_has_the_same_keys_and_values(folder: RunFolder) -
     assert record.result and record.result.step_time_s and record.environment
     write_record(folder, record)
     assert folder.record.read_text() == written
+
+
+def test_a_missing_value_is_null_with_its_reason_beside_it(folder: RunFolder) -> None:
+    stored: dict[str, Any] = json.loads(folder.record.read_text())
+    assert (stored["result"]["step_time_reason"], stored["result"]["verdict_reason"]) == (None, None)
+    stored["result"] |= {"step_time_s": None, "step_time_reason": "too few steps"}
+    record = RunRecord.model_validate_json(json.dumps(stored))
+    assert record.result and record.result.step_time_s == Missing("too few steps")
+    assert json.loads(record.model_dump_json()) == stored
 
 
 @pytest.mark.parametrize(("part", "key"), [("result", "tokens_per_second"), ("environment", "torch_version")])

@@ -7,6 +7,7 @@ from pathlib import Path
 from fake_steps import FIRST_STEP_S, steps_of
 from recorded_runs import gpu_record, write_run
 
+from llmb.missing import Missing
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
@@ -42,7 +43,7 @@ def test_the_energy_of_a_token(tmp_path: Path) -> None:
     folder = RunFolder(write_run(tmp_path, record, [2.0] * 50))
     put_samples(folder)
     found = result(folder, record)
-    assert found.resources and found.resources_reason is None
+    assert found.resources
     layout = record.plan.recipe.layout
     window_s = 20
     assert found.resources.energy_j == 8 * 500 * window_s
@@ -74,12 +75,12 @@ def test_only_the_gpus_that_train_count(tmp_path: Path) -> None:
 def test_why_there_are_none(tmp_path: Path) -> None:
     record = gpu_record()
     folder = RunFolder(write_run(tmp_path, record, [2.0] * 50))
-    assert result(folder, record).resources_reason == "the run folder has no samples"
+    assert result(folder, record).resources == Missing("the run folder has no samples")
     without = gpu_record(resources=False)
-    assert result(folder, without).resources_reason == "the run was not sampled"
+    assert result(folder, without).resources == Missing("the run was not sampled")
     failed = RunFolder(write_run(tmp_path, record, [2.0] * 49, exit_code=1))
-    assert result(failed, record, STEPS[:49]).resources_reason == "the run was not successful"
+    assert result(failed, record, STEPS[:49]).resources == Missing("the run was not successful")
     folder.resources_of("node1").mkdir(parents=True)
-    assert (
-        result(folder, record).resources_reason == "the samples cannot be read: it is a directory, not a regular file"
+    assert result(folder, record).resources == Missing(
+        "the samples cannot be read: it is a directory, not a regular file"
     )

@@ -9,9 +9,8 @@ import pytest
 from fake_steps import steps_of
 
 from llmb.report.run_report import run_table
-from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.plan import Plan, Start
-from llmb.runs.result import Loss
+from llmb.runs.result import Loss, RunEvidence, conclude
 from llmb.runs.steps import Step
 
 NAN = float("nan")
@@ -44,7 +43,7 @@ def test_a_first_step_is_no_measurement(
     if resumes:
         plan = plan.model_copy(update={"start": Start(path="/saved", step=0, consumed_samples=0)})
     result = conclude(RunEvidence(plan, steps([0.5] * plan.steps)))
-    assert result.step_time_s is not None
+    assert result.step_time_s
     assert result.measurement_reason == reason
     assert result.document()["measurement_reason"] == reason
     row = ("NOT A MEASUREMENT", "", reason)
@@ -69,7 +68,7 @@ def test_statistics_are_taken_over_the_window_alone(tiny_plan: Callable[..., Pla
     times = [100.0] * 35 + [1.0, 2.0] * 5 + [100.0] * 5
     result = conclude(RunEvidence(tiny_plan(), steps(times)))
     assert result.status == "success"
-    assert result.step_time_s is not None
+    assert result.step_time_s
     assert (result.step_time_s.count, result.step_time_s.mean, result.step_time_s.median) == (10, 1.5, 1.5)
     assert result.step_time_s.std == pytest.approx(0.52705, abs=1e-5)
     assert result.tokens_per_s == 1024 / 1.5
@@ -85,7 +84,7 @@ def test_a_value_that_is_not_finite_makes_a_run_invalid(
     assert result.status == "invalid"
     assert result.reason is not None
     assert "step 12" in result.reason
-    assert result.step_time_s is None
+    assert not result.step_time_s
     json.dumps(result.document(), allow_nan=False)
 
 
@@ -104,5 +103,5 @@ def test_a_run_that_did_not_reach_its_end_failed(
     result = conclude(RunEvidence(tiny_plan(), steps([1.0] * count), exit_code, "", interrupted))
     assert result.status == "failed"
     assert said in str(result.reason)
-    assert result.step_time_s is None
+    assert not result.step_time_s
     assert result.document()["tokens_per_s"] is None

@@ -10,15 +10,16 @@ from fake_steps import steps_of
 from step_series import step_times
 
 from llmb.metrics.steady_state import NO_STEADY_STATE
+from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.programs.engine.program import EngineProgram, with_steady_window
 from llmb.programs.port import End
 from llmb.report.run_report import run_document, run_table
 from llmb.runs.attempts import with_window
 from llmb.runs.claim import create_run_folder
-from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, BegunJob, RunRecord, queued_record
+from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.steps import Step, step_to_json
 
 
@@ -122,4 +123,4 @@ def test_the_result_says_why_there_is_no_window(record: RunRecord, tmp_path: Pat
     folder.steps.write_text("".join(f"{step_to_json(one)}\n" for one in series(times)))
     folder.log.write_text("")
     result = EngineProgram().result(folder, record, End(0))
-    assert (result.status, result.step_time_s, result.step_time_reason) == ("success", None, NO_STEADY_STATE)
+    assert (result.status, result.step_time_s) == ("success", Missing(NO_STEADY_STATE))

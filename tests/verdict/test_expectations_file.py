@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import UsageError
+from llmb.missing import Missing
 from llmb.verdict.expectations_file import ExpectationEntry, Expectations, read_expectations
 
 FILE = """\
@@ -46,13 +47,13 @@ def test_the_entry_that_names_most_of_a_run_is_its(tmp_path: Path) -> None:
 def test_a_run_without_an_entry_hears_of_the_nearest(tmp_path: Path) -> None:
     file = expectations(tmp_path)
     found = file.entry_for(BF16 | {"size": "70b"})
-    assert found == f"no entry of {file.path} fits; {file.path}:3 is for size 8b, not 70b"
-    assert expectations(tmp_path, "expectations: []").entry_for(BF16) == f"{file.path} has no entries"
+    assert found == Missing(f"no entry of {file.path} fits; {file.path}:3 is for size 8b, not 70b")
+    assert expectations(tmp_path, "expectations: []").entry_for(BF16) == Missing(f"{file.path} has no entries")
 
 
 def test_entries_that_name_as_much_decide_nothing(tmp_path: Path) -> None:
     file = expectations(tmp_path)
-    assert file.entry_for({}) == f"several entries fit: {file.path}:3, {file.path}:4"
+    assert file.entry_for({}) == Missing(f"several entries fit: {file.path}:3, {file.path}:4")
 
 
 def test_a_tolerance_is_the_entrys_or_the_files_or_the_default(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.identity import RunIdentity, Value, conditions_of, identity_of
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 from llmb.runs.record_file import BrokenRecord
-from llmb.runs.result import Result
 from llmb.runs.short_id import short_id
 from llmb.runs.steps import read_steps
 
@@ -134,7 +133,8 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
     record = run.record
     result = stored_result(run.folder, record)
     window = result.window or record.plan.window
-    times = _step_times(run.folder, window) if result.step_time_s else ()
+    kept = result.step_time_s or None
+    times = _step_times(run.folder, window) if kept else ()
     return AnalyzedRun(
         id=run.id,
         path=run.folder.path,
@@ -144,21 +144,17 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
         campaign=run.campaign,
         started_s=run.started_s,
         status=result.status,
-        reason=_why_no_measurement(result),
+        reason=result.flaw,
         window=window,
         step_times_s=times,
-        step_time_s=describe(times) if times else result.step_time_s,
+        step_time_s=describe(times) if times else kept,
         nodes=record.environment.nodes if record.environment else (),
         disturbing=result.other_work.disturbing if result.other_work else None,
         recipe=record.plan.recipe,
         record=record,
         source=record.run_id,
-        content=digest_of(identity_of(record).key, result.status, result.steps, window, times or result.step_time_s),
+        content=digest_of(identity_of(record).key, result.status, result.steps, window, times or kept),
     )
-
-
-def _why_no_measurement(result: Result) -> str | None:
-    return result.reason or result.step_time_reason or result.measurement_reason
 
 
 def _step_times(folder: RunFolder, window: Window) -> tuple[float, ...]:

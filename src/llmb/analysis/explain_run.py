@@ -46,7 +46,7 @@ def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdi
     if run.step_time_s is None:
         return None
     steps = _steps_of(run)
-    found = verdict or (run.record.result.verdict if run.record and run.record.result else None)
+    found = verdict or (run.record.result.verdict or None if run.record and run.record.result else None)
     reference = _baseline(run, against, steps) if against else _of_verdict(found, run, steps)
     return explain_evidence(_evidence(run, run.step_time_s.mean, steps), reference, _words(run))
 

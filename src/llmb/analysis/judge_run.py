@@ -14,8 +14,9 @@ from llmb.catalogue.load import Catalogue
 from llmb.errors import unknown
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.window import STEADY
+from llmb.missing import Missing
 from llmb.runs.identity import Value
-from llmb.runs.published_verdict import no_figure, published_verdict, steps_text, verdict_of_recipe
+from llmb.runs.published_verdict import published_verdict, steps_text, verdict_of_recipe
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.conditions import condition_values, find_conditions, title_of
 from llmb.verdict.expectations_file import Expectations, read_expectations
@@ -114,17 +115,16 @@ def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None, gpu_ty
     """Against the published figure of the run's recipe; ``gpu_type`` is that of a log that does not tell."""
     if run.record is None:
         return _judge_log(run, tolerance, gpu_type)
-    if why := no_figure(run.record.plan.recipe):
-        verdict = _without_figure(run, why)
-    else:
-        verdict = published_verdict(run.record, measured_run(run), run.window, tolerance)
-    return Judged(title_of_run(run), (run,), verdict, run.step_time_s)
+    found = published_verdict(run.record, measured_run(run), run.window, tolerance)
+    return Judged(title_of_run(run), (run,), _verdict(run, found), run.step_time_s)
 
 
-def _without_figure(run: AnalyzedRun, why: str) -> Verdict:
-    """A run that failed is invalid, whatever it could have been compared with."""
+def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
+    """Without a reference, a run that failed is invalid, whatever it could have been compared with."""
+    if not isinstance(found, Missing):
+        return found
     flaw = flaw_of(run)
-    return without_reference("invalid", flaw) if flaw else without_reference("not comparable", why)
+    return without_reference("invalid", flaw) if flaw else without_reference("not comparable", found.reason)
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | None) -> Judged:
@@ -133,25 +133,21 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | No
     known = {**({"gpu_type": gpu_type} if gpu_type else {}), **run.identity.configuration}
     known = as_catalogued(known, catalogue)
     recipe = find_recipe(known, catalogue)
-    why = no_figure(recipe) if recipe else _why_no_recipe(known)
-    if recipe is None or why:
-        verdict = _without_figure(run, why or NO_RECIPE)
-    else:
-        verdict = verdict_of_recipe(recipe, measured_run(run), tolerance)
-    return Judged(recipe.title() if recipe else run.path.name, (run,), verdict, run.step_time_s)
+    found = verdict_of_recipe(recipe, measured_run(run), tolerance) if recipe else _no_recipe(known)
+    return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found), run.step_time_s)
 
 
-def _why_no_recipe(known: Mapping[str, Value]) -> str:
-    missing = [title_of(key) for key in NEEDED if known.get(key) is None]
-    return f"the log does not report its {', '.join(missing)}" if missing else NO_RECIPE
+def _no_recipe(known: Mapping[str, Value]) -> Missing:
+    unknown_keys = [title_of(key) for key in NEEDED if known.get(key) is None]
+    return Missing(f"the log does not report its {', '.join(unknown_keys)}" if unknown_keys else NO_RECIPE)
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
     """Against the entry of the user's file that fits the run."""
     measured = measured_run(run)
     entry = expectations.entry_for(measured.conditions)
-    if isinstance(entry, str):
-        return Judged(title_of_run(run), (run,), _without_figure(run, entry), run.step_time_s)
+    if isinstance(entry, Missing):
+        return Judged(title_of_run(run), (run,), _verdict(run, entry), run.step_time_s)
     wanted = entry.values
     own = {key: value for key, value in measured.conditions.items() if key in wanted}
     conditions = find_conditions(own, wanted, "expectation")
@@ -270,10 +266,8 @@ def _kind_of_window(run: AnalyzedRun) -> str | None:
 def _accepted_repeats(title: str, repeats: Sequence[AnalyzedRun], tolerance: Tolerance) -> Judged:
     times, last = times_of(repeats), repeats[-1]
     assert last.record, "recipes are known of records alone"
-    if why := no_figure(last.record.plan.recipe):
-        verdict = without_reference("not comparable", why)
-    else:
-        verdict = published_verdict(last.record, _together(repeats), last.window, tolerance)
+    found = published_verdict(last.record, _together(repeats), last.window, tolerance)
+    verdict = without_reference("not comparable", found.reason) if isinstance(found, Missing) else found
     return Judged(title, tuple(repeats), verdict, times)
 
 

@@ -21,6 +21,7 @@ from llmb.logs.plain_text import PlainText
 from llmb.logs.reader import CHUNK_BYTES
 from llmb.logs.step_finder import StepFinder
 from llmb.logs.step_line import StepLine
+from llmb.missing import Missing
 from llmb.programs.lookup import find_program
 from llmb.runs.environment import Environment, read_environment
 from llmb.runs.folder import RunFolder
@@ -199,8 +200,8 @@ def expectation_of_file(path: Path, configuration: Mapping[str, Value]) -> Expec
     """The entry of the user's file that fits a run. Raises UsageError if there is none."""
     expectations = read_expectations(path)
     entry = expectations.entry_for(condition_values(configuration, unset="none"))
-    if isinstance(entry, str):
-        raise UsageError(entry, do="add an entry, or give the seconds with --expect-s")
+    if isinstance(entry, Missing):
+        raise UsageError(entry.reason, do="add an entry, or give the seconds with --expect-s")
     reference = entry.reference
     return Expected(
         step_time_s=reference.step_time_s,
@@ -214,7 +215,7 @@ def expectation(plan: Plan | None, given_s: float | None) -> Expected | None:
     if given_s is not None:
         return Expected(step_time_s=given_s, source="as given", tolerance_pct=default_tolerance("expectation").pct)
     figure = figure_of(plan.recipe) if plan else None
-    if figure is None or figure.step_time_s is None:
+    if not figure or figure.step_time_s is None:
         return None
     source, tolerance = f"published, {figure.source} line {figure.line}", default_tolerance("published")
     return Expected(step_time_s=figure.step_time_s, source=source, tolerance_pct=tolerance.pct)

@@ -19,8 +19,9 @@ from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
 from llmb.health.records import Check, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
-from llmb.health.source import FactSource, Missing
+from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts
+from llmb.missing import Missing
 from llmb.runs.host import host_name
 from llmb.schedulers.port import Scheduler, SchedulerSetup
 

@@ -7,17 +7,10 @@ import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llmb.site.machine import usable_cores
 from llmb.tools import Said, ask_program
-
-
-class Missing(NamedTuple):
-    """A fact that is not known, and why."""
-
-    reason: str
-
 
 Ask = Callable[[Sequence[str], float], Said]
 

@@ -60,7 +60,7 @@ def read_figures(run_dir: str) -> dict[str, Any]:
     result = record.result if record else None
     return {
         "step_time_s": result.step_time_s.mean if result and result.step_time_s else None,
-        "verdict": result.verdict.verdict if result and result.verdict else None,
+        "verdict": result.verdict_name if result else None,
     }
 
 

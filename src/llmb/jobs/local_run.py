@@ -86,8 +86,8 @@ class LocalRun:
         processes.look()
         for run in processes.others():
             yield f"warning: another run is on this machine: {run_text(run)}; step times of both will be rough"
-        gpus = find_gpus() if self.plan.device == "cuda" else ""
-        if not isinstance(gpus, str) and (pids := sorted({pid for each in gpus.processes() for pid in each or ()})):
+        gpus = find_gpus() if self.plan.device == "cuda" else None
+        if gpus and (pids := sorted({pid for each in gpus.processes() for pid in each or ()})):
             yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
 
     def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:

@@ -112,8 +112,7 @@ def _no_figures(status: Status, reason: str | None, steps: int) -> Result:
         status=status,
         reason=reason,
         steps=steps,
-        step_time_s=None,
+        step_time_s=NOT_SUCCESSFUL,
         loss=None,
         peak_memory_gib=None,
-        step_time_reason=NOT_SUCCESSFUL,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
 from llmb.jobs.repeats import Spread, spread_of
+from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.report.numbers import interval_of, known, number
 from llmb.report.plan_report import plan_title
@@ -103,8 +104,8 @@ def _content_rows(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
 
 def _add_step_time(table: Table, result: Result, expected: Expectation | None, reason: str | None) -> None:
     times = result.step_time_s
-    if times is None:
-        table.add_row("step time s", "n/a", "", result.step_time_reason or "")
+    if isinstance(times, Missing):
+        table.add_row("step time s", "n/a", "", times.reason)
         return
     source = f"{expected.source} line {expected.line}" if expected else reason or "no published figure"
     table.add_row("step time s, mean", number(times.mean), number(expected.step_time_s) if expected else "n/a", source)
@@ -271,7 +272,7 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
         Column("status", lambda run: run.result.status),
         number_column("step s", _mean_s, known),
         number_column("CV %", _cv_pct, known),
-        Column("verdict", lambda run: run.result.verdict and run.result.verdict.verdict),
+        Column("verdict", lambda run: run.result.verdict_name),
         Column("reason", _reason),
     ]
     for runs in filter(None, recipes):
@@ -286,12 +287,13 @@ def _mean_s(run: EndedRun) -> float | None:
 
 
 def _cv_pct(run: EndedRun) -> float | None:
-    times = run.result.step_time_s if run.mean_s is not None else None
-    return None if times is None or times.cv is None else 100 * times.cv
+    times = run.result.step_time_s
+    return 100 * times.cv if run.mean_s is not None and times and times.cv is not None else None
 
 
 def _reason(run: EndedRun) -> str | None:
-    return run.result.reason or (run.result.step_time_reason if _mean_s(run) is None else None)
+    times = run.result.step_time_s
+    return run.result.reason or (times.reason if isinstance(times, Missing) else None)
 
 
 def _spread_text(spread: Spread) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmb.missing import Missing
 from llmb.resources.sample import HostSample
 
 ROOT = Path("/")
@@ -43,18 +44,17 @@ class CpuEnergy:
         return self.total_uj / 1e6
 
 
-def find_cpu_energy(root: Path = ROOT) -> CpuEnergy | str:
-    """The reason if there is none."""
+def find_cpu_energy(root: Path = ROOT) -> CpuEnergy | Missing:
     zones = tuple(path for path in sorted((root / POWERCAP).glob("intel-rapl:*")) if path.name.count(":") == 1)
     try:
         packages = tuple(zone for zone in zones if (zone / "name").read_text().startswith("package"))
         if not packages:
-            return f"the kernel has no counters of CPU energy in /{POWERCAP}"
+            return Missing(f"the kernel has no counters of CPU energy in /{POWERCAP}")
         return CpuEnergy(packages)
     except OSError as error:
-        return f"{error.filename}: {error.strerror}"
+        return Missing(f"{error.filename}: {error.strerror}")
     except ValueError as error:
-        return f"/{POWERCAP}: {error}"
+        return Missing(f"/{POWERCAP}: {error}")
 
 
 @dataclass(frozen=True, slots=True)

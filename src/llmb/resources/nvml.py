@@ -5,11 +5,12 @@ from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any, TypeVar
 
+from llmb.missing import Missing
 from llmb.resources.records import reasons_of
 from llmb.resources.sample import GpuSamples, SampledGpu
 
 PACKAGE = "pynvml"
-MISSING = "nvidia-ml-py is not installed: pip install 'llmb[resources]'"
+NO_PACKAGE = Missing("nvidia-ml-py is not installed: pip install 'llmb[resources]'")
 MILLI = 1000
 Value = TypeVar("Value")
 
@@ -72,15 +73,15 @@ class Nvml:
         return None
 
 
-def find_gpus() -> Nvml | str:
-    """The reason if they cannot be sampled."""
+def find_gpus() -> Nvml | Missing:
+    """Missing if they cannot be sampled."""
     try:
         package = import_module(PACKAGE)
     except ImportError:
-        return MISSING
+        return NO_PACKAGE
     try:
         package.nvmlInit()
         found = Nvml(package)
     except package.NVMLError as error:
-        return f"NVML: {error}"
-    return found if found.handles else "NVML shows no GPU"
+        return Missing(f"NVML: {error}")
+    return found if found.handles else Missing("NVML shows no GPU")

@@ -14,13 +14,14 @@ from typing import Literal
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.record import Record, Threshold
+from llmb.missing import Missing
 from llmb.resources.read import Sampled
 from llmb.resources.records import NodeOtherWork, OtherRun, OtherWork
 from llmb.resources.sample import Sample, SeenRun
 from llmb.resources.series import TimeSpan
 
 DATA = Path(__file__).with_name("other_work.yaml")
-NOT_SAMPLED = "too little time was sampled around the window"
+NOT_SAMPLED = Missing("too little time was sampled around the window")
 NOT_SEEN = "the kernel does not show the processes of the run"
 NO_STEAL = "the kernel does not report it"
 NO_LIMIT = "the run has no CPU limit"
@@ -48,8 +49,8 @@ def find_other_work(
     spans: Sequence[TimeSpan],
     device: Device,
     gpus: Mapping[str, Collection[str]] | None = None,
-) -> OtherWork | str:
-    """``gpus`` are those of the run by node, None for all. The reason if no node was sampled long enough."""
+) -> OtherWork | Missing:
+    """``gpus`` are those of the run by node, None for all. Missing if no node was sampled long enough."""
     begin_s, end_s = min(span.begin_s for span in spans), max(span.end_s for span in spans)
     wider_s = max(0.0, rules().least_sampled_s.value - (end_s - begin_s) / 2)
     window = TimeSpan(begin_s - wider_s, end_s + wider_s)

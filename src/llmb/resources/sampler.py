@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from llmb.missing import Missing
 from llmb.resources.host import CpuEnergy, find_cpu_energy, find_cpu_limit, read_host
 from llmb.resources.nvml import Nvml, find_gpus
 from llmb.resources.processes import NodeProcesses
@@ -35,11 +36,12 @@ class NodeSampler:
     def __init__(self, node: str, device: str, worker: int, folder: Path) -> None:
         self.node, self.worker = node, worker
         self.processes, self.limit = NodeProcesses(folder), find_cpu_limit()
-        gpus = find_gpus() if device == "cuda" else "the run computes on a CPU"
+        gpus = find_gpus() if device == "cuda" else Missing("the run computes on a CPU")
         energy = find_cpu_energy()
-        self.gpus: Nvml | None = gpus if isinstance(gpus, Nvml) else None
-        self.energy: CpuEnergy | None = energy if isinstance(energy, CpuEnergy) else None
-        self.missing = {name: item for name, item in (("gpus", gpus), ("cpu_energy", energy)) if isinstance(item, str)}
+        self.gpus: Nvml | None = gpus or None
+        self.energy: CpuEnergy | None = energy or None
+        named = {"gpus": gpus, "cpu_energy": energy}
+        self.missing = {name: item.reason for name, item in named.items() if isinstance(item, Missing)}
 
     def start(self, interval_s: float) -> SamplerStart:
         return SamplerStart(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, TypeVar
 
+from llmb.missing import Missing
 from llmb.resources.read import Sampled
 from llmb.resources.records import EnergySource, GpuUse, HostUse, ResourceUse
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu
@@ -50,12 +51,12 @@ class _Node:
         return self.sampled.start.node
 
 
-def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | str:
-    """The reason if no sample was taken while the steps ran."""
+def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | Missing:
+    """Missing if no sample was taken while the steps ran."""
     spans = merged(work.spans)
     nodes = _nodes(sampled, spans)
     if not nodes:
-        return _no_sample(sampled, spans)
+        return Missing(_no_sample(sampled, spans))
     hosts = tuple(_host(node, spans) for node in nodes)
     gpus = tuple(gpu for node in nodes for gpu in _gpus(node, spans, work.gpus))
     silent = _silent(nodes, gpus, work)

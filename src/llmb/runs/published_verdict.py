@@ -9,6 +9,7 @@ from llmb.catalogue.published import Expectation, PublishedCondition
 from llmb.catalogue.records import Recipe, Window
 from llmb.checkpoints.origin import dataset_title
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
+from llmb.missing import Missing
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result
@@ -25,33 +26,24 @@ WORK = ("gbs", "seq_len", "layers")
 
 def with_verdict(result: Result, record: RunRecord) -> Result:
     """The result of the run of ``record``, judged, or with the reason why it cannot be."""
-    if why := no_figure(record.plan.recipe):
-        return result.model_copy(update={"verdict": None, "verdict_reason": why})
     measured = Measured(
-        step_time_s=result.step_time_s,
-        flaw=result.reason or result.step_time_reason or result.measurement_reason,
+        step_time_s=result.step_time_s or None,
+        flaw=result.flaw,
         disturbed="; ".join(result.other_work.disturbing) or None if result.other_work else None,
     )
-    verdict = published_verdict(record, measured, result.window)
-    return result.model_copy(update={"verdict": verdict, "verdict_reason": None})
+    return result.model_copy(update={"verdict": published_verdict(record, measured, result.window)})
 
 
-def no_figure(recipe: Recipe) -> str | None:
-    """Why there is no published step time of the recipe; None if there is one."""
-    if figure_of(recipe):
-        return None
-    return f"no published figure: {recipe.expectations_reason or 'the document has no step time'}"
-
-
-def figure_of(recipe: Recipe) -> Expectation | None:
+def figure_of(recipe: Recipe) -> Expectation | Missing:
     """The published figure with a step time; that of a table before that of an example."""
-    return next((figure for figure in recipe.expectations if figure.step_time_s is not None), None)
+    missing = Missing(f"no published figure: {recipe.expectations_reason or 'the document has no step time'}")
+    return next((figure for figure in recipe.expectations if figure.step_time_s is not None), missing)
 
 
 def published_verdict(
     record: RunRecord, measured: Measured, window: Window | None, tolerance: Tolerance | None = None
-) -> Verdict:
-    """Verdict of a run whose recipe has a published figure. ``window`` is the one that its steps decided, if they did.
+) -> Verdict | Missing:
+    """Against the published figure of the run's recipe. ``window`` is the one that its steps decided, if they did.
 
     The conditions are those that documents tell, in their words.
     """
@@ -59,10 +51,12 @@ def published_verdict(
     return verdict_of_recipe(record.plan.recipe, replace(measured, conditions=own), tolerance)
 
 
-def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance | None = None) -> Verdict:
+def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance | None = None) -> Verdict | Missing:
     """Verdict of anything that measured ``recipe``, with its conditions as far as they are known."""
     figure = figure_of(recipe)
-    assert figure and figure.step_time_s, "no_figure tells whether there is one"
+    if isinstance(figure, Missing):
+        return figure
+    assert figure.step_time_s, "figures without one are passed over"
     window = published_window(figure)
     reference = Reference(
         kind="published",

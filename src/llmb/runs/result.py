@@ -1,26 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a run: its status with a reason, and its figures. Pure."""
+"""The result of a run: its status with a reason and its figures, concluded from what the run left behind. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Literal
 
+from llmb.catalogue.record import ReasonedRecord
 from llmb.catalogue.records import Packing, Record, Window
 from llmb.metrics.parameters import parameter_count, trainable_parameters
-from llmb.metrics.statistics import Statistics
+from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import throughput
+from llmb.metrics.window import STEADY
+from llmb.missing import Missing
+from llmb.resources.other_work import find_other_work
+from llmb.resources.read import Sampled
 from llmb.resources.records import OtherWork, ResourceUse
+from llmb.resources.series import TimeSpan
+from llmb.resources.summary import SampledWork, summarize
 from llmb.runs.attention import AttentionBackend, Fp8Product
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
-from llmb.runs.plan import Plan
+from llmb.runs.environment import Environment, GpuState
+from llmb.runs.failure import first_failure
+from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
-from llmb.runs.steps import Counters, Step
-from llmb.verdict.records import Verdict
+from llmb.runs.steps import Counters, Step, count_steps
+from llmb.verdict.records import Verdict, VerdictName
 
 Status = Literal["queued", "running", "success", "failed", "invalid"]
-NOT_SUCCESSFUL = "the run was not successful"
-"""Why a run has no step time."""
+NOT_SUCCESSFUL = Missing("the run was not successful")
+"""In place of the figures of such a run."""
+NOT_SAMPLED = Missing("the run was not sampled")
+GIB = 2**30
+MOST_PROFILED = 0.5
+"""Maximum fraction of the window's steps that may be profiled and thus excluded for valid statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +78,15 @@ class Parameters(Record):
     trainable: int
 
 
-class Result(Record):
+class Result(ReasonedRecord):
     """Status, reason and figures of a run; unavailable figures are None. The keys are a contract."""
 
     status: Status
     reason: str | None
     steps: int
-    step_time_s: Statistics | None
+    step_time_s: Statistics | Missing
     loss: Loss | None
     peak_memory_gib: float | None
-    step_time_reason: str | None = None
-    """The reason if ``step_time_s`` is None."""
     window: Window | None = None
     """The steps of the statistics, if that became known after the run; None for the window of the plan."""
     measurement_reason: str | None = None
@@ -101,20 +113,24 @@ class Result(Record):
     peak_tflops: float | None = None
     reasons: dict[str, str] | None = None
     """Reasons for figures that are None, by name."""
-    verdict: Verdict | None = None
-    """Against the published figure; None if there is none, and until a run is concluded."""
-    verdict_reason: str | None = None
-    """Why ``verdict`` is None."""
+    verdict: Verdict | Missing = Missing("the run is not judged yet")
+    """Against the published figure."""
     note: str | None = None
     """What came after the last step of a success: an error, a signal, the time limit; else None."""
-    resources: ResourceUse | None = None
+    resources: ResourceUse | Missing = NOT_SUCCESSFUL
     """Use of resources in the steps of the window."""
-    resources_reason: str | None = None
-    """Why ``resources`` is None."""
-    other_work: OtherWork | None = None
+    other_work: OtherWork | Missing = NOT_SUCCESSFUL
     """Around the window; its ``disturbing`` makes a verdict soft."""
-    other_work_reason: str | None = None
-    """Why ``other_work`` is None."""
+
+    @property
+    def flaw(self) -> str | None:
+        """Why the run is no measurement; None if it is one."""
+        times = self.step_time_s
+        return self.reason or (times.reason if isinstance(times, Missing) else self.measurement_reason)
+
+    @property
+    def verdict_name(self) -> VerdictName | None:
+        return self.verdict.verdict if self.verdict else None
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -170,3 +186,147 @@ def no_measurement(plan: Plan, began: int | None = None) -> str | None:
         return "the window includes the first step, which includes warm-up"
     resumed = "; it shows that the checkpoint loads" if plan.start else ""
     return f"the only step is the first one, which includes warm-up{resumed}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvidence:
+    """All that the result of a run is concluded from."""
+
+    plan: EnginePlan
+    """Its window is that of the statistics, also if its rule is ``auto``."""
+    steps: Sequence[Step]
+    exit_code: int = 0
+    log_tail: str = ""
+    interrupted: str | None = None
+    """What ended the run from outside."""
+    checkpoint: CheckpointReport | None = None
+    profile: ProfileReport | None = None
+    no_window: str | None = None
+    """Why the steps of the window cannot be combined."""
+    began: int | None = None
+    """The first step of the attempt that trained the window, if not that of the run."""
+    contradiction: str | None = None
+    """Why the record of a run that did all its steps cannot be true."""
+    environment: Environment | None = None
+    samples: Sequence[Sampled] | Missing = NOT_SAMPLED
+    """Samples of the resources in use."""
+
+
+def conclude(evidence: RunEvidence) -> Result:
+    """The result of a run, but for its verdict."""
+    plan, steps, window = evidence.plan, evidence.steps, evidence.plan.window
+    status, reason = _status(evidence)
+    inside = [step for step in steps if window.first <= step.step <= window.last]
+    statistics = _statistics(evidence, status, inside)
+    inside = [step for step in inside if not step.profiled]
+    resources, other_work = _used(evidence, inside, statistics)
+    attention = evidence.environment and evidence.environment.attention
+    return Result(
+        status=status,
+        reason=reason,
+        steps=len(steps),
+        step_time_s=statistics,
+        loss=Loss(first=steps[0].loss, last=steps[-1].loss) if steps and status != "invalid" else None,
+        peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
+        window=window if statistics and window.rule == STEADY else None,
+        measurement_reason=no_measurement(plan, evidence.began) if statistics else None,
+        checkpoint=evidence.checkpoint,
+        profile=evidence.profile,
+        expert_load=_expert_load(plan, inside) if statistics else None,
+        counters=count_steps(steps),
+        attention_backend=attention.backend if attention else None,
+        fp8=_fp8(evidence, inside) if statistics else None,
+        resources=resources,
+        other_work=other_work,
+        **(figures_of(plan, statistics.mean, measured_packing(plan, inside)) if statistics else {}),
+    )
+
+
+def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
+    done = f"{len(evidence.steps)} of {evidence.plan.steps} steps"
+    if evidence.interrupted:
+        return "failed", f"interrupted by {evidence.interrupted} after {done}"
+    spoiled = next((step for step in evidence.steps if not step.finite), None)
+    if spoiled:
+        return "invalid", spoiled.values_text()
+    if evidence.exit_code:
+        why = first_failure(evidence.log_tail) or f"the workers ended with exit code {evidence.exit_code}"
+        return "failed", f"{why}, after {done}"
+    if len(evidence.steps) != evidence.plan.steps:
+        return "failed", f"the workers ended after {done}"
+    return ("invalid", evidence.contradiction) if evidence.contradiction else ("success", None)
+
+
+def _statistics(evidence: RunEvidence, status: Status, inside: Sequence[Step]) -> Statistics | Missing:
+    """Statistics of the steps ``inside`` of the window, without profiled ones."""
+    plan, size = evidence.plan, evidence.plan.window.last - evidence.plan.window.first + 1
+    if status != "success":
+        return NOT_SUCCESSFUL
+    if len(inside) < size:
+        return Missing(f"only {len(inside)} of the {size} steps of the window were completed")
+    profiled = sum(step.profiled for step in inside)
+    if profiled / size > MOST_PROFILED:
+        what = "traced" if plan.nccl_trace else "profiled"
+        return Missing(f"{profiled} of the {size} steps of the window were {what}, which slows them down")
+    if evidence.no_window:
+        return Missing(evidence.no_window)
+    return describe([step.step_time_s for step in inside if not step.profiled])
+
+
+def _expert_load(plan: EnginePlan, steps: Sequence[Step]) -> ExpertLoadReport | None:
+    loads = [step.expert_load for step in steps if step.expert_load]
+    if not loads:
+        return None
+    return ExpertLoadReport(
+        max_over_mean=fmean(load.max_over_mean for load in loads),
+        idle_experts=fmean(load.idle_experts for load in loads),
+        forced=plan.force_load_balancing,
+        capacity_factor=plan.capacity_factor,
+        dropped_pct=100 * fmean(load.dropped_share for load in loads),
+    )
+
+
+def _fp8(evidence: RunEvidence, steps: Sequence[Step]) -> Fp8Report | None:
+    plan, environment = evidence.plan, evidence.environment
+    counts = [step.fp8 for step in steps if step.fp8]
+    if not counts or plan.fp8_recipe is None:
+        return None
+    return Fp8Report(
+        recipe=plan.fp8_recipe,
+        emulated=plan.emulate_fp8,
+        saturated_tensors=fmean(count.saturated_tensors for count in counts),
+        not_finite_tensors=fmean(count.not_finite_tensors for count in counts),
+        product=environment.fp8_product if environment else None,
+    )
+
+
+def _used(
+    evidence: RunEvidence, inside: Sequence[Step], statistics: Statistics | Missing
+) -> tuple[ResourceUse | Missing, OtherWork | Missing]:
+    """Use of resources, and other work, in the steps that ``statistics`` are of."""
+    samples = evidence.samples
+    if isinstance(samples, Missing):
+        return samples, samples
+    if isinstance(statistics, Missing):
+        return statistics, statistics
+    plan, environment = evidence.plan, evidence.environment
+    spans = tuple(TimeSpan(step.ended_s - step.step_time_s, step.ended_s) for step in inside)
+    gpus = _gpus(environment.gpus) if environment and environment.gpus else None
+    work = SampledWork(
+        spans=spans,
+        tokens=len(spans) * plan.recipe.layout.gbs * plan.recipe.layout.seq_len,
+        device=plan.device,
+        nodes=environment.nodes if environment else (),
+        gpus=gpus,
+    )
+    return summarize(samples, work), find_other_work(samples, spans, plan.device, gpus)
+
+
+def _gpus(states: Iterable[GpuState]) -> dict[str, set[str]] | None:
+    """The GPUs that train, by node; None if an id is unknown."""
+    gpus: dict[str, set[str]] = {}
+    for gpu in states:
+        if gpu.uuid is None:
+            return None
+        gpus.setdefault(gpu.node, set()).add(gpu.uuid)
+    return gpus

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmb.catalogue.records import Record
+from llmb.missing import Missing
 from llmb.verdict.causes_evidence import CauseName, CauseRule, Differing, Evidence, ReferenceTime, cause_rules
-from llmb.verdict.causes_measured import FINDERS, Bound, FoundCause, NotKnown
+from llmb.verdict.causes_measured import FINDERS, Bound, FoundCause
 
 MOST_SHOWN = 4
 """Differences of one cause."""
@@ -98,18 +99,18 @@ def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Word
                 confirm=_command(cause_rules().rule(name), words),
             )
             for name, item in measured.items()
-            if isinstance(item, NotKnown)
+            if isinstance(item, Missing)
         ),
     )
 
 
-def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseName, FoundCause | NotKnown]]:
+def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseName, FoundCause | Missing]]:
     """Less what the baseline has of the same. What differs by choice is left to the differences."""
     for name, find in FINDERS.items():
         item = find(run)
         if item is None:
             continue
-        if baseline is None or isinstance(item, NotKnown) or cause_rules().rule(name).first:
+        if baseline is None or isinstance(item, Missing) or cause_rules().rule(name).first:
             yield name, item
             continue
         other = find(baseline)
@@ -119,7 +120,7 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
         elif name == "recomputation":
             if baseline.work != run.work:
                 yield name, item
-        elif isinstance(other, NotKnown):
+        elif isinstance(other, Missing):
             yield name, item
         else:
             yield name, _more(item, other)

@@ -12,6 +12,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
+from llmb.missing import Missing
 from llmb.verdict.causes_evidence import CauseName, Evidence, Throttle, cause_rules
 
 Bound = Literal["about", "at least", "at most"]
@@ -34,14 +35,7 @@ class FoundCause:
     evidence: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NotKnown:
-    """Why the evidence at hand does not tell."""
-
-    reason: str
-
-
-Finder = Callable[[Evidence], FoundCause | NotKnown | None]
+Finder = Callable[[Evidence], FoundCause | Missing | None]
 
 
 def other_work(run: Evidence) -> FoundCause | None:
@@ -49,16 +43,16 @@ def other_work(run: Evidence) -> FoundCause | None:
     return FoundCause(share_s=None, evidence=run.disturbing) if run.disturbing else None
 
 
-def slow_rank(run: Evidence) -> FoundCause | NotKnown | None:
+def slow_rank(run: Evidence) -> FoundCause | Missing | None:
     """All ranks wait for a slow one; it is the one whose own layers take longer."""
     work = run.work
     if work and work.ranks == 1:
         return None
     timed = [(step.slowest_layer_rank, step.layer_s_max, step.layer_s_median) for step in run.steps]
     if not work or not timed:
-        return NotKnown(NO_STEPS)
+        return Missing(NO_STEPS)
     if not work.comparable_layers:
-        return NotKnown("its pipeline stages have different layers, whose times cannot be compared")
+        return Missing("its pipeline stages have different layers, whose times cannot be compared")
     rank, times = Counter(rank for rank, _, _ in timed).most_common(1)[0]
     excess_s = median([most - middle if own == rank else 0.0 for own, most, middle in timed])
     usual_s = median([middle for _, _, middle in timed])
@@ -79,7 +73,7 @@ def slow_rank(run: Evidence) -> FoundCause | NotKnown | None:
     )
 
 
-def exposed_communication(run: Evidence) -> FoundCause | NotKnown | None:
+def exposed_communication(run: Evidence) -> FoundCause | Missing | None:
     """By a trace; without one by the time around the layers of a forward pass, in which parameters are gathered."""
     if run.work and run.work.ranks == 1:
         return None
@@ -87,9 +81,9 @@ def exposed_communication(run: Evidence) -> FoundCause | NotKnown | None:
         return _traced_communication(run)
     outside = [step.outside_layers_s for step in run.steps]
     if not outside:
-        return NotKnown("no step was traced")
+        return Missing("no step was traced")
     if host_is_late(run):
-        return NotKnown("no step was traced, and the GPU also waits for the host")
+        return Missing("no step was traced, and the GPU also waits for the host")
     return FoundCause(
         share_s=median(outside),
         bound="at least",
@@ -133,7 +127,7 @@ def host_is_late(run: Evidence) -> bool:
     return bool(ahead) and median(ahead) < run.step_time_s * cause_rules().host_ahead_pct.value / 100
 
 
-def host_bound(run: Evidence) -> FoundCause | NotKnown | None:
+def host_bound(run: Evidence) -> FoundCause | Missing | None:
     if run.work and not run.work.on_gpu:
         return None
     late = host_is_late(run)
@@ -143,14 +137,14 @@ def host_bound(run: Evidence) -> FoundCause | NotKnown | None:
         evidence = f"in step {run.trace.step}, which was traced, the GPU is idle {_ms(run.trace.idle_s)}"
         return FoundCause(share_s=idle_s, evidence=(evidence, *([ahead] if late else [])))
     if not _host_ahead(run):
-        return NotKnown("no step was traced")
+        return Missing("no step was traced")
     return FoundCause(share_s=None, evidence=(ahead,)) if late else None
 
 
-def data_bound(run: Evidence) -> FoundCause | NotKnown | None:
+def data_bound(run: Evidence) -> FoundCause | Missing | None:
     waits = [step.data_wait_s for step in run.steps]
     if not waits:
-        return NotKnown(NO_STEPS)
+        return Missing(NO_STEPS)
     on_gpu = run.work is not None and run.work.on_gpu
     if on_gpu and not host_is_late(run):
         return None  # the host waits while the GPU still has work
@@ -161,7 +155,7 @@ def data_bound(run: Evidence) -> FoundCause | NotKnown | None:
     )
 
 
-def checkpoint(run: Evidence) -> FoundCause | NotKnown | None:
+def checkpoint(run: Evidence) -> FoundCause | Missing | None:
     """Steps that are slower while a checkpoint is written, and the pauses in which training waits for one."""
     if run.work and not run.work.saves:
         return None
@@ -169,7 +163,7 @@ def checkpoint(run: Evidence) -> FoundCause | NotKnown | None:
     saving = [step.step_time_s for step in run.steps if step.saving]
     others = [step.step_time_s for step in run.steps if not step.saving]
     if not run.steps or not run.work:
-        return NotKnown(NO_STEPS)
+        return Missing(NO_STEPS)
     slower_s = max(0.0, median(saving) - median(others)) if saving and others else 0.0
     within_s, between_s = slower_s * len(saving) / len(run.steps), fmean(pauses)
     if saving and others:
@@ -187,21 +181,21 @@ def checkpoint(run: Evidence) -> FoundCause | NotKnown | None:
     )
 
 
-def logging(run: Evidence) -> FoundCause | NotKnown | None:
+def logging(run: Evidence) -> FoundCause | Missing | None:
     pauses = [step.pause_s for step in run.steps]
     if run.work and run.work.saves:
         return None  # the pauses are of its checkpoints
     if not pauses or not run.work:
-        return NotKnown(NO_STEPS)
+        return Missing(NO_STEPS)
     said = f"{_ms(fmean(pauses))} between two steps, on the rank where it is longest"
     return FoundCause(share_s=fmean(pauses), in_step=False, evidence=(said,))
 
 
-def stalls(run: Evidence) -> FoundCause | NotKnown | None:
+def stalls(run: Evidence) -> FoundCause | Missing | None:
     """Steps far above their neighbors; neither those that save nor their waiting for data, which are other causes."""
     times = run.step_times_s
     if len(times) < FEWEST_STEPS:
-        return NotKnown(f"its window has {len(times)} steps, and it takes {FEWEST_STEPS} to tell which are unusual")
+        return Missing(f"its window has {len(times)} steps, and it takes {FEWEST_STEPS} to tell which are unusual")
     known = run.steps if len(run.steps) == len(times) else ()
     anomalies = find_anomalies(times, known[0].step if known else 0)
     explained = {step.step: math.inf if step.saving else step.data_wait_s or 0.0 for step in known}
@@ -221,11 +215,11 @@ def stalls(run: Evidence) -> FoundCause | NotKnown | None:
     )
 
 
-def recomputation(run: Evidence) -> FoundCause | NotKnown | None:
+def recomputation(run: Evidence) -> FoundCause | Missing | None:
     """Full recomputation repeats the forward passes of all layers, whose time is measured."""
     work = run.work
     if work is None or work.recompute is None:
-        return NotKnown("only the plans of llmb's own engine tell what is recomputed")
+        return Missing("only the plans of llmb's own engine tell what is recomputed")
     if work.recompute == "none":
         return None
     layers = [step.layer_s_median for step in run.steps]
@@ -239,12 +233,12 @@ def recomputation(run: Evidence) -> FoundCause | NotKnown | None:
     return FoundCause(share_s=again_s, bound=bound, evidence=(said, f"all of them take {_ms(again_s)} per step"))
 
 
-def throttled_clocks(run: Evidence) -> FoundCause | NotKnown | None:
+def throttled_clocks(run: Evidence) -> FoundCause | Missing | None:
     """``at most``: throttled clocks are lower, not zero."""
     if run.work and not run.work.on_gpu:
         return None
     if run.throttled is None:
-        return NotKnown("the clocks of its GPUs were not recorded")
+        return Missing("the clocks of its GPUs were not recorded")
     throttled = [item for item in run.throttled if item.reason not in cause_rules().idle_reasons]
     if not throttled:
         return None

@@ -13,6 +13,7 @@ from llmb.catalogue.records import Dtype, Record
 from llmb.doc_pages import see
 from llmb.errors import UsageError
 from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
+from llmb.missing import Missing
 from llmb.verdict.conditions import Values, condition_values
 from llmb.verdict.records import Interval, Reference
 from llmb.verdict.tolerance import Tolerance, default_tolerance
@@ -128,18 +129,19 @@ class Expectations:
             return Tolerance(self.tolerance_pct, f"{self.path}: tolerance_pct")
         return default_tolerance("expectation")
 
-    def entry_for(self, known: Values) -> ExpectationEntry | str:
-        """The entry that names most of what is ``known`` of a run, and nothing else; or why there is none."""
+    def entry_for(self, known: Values) -> ExpectationEntry | Missing:
+        """The entry that names most of what is ``known`` of a run, and nothing else."""
         if not self.entries:
-            return f"{self.path} has no entries"
+            return Missing(f"{self.path} has no entries")
         fitting = [entry for entry in self.entries if not list(_contradictions(entry, known))]
         if not fitting:
             near = min(self.entries, key=lambda entry: len(list(_contradictions(entry, known))))
-            return f"no entry of {self.path} fits; {near.where} is for {', '.join(_contradictions(near, known))}"
+            others = ", ".join(_contradictions(near, known))
+            return Missing(f"no entry of {self.path} fits; {near.where} is for {others}")
         most = max(_confirmed(entry, known) for entry in fitting)
         best = [entry for entry in fitting if _confirmed(entry, known) == most]
         if len(best) > 1:
-            return f"several entries fit: {', '.join(entry.where for entry in best)}"
+            return Missing(f"several entries fit: {', '.join(entry.where for entry in best)}")
         return best[0]
 
 

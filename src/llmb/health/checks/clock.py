@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmb.health.rules import Finding, rule
-from llmb.health.source import FactSource, Missing
+from llmb.health.source import FactSource
+from llmb.missing import Missing
 
 ROUNDS = 5
 TICK_S = 0.01

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from llmb.health.checks.disk import read_disk
 from llmb.health.rules import Finding, rule
-from llmb.health.source import FactSource, Missing
+from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts
 from llmb.health.words import gb, listed
+from llmb.missing import Missing
 
 LIMIT_S = 20.0
 VERSIONS = {

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llmb.health.source import FactSource, Missing
+from llmb.health.source import FactSource
+from llmb.missing import Missing
 from llmb.runs.gpu_states import PROGRAM, QUERIES, NodeGpus, command, parse_states
 from llmb.tools import Said
 

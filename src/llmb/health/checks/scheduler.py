@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from llmb.health.rules import Finding, names_of, rule, skipped
-from llmb.health.source import Missing
 from llmb.health.wanted import WantedFacts
+from llmb.missing import Missing
 from llmb.schedulers.port import SchedulerSetup, Trait
 
 CHECKED: tuple[Trait, ...] = ("tracking", "binding", "selection", "gpus", "mpi", "containers")

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmb import __version__
 from llmb.health.rules import Finding, names_of, rule, skipped
-from llmb.health.source import FactSource, Missing, printed_documents
+from llmb.health.source import FactSource, printed_documents
 from llmb.health.wanted import WantedFacts
+from llmb.missing import Missing
 
 OLDEST_PYTHON = (3, 11)
 IN_CONTAINER = "jobs run in a container, which has its own"

@@ -13,6 +13,7 @@ from llmb.jobspec.spec import PYTHON, RUN_FOLDER
 from llmb.jobspec.variables import VariableLayer
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY
+from llmb.missing import Missing
 from llmb.programs.engine.nsys import with_profiler
 from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
@@ -23,14 +24,13 @@ from llmb.runs.attempts import cut, is_done, window_began
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
-from llmb.runs.evidence import RunEvidence, conclude
 from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.planning import plan_training
 from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
-from llmb.runs.result import Result
+from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
 from llmb.runs.step_follower import StepFollower
 from llmb.runs.steps import Step, read_steps
 
@@ -111,17 +111,17 @@ class EngineProgram(Program):
                 began=window_began(record),
                 contradiction=contradiction,
                 environment=record.environment,
-                samples=_samples(folder.resources) if sampled else "the run was not sampled",
+                samples=_samples(folder.resources) if sampled else NOT_SAMPLED,
             )
         )
 
 
-def _samples(folder: Path) -> Sequence[Sampled] | str:
+def _samples(folder: Path) -> Sequence[Sampled] | Missing:
     """Samples that cannot be read do not spoil a result."""
     try:
         return read_samples(folder)
     except OSError as error:
-        return f"the samples cannot be read: {error.strerror}"
+        return Missing(f"the samples cannot be read: {error.strerror}")
 
 
 def engine_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:

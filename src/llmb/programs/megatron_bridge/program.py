@@ -15,7 +15,9 @@ from llmb.jobspec.variables import VariableLayer
 from llmb.logs.formats.megatron import FORMAT, MegatronReader
 from llmb.logs.outcome import FINISHED, LogOutcome, judge_log
 from llmb.logs.reader import read_log
+from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
+from llmb.missing import Missing
 from llmb.programs.megatron_bridge.command import (
     bridge_command,
     bridge_data,
@@ -39,7 +41,7 @@ from llmb.runs.step_follower import StepNews
 
 SAVED = "train_state.pt"
 """Written into a checkpoint's folder, ``iter_<step>``, once it is complete (training/checkpointing.py)."""
-NOT_SAMPLED = "only runs of llmb's own engine are sampled"
+NOT_SAMPLED = Missing("only runs of llmb's own engine are sampled")
 
 
 def result_of_log(
@@ -62,8 +64,7 @@ def result_of_log(
     elif end.exit_code:
         reasons.append(f"exit code {end.exit_code}")
     losses = (outcome.loss_first, outcome.loss_last)
-    no_statistics = _no_statistics(plan, status, outcome)
-    times = None if no_statistics else outcome.step_time_s
+    times = _statistics(plan, status, outcome)
     return Result(
         status=status,
         reason=None if status == "success" else "; ".join(reasons),
@@ -71,26 +72,25 @@ def result_of_log(
         step_time_s=times,
         loss=None if None in losses or status == "invalid" else Loss(first=_known(losses[0]), last=_known(losses[1])),
         peak_memory_gib=None,
-        step_time_reason=no_statistics,
         window=outcome.window if times and outcome.window and outcome.window.rule == STEADY else None,
         profile=profile,
-        resources_reason=NOT_SAMPLED,
-        other_work_reason=NOT_SAMPLED,
+        resources=NOT_SAMPLED,
+        other_work=NOT_SAMPLED,
         **(figures_of(plan, times.mean) if times else {}),
     )
 
 
-def _no_statistics(plan: Plan, status: Status, outcome: LogOutcome) -> str | None:
+def _statistics(plan: Plan, status: Status, outcome: LogOutcome) -> Statistics | Missing:
     """The log has the statistics of the window as a whole, without a step that was profiled or with it."""
     if status != "success":
         return NOT_SUCCESSFUL
     if outcome.window is None:
-        return outcome.reason
+        return Missing(outcome.reason)
     window = [iteration - FORMAT.first_number for iteration in range(outcome.window.first, outcome.window.last + 1)]
     profiled = sum(plan.slows_down(step) for step in window)
-    if not profiled:
-        return None if outcome.step_time_s else outcome.reason
-    return f"{profiled} of the {len(window)} steps of the window were profiled, which slows them down"
+    if profiled:
+        return Missing(f"{profiled} of the {len(window)} steps of the window were profiled, which slows them down")
+    return outcome.step_time_s or Missing(outcome.reason)
 
 
 def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:
