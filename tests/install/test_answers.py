@@ -11,20 +11,20 @@ import yaml
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
 from llmb.install.answer_files import read_answers
-from llmb.install.answers import Answers, answers_of_shell
+from llmb.install.answers import answers_of_shell, answers_schema
 from llmb.install.complete import completed
 from llmb.install.detect import Surroundings
-from llmb.install.questions import all_questions
-from llmb.schedulers.port import Offer, Partition
+from llmb.install.questions import SchedulerName
+from llmb.schedulers.offer import Offer, Partition
 
 Install = Callable[..., Any]
+ANSWERS = answers_schema()
 TOKEN = "hf_" + "a1B2" * 8
 
 
 def cluster(**changes: Any) -> Surroundings:
     """A cluster as Slurm would show it."""
-    found = Surroundings(catalogue=Catalogue(), programs=frozenset(["sinfo", "uv"]), architecture="x86_64", **changes)
-    found.queue = Offer(
+    offer = Offer(
         partitions=(
             Partition(name="batch", nodes=4, gpus_per_node=8, gres_type="h100", architecture="x86_64"),
             Partition(name="big", nodes=2, gpus_per_node=8, gres_type="b200", architecture="x86_64"),
@@ -32,12 +32,18 @@ def cluster(**changes: Any) -> Surroundings:
         ),
         accounts=("bench", "other"),
     )
-    return found
+    return Surroundings(
+        catalogue=Catalogue(),
+        programs=frozenset(["uv"]),
+        architecture="x86_64",
+        offers={"slurm": offer},
+        **changes,
+    )
 
 
 def test_all_that_is_missing_is_named_at_once_with_options_and_choices() -> None:
     with pytest.raises(UsageError) as caught:
-        completed(Answers(), cluster(), None)
+        completed(ANSWERS(), cluster(), None)
     lines = caught.value.what.splitlines()
     assert lines[0] == "4 answers are missing or wrong:"
     assert lines[1].strip() == "--account: it is not specified; valid: bench, other, none"
@@ -47,7 +53,7 @@ def test_all_that_is_missing_is_named_at_once_with_options_and_choices() -> None
 
 
 def test_what_the_cluster_shows_need_not_be_answered() -> None:
-    given = Answers(account="bench", gpu_partition="big", workloads=("pretrain_llama3.1",))
+    given = ANSWERS(account="bench", gpu_partition="big", workloads=("pretrain_llama3.1",))
     found = completed(given, cluster(), None)
     assert (found.scheduler, found.gpu_type, found.gpus_per_node) == ("slurm", "b200", 8)
     assert (found.gpu_request, found.node_architecture, found.environment) == ("gpus-per-node", "x86_64", "uv")
@@ -77,20 +83,20 @@ def test_what_the_cluster_shows_need_not_be_answered() -> None:
 def test_a_wrong_answer_is_refused_with_the_reason(wrong: dict[str, Any], why: str) -> None:
     right = {"account": "bench", "gpu_partition": "batch", "workloads": ("pretrain_llama3.1",)}
     with pytest.raises(UsageError) as caught:
-        completed(Answers.model_validate({**right, **wrong}), cluster(), None)
+        completed(ANSWERS(**{**right, **wrong}), cluster(), None)
     assert why in caught.value.what
     assert TOKEN not in str(caught.value)
 
 
 def test_the_build_of_torch_fits_the_driver() -> None:
-    given = Answers(account="bench", gpu_partition="batch", workloads=("pretrain_llama3.1",))
+    given = ANSWERS(account="bench", gpu_partition="batch", workloads=("pretrain_llama3.1",))
     found = {driver: completed(given, cluster(driver=driver), None).torch for driver in (None, 535, 570, 580)}
     assert found == {None: "pypi", 535: "cu128", 570: "cu128", 580: "pypi"}
     assert completed(given.model_copy(update={"gpu_type": "cpu"}), cluster(), None).torch == "cpu"
 
 
 def test_all_workloads_are_those_of_the_gpu_type() -> None:
-    given = Answers(account="none", gpu_partition="batch", workloads=("all",), prepare="no")
+    given = ANSWERS(account="none", gpu_partition="batch", workloads=("all",), prepare="no")
     assert set(completed(given, cluster(), None).workloads) == set(Catalogue().workloads)
 
 
@@ -205,18 +211,17 @@ def test_commands_of_slurm_without_its_configuration_are_no_slurm(
     """As with the packages of a workstation: this machine alone is assumed, and Slurm is refused with the reason."""
     program("sinfo", "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1")
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    around = Surroundings(catalogue=Catalogue(), programs=frozenset(["sinfo"]))
-    (question,) = (item for item in all_questions() if item.name == "scheduler")
-    assert question.assumed(Answers(), around) == "local"
-    assert "no configuration" in str(question.problem("slurm", Answers(), around))
-    assert question.problem("local", Answers(), around) is None
+    question = SchedulerName(ANSWERS(), Surroundings(catalogue=Catalogue()))
+    assert question.assumed() == "local"
+    assert "no configuration" in str(question.problem("slurm"))
+    assert question.problem("local") is None
 
 
 def test_the_variables_of_the_documents_are_answers() -> None:
     shell = {"GPU_TYPE": "H100", "SBATCH_ACCOUNT": "bench", "SBATCH_PARTITION": "batch", "HOME": "/root"}
-    expected = Answers(gpu_type="h100", account="bench", gpu_partition="batch")
-    assert answers_of_shell(shell, queues=True) == expected
-    assert answers_of_shell(shell, queues=False) == Answers(gpu_type="h100")
-    given = Answers(account="other").above(answers_of_shell(shell, queues=True))
+    expected = ANSWERS(gpu_type="h100", account="bench", gpu_partition="batch")
+    assert answers_of_shell(shell, ["slurm"]) == expected
+    assert answers_of_shell(shell, []) == ANSWERS(gpu_type="h100")
+    given = ANSWERS(account="other").above(answers_of_shell(shell, ["slurm"]))
     assert (given.account, given.gpu_partition) == ("other", "batch")
-    assert answers_of_shell({"SBATCH_ACCOUNT": " "}, queues=True) == Answers()
+    assert answers_of_shell({"SBATCH_ACCOUNT": " "}, ["slurm"]) == ANSWERS()

@@ -15,7 +15,7 @@ from slurm_cluster import SlurmCluster
 from terminal import talk
 
 from llmb.schedulers.lookup import find_scheduler
-from llmb.schedulers.port import Partition
+from llmb.schedulers.offer import Partition
 
 ANSWERS = """\
 path: {root}

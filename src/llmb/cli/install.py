@@ -4,7 +4,6 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from textwrap import fill
@@ -24,7 +23,6 @@ from llmb.install.detect import Surroundings, look_around
 from llmb.install.images import ImageRequest, import_image
 from llmb.install.installing import Installed, free_text, install_all, known_answers, next_commands, would_install
 from llmb.install.preparation import hub_repositories
-from llmb.install.questions import Choice, Question
 from llmb.install.removal import Removal, complete_removal, planned_removal, undo
 from llmb.install.state import read_state
 from llmb.prepare.hub_access import can_check
@@ -39,23 +37,22 @@ from llmb.report.install_report import (
 )
 from llmb.report.output import BOLD, PLAIN, print_json, print_output, print_table, print_text, styled_lines
 from llmb.report.table import Column, Table, table_lines
-from llmb.runs.folder import ROOT_VARIABLES
+from llmb.schedulers.installer import Choice, Question
+from llmb.schedulers.lookup import SCHEDULERS
 
 
-def ask(
-    question: Question, choices: tuple[Choice, ...], assumed: str | None, problem: Callable[[str], str | None]
-) -> str:
-    """Raises UserInterrupt if there are no more answers."""
+def ask(question: Question, problem: str | None) -> str:
+    """An answer without a problem; ``problem`` is that of the one so far. Raises UserInterrupt if there are no more."""
     width = shutil.get_terminal_size().columns
-    *before, text = question.text.splitlines()
-    for line in before:
-        _write(f"  {line}\n")
-    _write(f"\n{_bold(text)}\n")
+    choices, assumed = tuple(question.choices()), question.assumed()
+    if problem:
+        _write(f"  {problem}\n")
+    _write(f"\n{_bold(question.text)}\n")
     for row in _rows(choices, width):
         _write(f"{row}\n")
     while True:
         value = _chosen(ask_line(_prompt(question, choices, assumed)) or assumed or "", choices, question)
-        wrong = problem(value) if value else "an answer is needed"
+        wrong = question.problem(value) if value else "an answer is needed"
         if wrong is None:
             return value
         indent = "  "
@@ -147,8 +144,8 @@ def install(
     """Install on a cluster or a machine: folders, environment, settings, launch scripts, data and checkpoints.
 
     On a terminal it asks for what options and --config leave open, and checks every answer at once: accounts and
-    partitions are those that Slurm has. Without a terminal it never asks. What is missing is then named, with the
-    option and the valid values.
+    partitions are those that the scheduler has. Without a terminal it never asks. What is missing is then named, with
+    the option and the valid values.
 
     It can be repeated: only what is missing is done, and an installation that was interrupted is resumed. The file of
     --config is also the headless file of the reference suite's installer. GPU_TYPE, SBATCH_ACCOUNT and SBATCH_PARTITION
@@ -168,9 +165,9 @@ def install(
     """
     given = _given(values, path_argument, config, add_workload)
     around = look_around(Catalogue())
-    given = given.above(answers_of_shell(os.environ, queues=around.no_slurm is None))
+    given = given.above(answers_of_shell(os.environ, SCHEDULERS.keys() - around.unusable.keys()))
     asks = can_ask() and not yes
-    given = completed_path(given, around, _default_path(), ask if asks else None)
+    given = completed_path(given, around, ask if asks else None)
     root = _normal(str(given.path))
     if asks:
         say(f"{root}: {free_text(root)} free")
@@ -223,11 +220,6 @@ def _given(values: dict[str, Any], path: Path | None, config: Path | None, added
 
 def _normal(path: str) -> Path:
     return Path(os.path.normpath(absolute(path)))
-
-
-def _default_path() -> str | None:
-    """What the environment names. A default below the home folder would be on no other node."""
-    return next((text for name in ROOT_VARIABLES if (text := os.environ.get(name, "").strip())), None)
 
 
 def _known(given: Answers, root: Path) -> Answers:

@@ -2,28 +2,26 @@
 """What an installation is asked for: the answers of its user, as a file and as options."""
 
 import os
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, create_model, field_validator
 
 from llmb.catalogue.records import Record
+from llmb.catalogue.resolve import CPU
 from llmb.errors import UsageError
 from llmb.options.option import Option, limit_problems, options_of
+from llmb.schedulers.lookup import SCHEDULERS, all_schedulers, find_scheduler
 from llmb.secrets import holds_secret
 
 UNMOUNTABLE = ",:"
 """Container runtimes separate mounts by them."""
-NONE = "none"
-"""Answers a question that has an answer on other clusters; a question without an answer is open."""
 ALL = "all"
 EXISTING = "existing"
 
-SchedulerName = Literal["slurm", "local"]
 EnvironmentKind = Literal["uv", "venv", "conda", "existing"]
-GpuRequest = Literal["gpus-per-node", "gres", "none"]
 Runtime = Literal["none", "pyxis", "apptainer"]
 Where = Literal["here", "job", "no"]
 
@@ -33,13 +31,10 @@ _software = partial(Option, panel="Software")
 _data = partial(Option, panel="Data and checkpoints")
 
 
-SHELL = {"gpu_type": "GPU_TYPE"}
-QUEUE_SHELL = {"account": "SBATCH_ACCOUNT", "gpu_partition": "SBATCH_PARTITION"}
-"""The reference suite's variables, by the answer that they give."""
-
-
 class Answers(Record):
     """Everything is optional here: ``questions`` tells which answers an installation cannot do without.
+
+    The answers that only a scheduler needs are in ``answers_schema``.
 
     ``none`` is an answer, too; None is an open question.
     """
@@ -53,24 +48,12 @@ class Answers(Record):
             repeatable=True,
         ),
     ] = ()
-    scheduler: Annotated[SchedulerName | None, _cluster(help="What starts jobs: Slurm, or this machine alone.")] = None
-    account: Annotated[str | None, _cluster(help="Slurm account, or none.")] = None
-    gpu_partition: Annotated[str | None, _cluster(help="Partition of the nodes that train.")] = None
-    cpu_partition: Annotated[
-        str | None, _cluster(help="Partition for jobs that need no GPU, or none for the other one.")
-    ] = None
-    gpu_type: Annotated[str | None, _cluster(help="GPU type, such as h100, or cpu.")] = None
+    scheduler: str | None = None
+    gpu_type: Annotated[str | None, _cluster(help="GPU type, such as h100, or cpu.", set_by=("GPU_TYPE",))] = None
     node_architecture: Annotated[
         Literal["x86_64", "aarch64"] | None, _cluster(help="Architecture of the nodes that train.")
     ] = None
     gpus_per_node: Annotated[int | None, _cluster(help="GPUs of a node.", minimum=1)] = None
-    gpu_request: Annotated[
-        GpuRequest | None,
-        _cluster(help="How jobs request GPUs: a flag of sbatch, or none if Slurm does not count them."),
-    ] = None
-    gres_type: Annotated[
-        str | None, _cluster(help="Type in --gres=gpu:TYPE:N, or none. Default: none.", metavar="TYPE")
-    ] = None
     fabric: Annotated[
         str | None, _cluster(help="Network between nodes, by its name in the catalogue, or none. Default: none.")
     ] = None
@@ -104,7 +87,7 @@ class Answers(Record):
         str | None, _software(help="Folder for images. Default: images in the installation.", folder=True)
     ] = None
     prepare: Annotated[
-        Where | None, _data(help="Prepare data and checkpoints of fine-tunings: here, as Slurm jobs, or not.")
+        Where | None, _data(help="Prepare data and checkpoints of fine-tunings: here, as jobs, or not.")
     ] = None
     dataset_source: Annotated[
         str | None, _data(help="Folder or file with the dataset, in place of the hub.", folder=True)
@@ -135,7 +118,11 @@ class Answers(Record):
         both = {**below.model_dump(exclude_none=True), **mine}
         both["workloads"] = tuple(dict.fromkeys([*below.workloads, *self.workloads]))
         both["variables"] = {**below.variables, **self.variables}
-        return Answers.model_validate(both)
+        return answers_schema().model_validate(both)
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.gpu_type not in (None, CPU)
 
     def document(self) -> dict[str, Any]:
         """What a file of answers holds: nothing that is open."""
@@ -156,14 +143,24 @@ class Answers(Record):
         return {**own, **self.variables}
 
 
-OPTIONS = options_of(Answers)
+@cache
+def answers_schema() -> type[Answers]:
+    """All answers, with those of every scheduler."""
+    own = (item.answers for item in all_schedulers() if item.answers is not Record)
+    option = _cluster(help="What starts jobs: a cluster's scheduler, or local for this machine alone.")
+    fields: dict[str, Any] = {"scheduler": (Annotated[Literal[tuple(SCHEDULERS)] | None, option], None)}
+    return create_model("AllAnswers", __base__=(*own, Answers), **fields)  # type: ignore[arg-type]
 
 
-def answers_of_shell(environ: Mapping[str, str], *, queues: bool) -> Answers:
-    """What the variables of the reference documents answer; account and partition only where jobs can be queued."""
-    names = {**SHELL, **(QUEUE_SHELL if queues else {})}
-    values = {answer: environ.get(name, "").strip() for answer, name in names.items()}
-    return Answers.model_validate({answer: value for answer, value in values.items() if value})
+OPTIONS = options_of(answers_schema())
+
+
+def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> Answers:
+    """What the reference suite's variables answer; those of a scheduler only where it is one of ``schedulers``."""
+    names = {*Answers.model_fields}.union(*(find_scheduler(name).answers.model_fields for name in schedulers))
+    options = [option for name, option in OPTIONS.items() if name in names]
+    values = {option.name: environ.get(variable, "").strip() for option in options for variable in option.set_by}
+    return answers_schema().model_validate({name: value for name, value in values.items() if value})
 
 
 def flag_of(name: str) -> str:
@@ -176,7 +173,7 @@ def given_answers(values: Mapping[str, Any]) -> Answers:
 
     given = {name: OPTIONS[name].value(value) for name, value in values.items() if value not in (None, [])}
     try:
-        return Answers.model_validate(given)
+        return answers_schema().model_validate(given)
     except ValidationError as error:
         lines = [f"{flag_of(str(item['loc'][0]))}: {item['msg']}" for item in error.errors(include_url=False)]
         raise UsageError("\n".join(lines)) from error

@@ -8,11 +8,12 @@ from typing import Any
 import yaml
 
 from llmb.errors import UsageError
-from llmb.install.answers import NONE, Answers
+from llmb.install.answers import Answers, answers_schema
 from llmb.install.environment import python_of
 from llmb.install.state import Journal
 from llmb.runs.folder import CLUSTER_CONFIG, cannot_write, write_atomically
-from llmb.schedulers.lookup import cluster_schema
+from llmb.schedulers.installer import NONE
+from llmb.schedulers.lookup import LOCAL, UNNAMED, all_schedulers, cluster_schema, find_scheduler
 from llmb.site.cluster_config import read_cluster_config, read_cluster_file
 from llmb.site.settings_edit import migrate
 
@@ -26,70 +27,61 @@ COMMENTS = {
     "fabric": "network between nodes; see the catalogue's fabrics",
     "environment": "variables of every job; no secrets",
     "container": "what the workers run in",
-    "slurm": "what jobs ask for",
-    "slurm.partition": "of jobs that train",
-    "slurm.cpu_partition": "of jobs without GPUs",
-    "slurm.gpu_request": "gpus-per-node, gres, or none",
-    "slurm.gres_type": "type in --gres=gpu:TYPE:N",
 }
-"""By key."""
+"""By key of the file; a scheduler has those of its own section."""
 Section = Mapping[str, Any]
 
 
 def settings(answers: Answers, root: Path, image: str | None) -> Section:
     """The content of the file; what has no value is left out. Pure."""
-    slurm = {
-        "account": answers.account,
-        "partition": answers.gpu_partition,
-        "cpu_partition": answers.cpu_partition,
-        "gpus_per_node": answers.gpus_per_node,
-        "gres_type": answers.gres_type,
-    }
+    scheduler = find_scheduler(answers.scheduler or LOCAL)
     found = {
+        "scheduler": scheduler.name if scheduler.name not in (LOCAL, UNNAMED) else None,
         "gpu_type": answers.gpu_type,
         "python": str(python_of(answers, root)),
         "fabric": answers.fabric,
         "environment": dict(answers.variables),
-        # 'none' is a way to ask for GPUs; elsewhere it is not a value.
-        "slurm": {**_given(slurm), "gpu_request": answers.gpu_request} if answers.scheduler == "slurm" else {},
+        scheduler.name: scheduler.section(answers, answers.gpus_per_node),
         "container": {"runtime": answers.container_runtime, "image": image} if image else {},
     }
-    return {key: value for key, value in _given(found).items() if value != {}}
-
-
-def _given(section: Section) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if value not in (None, NONE)}
+    return {key: value for key, value in found.items() if value not in (None, NONE, {})}
 
 
 def answers_in(root: Path) -> Answers:
     """The answers that a cluster_config.yaml below ``root`` gives. Raises UsageError if it cannot be used."""
     if not (root / CLUSTER_CONFIG).exists():
-        return Answers()
+        return answers_schema()()
     config = read_cluster_config(root, cluster_schema())
-    section = config.model_dump(mode="json").get("slurm", {})
-    names = ("account", "cpu_partition", "gpus_per_node", "gres_type")
-    found: dict[str, Any] = {name: section.get(name) for name in names}
-    if section.get("partition"):
-        found |= {"scheduler": "slurm", "gpu_partition": section["partition"], "gpu_request": section["gpu_request"]}
+    sections = config.model_dump(mode="json")
+    found: dict[str, Any] = {}
+    for scheduler in all_schedulers():
+        if given := scheduler.answers_in(sections.get(scheduler.name) or {}):
+            found |= {"scheduler": scheduler.name, **given}
+    if config.scheduler:
+        found["scheduler"] = config.scheduler
     own = config.install
     found |= {"gpu_type": config.gpu_type, "fabric": config.fabric, "node_architecture": own.node_architecture}
     found |= {"environment": own.environment, "image_folder": own.image_folder}
     if config.container.image:
         found |= {"container_runtime": config.container.runtime, "image": config.container.image}
-    return Answers.model_validate({name: value for name, value in found.items() if value is not None})
+    return answers_schema().model_validate({name: value for name, value in found.items() if value is not None})
 
 
 def file_text(found: Section) -> str:
     """The file, with comments. Pure."""
-    return HEAD + "".join(f"{line}\n" for line in _lines(found, ""))
+    comments = dict(COMMENTS)
+    for scheduler in all_schedulers():
+        comments[scheduler.name] = "what jobs ask for"
+        comments |= {f"{scheduler.name}.{key}": text for key, text in scheduler.comments.items()}
+    return HEAD + "".join(f"{line}\n" for line in _lines(found, "", comments))
 
 
-def _lines(section: Section, above: str, indent: str = "") -> Iterator[str]:
+def _lines(section: Section, above: str, comments: Mapping[str, str], indent: str = "") -> Iterator[str]:
     for key, value in section.items():
-        comment = f"  # {COMMENTS[above + key]}" if above + key in COMMENTS else ""
+        comment = f"  # {comments[above + key]}" if above + key in comments else ""
         if isinstance(value, dict):
             yield f"{indent}{_scalar(key)}:{comment}"
-            yield from _lines(value, f"{above}{key}.", indent + "  ")
+            yield from _lines(value, f"{above}{key}.", comments, indent + "  ")
         else:
             yield f"{indent}{_scalar(key)}: {_scalar(value)}{comment}"
 

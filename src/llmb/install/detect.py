@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an installer sees of the machine that it runs on, and of its scheduler."""
 
+import os
 import platform
 import re
 import shutil
@@ -16,13 +17,14 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, InfrastructureError
+from llmb.runs.folder import ROOT_VARIABLES
 from llmb.schedulers.lookup import SCHEDULERS, find_scheduler
-from llmb.schedulers.port import Offer
+from llmb.schedulers.offer import Offer
 from llmb.site.machine import gpu_type_of, this_machine
 from llmb.tools import ask_program
 
 BUILDS = Path(__file__).with_name("torch_builds.yaml")
-PROGRAMS = ("sinfo", "uv", "conda", "enroot", "apptainer")
+PROGRAMS = ("uv", "conda")
 DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 DRIVER_LIMIT_S = 30
 MAJOR = re.compile(r"[0-9]{1,6}")
@@ -52,7 +54,7 @@ def torch_builds() -> Sequence[TorchBuild]:
 
 @dataclass(kw_only=True)
 class Surroundings:
-    """Seen once; the scheduler is asked when that is first needed."""
+    """Seen once; schedulers are asked when that is first needed."""
 
     catalogue: Catalogue
     architecture: str = field(default_factory=platform.machine)
@@ -64,25 +66,29 @@ class Surroundings:
     """Major version of NVIDIA's driver here."""
     programs: frozenset[str] = frozenset()
     """Programs of ``PROGRAMS`` that are here."""
+    root: str | None = None
+    """The root of installation that the environment names."""
+    offers: dict[str, Offer] = field(default_factory=dict)
+    """What schedulers offer, by name, where they were asked."""
+
+    def offer(self, scheduler: str) -> Offer:
+        """Raises InfrastructureError where the scheduler does not answer, EnvironmentProblem where it is not here."""
+        if scheduler not in self.offers:
+            self.offers[scheduler] = find_scheduler(scheduler).offer()
+        return self.offers[scheduler]
 
     @cached_property
-    def queue(self) -> Offer:
-        """What Slurm offers. Raises InfrastructureError where it does not answer, EnvironmentProblem where there is
-        none."""
-        return find_scheduler(next(iter(SCHEDULERS))).offer()
-
-    @cached_property
-    def no_slurm(self) -> str | None:
-        """Why no job can be queued from here; None where Slurm is configured, even if it does not answer now."""
-        if "sinfo" not in self.programs:
-            return "Slurm's commands are not on this machine; call this on a login node"
-        try:
-            _ = self.queue
-        except EnvironmentProblem as error:
-            return f"{error.what}; call this on a login node"
-        except InfrastructureError:
-            pass
-        return None
+    def unusable(self) -> dict[str, str]:
+        """Why schedulers are of no use here, by name; one that merely does not answer now is not among them."""
+        found = {}
+        for name in SCHEDULERS:
+            try:
+                self.offer(name)
+            except EnvironmentProblem as error:
+                found[name] = f"{error.what}; call this on a login node"
+            except InfrastructureError:
+                continue
+        return found
 
 
 def look_around(catalogue: Catalogue) -> Surroundings:
@@ -94,6 +100,8 @@ def look_around(catalogue: Catalogue) -> Surroundings:
         gpus=len(names),
         driver=_driver() if names else None,
         programs=frozenset(name for name in PROGRAMS if shutil.which(name)),
+        # A default below the home folder would be on no other node.
+        root=next((text for name in ROOT_VARIABLES if (text := os.environ.get(name, "").strip())), None),
     )
 
 

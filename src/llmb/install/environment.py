@@ -14,11 +14,11 @@ from pydantic import ValidationError
 import llmb
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem
-from llmb.install.answers import EXISTING, NONE, Answers
+from llmb.install.answers import EXISTING, Answers
 from llmb.install.detect import torch_builds
-from llmb.install.questions import has_gpus
 from llmb.install.state import Journal, put_file
 from llmb.runs.parent_death import PARENT_DEATH
+from llmb.schedulers.installer import NONE
 from llmb.tools import ask_program
 
 FOLDER = "environment"
@@ -181,7 +181,7 @@ def proven(python: Path, answers: Answers) -> Contents:
         raise EnvironmentProblem(
             f"this Python has llmb {found.llmb}, and this is {llmb.__version__}", where=str(python), do=do
         )
-    if has_gpus(answers) and found.torch and found.cuda is None:
+    if answers.has_gpus and found.torch and found.cuda is None:
         do = "give another build, such as --torch cu128"
         raise EnvironmentProblem(f"torch {found.torch} there is built for no GPU", where=str(python), do=do)
     return found

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU
 from llmb.errors import LlmbError, UserInterrupt
-from llmb.install.answers import EXISTING, NONE, Answers
+from llmb.install.answers import EXISTING, Answers
 from llmb.install.cluster_file import answers_in, check_settings, kept_changes, settings
 from llmb.install.environment import FOLDER as ENVIRONMENT
 from llmb.install.environment import RECORD, python_of
@@ -22,6 +22,8 @@ from llmb.install.steps import ImportImage, Installation, InstallStep, steps
 from llmb.prepared.folders import prepared_folders
 from llmb.runs.disk_space import check_room
 from llmb.runs.folder import CLUSTER_CONFIG
+from llmb.schedulers.installer import NONE
+from llmb.schedulers.lookup import LOCAL
 
 RESUMED = "the same command resumes here"
 ENVIRONMENT_BYTES = 12 * 10**9
@@ -165,7 +167,7 @@ def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: b
             yield "what is prepared, and what is missing", f"{llmb} prepare verify -w {workload} -s {size}"
     plain = [name for name in answers.workloads if not catalogue.workloads[name].sources]
     model = f"-w {plain[0]}" if plain else f"-w {answers.workloads[0]} --synthetic"
-    command = "submit" if answers.scheduler == "slurm" else "run"
+    command = "run" if answers.scheduler == LOCAL else "submit"
     wait = " --wait" if command == "submit" else ""
     yield "a first result", f"{llmb} {command} {model} -s tiny --gpu-type cpu --scale 2{wait}"
 

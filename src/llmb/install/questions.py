@@ -2,70 +2,282 @@
 """The questions of an installation in their order: when each applies, what may be answered, and what is assumed."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from llmb.catalogue.resolve import CPU, gpu_types_of, sizes_of
 from llmb.catalogue.schema import WorkloadFile
-from llmb.errors import closest
-from llmb.install.answers import ALL, EXISTING, NONE, Answers, absolute, path_problem
+from llmb.install.answers import ALL, EXISTING, Answers, absolute, path_problem
 from llmb.install.detect import Surroundings, torch_builds
 from llmb.install.image_sources import source_problem
 from llmb.install.prepared_sizes import prepared_sizes
-from llmb.schedulers.port import Partition
+from llmb.schedulers.installer import NONE, Choice, Question
+from llmb.schedulers.lookup import LOCAL, SCHEDULERS, find_scheduler
+from llmb.schedulers.offer import Partition
+from llmb.schedulers.port import Scheduler
 
 GRACE = "aarch64"
-"""The architecture of hosts whose GPU type begins with gb."""
+"""The architecture of hosts that NVLink connects with their GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    value: str
-    meaning: str = ""
+class GeneralQuestion(Question):
+    """A question of every installation."""
+
+    def __init__(self, answers: Answers, around: Surroundings) -> None:
+        self.answers = answers
+        self.around = around
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return find_scheduler(self.answers.scheduler or LOCAL)
+
+    @property
+    def queues(self) -> bool:
+        """Jobs wait for nodes of a cluster."""
+        return self.scheduler.name != LOCAL
+
+    @property
+    def nodes(self) -> Partition | None:
+        """The nodes that train, as far as the scheduler shows them."""
+        return self.scheduler.training_nodes(self.answers, self.around.offer(self.scheduler.name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One answer. Functions get the answers so far, and what was seen of the machine."""
+class Path(GeneralQuestion):
+    name, text = "path", "Folder of the installation, on a file system that all nodes mount"
 
-    name: str
-    """Name of the field of ``Answers``."""
-    text: str
-    applies: Callable[[Answers, Surroundings], bool] = lambda answers, around: True
-    choices: Callable[[Answers, Surroundings], Sequence[Choice]] = lambda answers, around: ()
-    assumed: Callable[[Answers, Surroundings], str | None] = lambda answers, around: None
-    """What holds without an answer; None if that cannot be known, and an answer is required."""
-    closed: bool = True
-    """If there are choices, no other answer is valid."""
-    several: bool = False
-    """Answers are separated by commas."""
-    is_asked: bool = True
-    """On a terminal; what is assumed is taken otherwise."""
-    check: Callable[[str, Answers, Surroundings], str | None] = lambda value, answers, around: None
-    """What is wrong with a value that is among the choices, or of a question without choices."""
+    def assumed(self) -> str | None:
+        return self.around.root
 
-    def problem(self, value: str, answers: Answers, around: Surroundings) -> str | None:
-        """What is wrong with an answer."""
-        names = [choice.value for choice in self.choices(answers, around)]
-        given = [item.strip() for item in value.split(",")] if self.several else [value]
-        wrong = [item for item in given if self.closed and names and item not in names]
-        if wrong:
-            near = closest(wrong[0], names, cutoff=0.5, most=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            return f"'{wrong[0]}' is not one of: {', '.join(names)}{hint}"
-        return self.check(value, answers, around)
+    def check(self, value: str) -> str | None:
+        return path_problem(value)
 
 
-def uses_slurm(answers: Answers, around: Surroundings) -> bool:
-    return answers.scheduler == "slurm"
+class SchedulerName(GeneralQuestion):
+    name, text = "scheduler", "What starts jobs"
+
+    def choices(self) -> list[Choice]:
+        queues = [find_scheduler(name) for name in SCHEDULERS if name != LOCAL]
+        clusters = [Choice(item.name, f"a cluster that {item.title} manages") for item in queues]
+        return [*clusters, Choice(LOCAL, "this machine alone")]
+
+    def assumed(self) -> str:
+        return next(name for name in SCHEDULERS if name not in self.around.unusable)
+
+    def check(self, value: str) -> str | None:
+        return self.around.unusable.get(value)
 
 
-def has_gpus(answers: Answers) -> bool:
-    return answers.gpu_type not in (None, CPU)
+class GpuType(GeneralQuestion):
+    name, text = "gpu_type", "GPU type"
+
+    def choices(self) -> list[Choice]:
+        gpus = [Choice(name, gpu.name) for name, gpu in self.around.catalogue.gpus.items()]
+        return [*gpus, Choice(CPU, "no GPU: tiny models on processes")]
+
+    def assumed(self) -> str | None:
+        """By what the scheduler calls the GPUs of its nodes, else by those of a machine that runs the jobs itself."""
+        if not self.queues:
+            return self.around.gpu_type or (CPU if not self.around.gpus else None)
+        kind = (self.nodes.gres_type or "").lower() if self.nodes else ""
+        return kind if kind in self.around.catalogue.gpus else None
 
 
-def makes_environment(answers: Answers) -> bool:
-    return answers.environment not in (None, EXISTING)
+class NodeArchitecture(GeneralQuestion):
+    name, text = "node_architecture", "Architecture of the nodes"
+    is_asked = False
+
+    @property
+    def is_grace(self) -> bool:
+        gpu = self.around.catalogue.gpus.get(self.answers.gpu_type or "")
+        return gpu is not None and gpu.nvlink_c2c
+
+    def choices(self) -> list[Choice]:
+        return [Choice("x86_64"), Choice("aarch64", "Grace, and other ARM")]
+
+    def assumed(self) -> str:
+        if self.is_grace:
+            return GRACE
+        return (self.nodes.architecture if self.nodes else None) or self.around.architecture
+
+    def check(self, value: str) -> str | None:
+        return f"{self.answers.gpu_type} has {GRACE} hosts" if self.is_grace and value != GRACE else None
+
+
+class GpusPerNode(GeneralQuestion):
+    name, text = "gpus_per_node", "GPUs of a node"
+
+    def applies(self) -> bool:
+        return self.answers.has_gpus
+
+    def assumed(self) -> str | None:
+        if not self.queues:
+            return str(self.around.gpus) if self.around.gpus else None
+        gpu = self.around.catalogue.gpus.get(self.answers.gpu_type or "")
+        count = (self.nodes.gpus_per_node if self.nodes else None) or (gpu.gpus_per_node if gpu else None)
+        return str(count) if count else None
+
+    def check(self, value: str) -> str | None:
+        if not value.isdecimal() or int(value) < 1:
+            return f"'{value}' is not a number of GPUs"
+        if self.nodes and self.nodes.gpus_per_node and int(value) > self.nodes.gpus_per_node:
+            return f"the nodes of {self.nodes.name} have {self.nodes.gpus_per_node}"
+        return None
+
+
+class Fabric(GeneralQuestion):
+    name, text = "fabric", "Network between nodes"
+
+    def applies(self) -> bool:
+        return self.queues and self.answers.has_gpus
+
+    def choices(self) -> list[Choice]:
+        known = [Choice(name, fabric.title) for name, fabric in self.around.catalogue.fabrics.items()]
+        return [Choice(NONE, "NCCL chooses"), *known]
+
+    def assumed(self) -> str:
+        return NONE
+
+
+class Workloads(GeneralQuestion):
+    name, text = "workloads", "Workloads, with commas between them"
+    several = True
+
+    def choices(self) -> list[Choice]:
+        found = self.around.catalogue.workloads
+        names = workloads_for(self.answers.gpu_type, self.around)
+        return [*(Choice(name, ", ".join(sizes_of(found[name]))) for name in names), Choice(ALL, "every one of these")]
+
+
+class ContainerRuntime(GeneralQuestion):
+    name, text = "container_runtime", "Containers"
+
+    def applies(self) -> bool:
+        return bool(self.scheduler.runtimes)
+
+    def choices(self) -> list[Choice]:
+        return [Choice(NONE, "no containers: jobs use the environment"), *self.scheduler.runtimes]
+
+    def assumed(self) -> str:
+        return NONE
+
+
+class Image(GeneralQuestion):
+    name, text = "image", "Image: a file, or a name in a registry"
+
+    def applies(self) -> bool:
+        return self.answers.container_runtime not in (None, NONE)
+
+    def check(self, value: str) -> str | None:
+        return source_problem(value)
+
+
+class Environment(GeneralQuestion):
+    name, text = "environment", "Python environment"
+
+    def choices(self) -> list[Choice]:
+        return [
+            Choice("uv", "made by uv"),
+            Choice("venv", "made by Python's venv and pip"),
+            Choice("conda", "made by conda"),
+            Choice(EXISTING, "a Python that has llmb and torch"),
+        ]
+
+    def assumed(self) -> str:
+        return "uv" if "uv" in self.around.programs else "venv"
+
+    def check(self, value: str) -> str | None:
+        if value in ("uv", "conda") and value not in self.around.programs:
+            return f"{value} is not on this machine"
+        here, wanted = self.around.architecture, self.answers.node_architecture
+        in_container = self.answers.container_runtime not in (None, NONE)
+        if value != EXISTING and wanted not in (None, here) and not in_container:
+            return (
+                f"this machine is {here} and the nodes are {wanted}: an environment made here does not run there; call "
+                "this on such a node, or use a container"
+            )
+        return None
+
+
+class Python(GeneralQuestion):
+    name, text = "python", "Python: a program, or for uv and conda a version"
+
+    def assumed(self) -> str:
+        return self.around.python
+
+    def check(self, value: str) -> str | None:
+        is_version = value.replace(".", "").isdecimal()
+        if is_version and self.answers.environment in ("uv", "conda"):
+            return None
+        if shutil.which(absolute(value) if "/" in value else value) is None:
+            return f"there is no program '{value}'"
+        return None
+
+
+class Torch(GeneralQuestion):
+    name, text = "torch", "Build of PyTorch, or the address of an index"
+    closed = False
+
+    def applies(self) -> bool:
+        return self.answers.environment not in (None, EXISTING)
+
+    def choices(self) -> list[Choice]:
+        own = [Choice(build.name, build.meaning) for build in torch_builds()]
+        return [*own, Choice(EXISTING, "the one that the Python has from which the environment is made")]
+
+    def assumed(self) -> str:
+        """The newest build that the driver here runs; that of pip's index without a driver."""
+        if self.answers.gpu_type == CPU:
+            return CPU
+        driver = self.around.driver or 0
+        runnable = [build.name for build in torch_builds() if driver and (build.least_driver or 0) <= driver]
+        return runnable[0] if runnable else torch_builds()[0].name
+
+    def check(self, value: str) -> str | None:
+        names = [choice.value for choice in self.choices()]
+        if value not in names and "://" not in value:
+            return f"'{value}' is neither the address of an index nor one of: {', '.join(names)}"
+        return None
+
+
+class Prepare(GeneralQuestion):
+    name, text = "prepare", "Prepare data and checkpoints of fine-tunings"
+
+    def applies(self) -> bool:
+        return any(prepared_sizes(self.around.catalogue, self.answers))
+
+    def choices(self) -> list[Choice]:
+        jobs = [Choice("job", f"as {self.scheduler.title} jobs, in the background")] if self.queues else []
+        return [Choice("here", "now, on this machine"), *jobs, Choice("no", "later, by llmb prepare")]
+
+
+class Size(GeneralQuestion):
+    name, text = "size", "Model size to prepare"
+    is_asked = False
+
+    def applies(self) -> bool:
+        return self.answers.size is not None
+
+    def check(self, value: str) -> str | None:
+        found = self.around.catalogue.workloads
+        sizes = {size for name in self.answers.workloads if name in found for size in found[name].sources}
+        return None if value in sizes else f"'{value}' is not one of: {', '.join(sorted(sizes))}"
+
+
+QUESTIONS: Sequence[type[GeneralQuestion]] = (
+    SchedulerName,
+    GpuType,
+    NodeArchitecture,
+    GpusPerNode,
+    Fabric,
+    Workloads,
+    ContainerRuntime,
+    Image,
+    Environment,
+    Python,
+    Torch,
+    Prepare,
+    Size,
+)
+"""Each after those that it depends on; those of the scheduler come between them."""
 
 
 def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
@@ -76,322 +288,3 @@ def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
 
 def _runs_on(workload: WorkloadFile, gpu_type: str) -> bool:
     return any(gpu_type in gpu_types_of(workload, size) for size in sizes_of(workload))
-
-
-def _schedulers(answers: Answers, around: Surroundings) -> list[Choice]:
-    return [Choice("slurm", "a cluster that Slurm manages"), Choice("local", "this machine alone")]
-
-
-def _scheduler_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
-    return around.no_slurm if value == "slurm" else None
-
-
-def _accounts(answers: Answers, around: Surroundings) -> list[Choice]:
-    names = around.queue.accounts
-    return [] if names is None else [*map(Choice, names), Choice(NONE, "Slurm's own default")]
-
-
-def _account(answers: Answers, around: Surroundings) -> str | None:
-    offer = around.queue
-    return offer.default_account or (NONE if not offer.accounts else None)
-
-
-def _partitions(answers: Answers, around: Surroundings) -> list[Choice]:
-    return [Choice(item.name, _partition_text(item)) for item in around.queue.partitions]
-
-
-def _partition_text(item: Partition) -> str:
-    gpus = f"{item.gpus_per_node} x {item.gres_type or 'GPU'} each" if item.gpus_per_node else "no GPUs counted"
-    nodes = f"{item.nodes} node{'' if item.nodes == 1 else 's'}"
-    return ", ".join(filter(None, (nodes, gpus, item.architecture, "the default" if item.is_default else None)))
-
-
-def _gpu_partition(answers: Answers, around: Surroundings) -> str | None:
-    """The only one with GPUs, or the only one."""
-    found = around.queue.partitions
-    with_gpus = [item for item in found if item.gpus_per_node] or list(found)
-    return with_gpus[0].name if len(with_gpus) == 1 else None
-
-
-def _cpu_partitions(answers: Answers, around: Surroundings) -> list[Choice]:
-    return [*_partitions(answers, around), Choice(NONE, f"the same, {answers.gpu_partition}")]
-
-
-def _gpu_types(answers: Answers, around: Surroundings) -> list[Choice]:
-    gpus = [Choice(name, gpu.name) for name, gpu in around.catalogue.gpus.items()]
-    return [*gpus, Choice(CPU, "no GPU: tiny models on processes")]
-
-
-def _gpu_type(answers: Answers, around: Surroundings) -> str | None:
-    """By the type of the partition's generic resource, else by the GPUs of a machine that runs the jobs itself."""
-    if answers.scheduler != "slurm":
-        return around.gpu_type or (CPU if not around.gpus else None)
-    partition = around.queue.partition(_first(answers.gpu_partition))
-    kind = (partition.gres_type or "").lower() if partition else ""
-    return next((name for name in around.catalogue.gpus if name == kind), None)
-
-
-def _first(names: str | None) -> str | None:
-    return names.split(",")[0].strip() if names else None
-
-
-def _architecture(answers: Answers, around: Surroundings) -> str | None:
-    if (answers.gpu_type or "").startswith("gb"):
-        return GRACE
-    if answers.scheduler != "slurm":
-        return around.architecture
-    partition = around.queue.partition(_first(answers.gpu_partition))
-    return (partition.architecture if partition else None) or around.architecture
-
-
-def _architectures(answers: Answers, around: Surroundings) -> list[Choice]:
-    return [Choice("x86_64"), Choice("aarch64", "Grace, and other ARM")]
-
-
-def _architecture_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
-    if (answers.gpu_type or "").startswith("gb") and value != GRACE:
-        return f"{answers.gpu_type} has {GRACE} hosts"
-    return None
-
-
-def _gpus_per_node(answers: Answers, around: Surroundings) -> str | None:
-    if answers.scheduler != "slurm":
-        return str(around.gpus) if around.gpus else None
-    partition = around.queue.partition(_first(answers.gpu_partition))
-    counted = partition.gpus_per_node if partition else None
-    gpu = around.catalogue.gpus.get(answers.gpu_type or "")
-    count = counted or (gpu.gpus_per_node if gpu else None)
-    return str(count) if count else None
-
-
-def _gpus_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
-    if not value.isdecimal() or int(value) < 1:
-        return f"'{value}' is not a number of GPUs"
-    partition = around.queue.partition(_first(answers.gpu_partition)) if answers.scheduler == "slurm" else None
-    if partition and partition.gpus_per_node and int(value) > partition.gpus_per_node:
-        return f"the nodes of {partition.name} have {partition.gpus_per_node}"
-    return None
-
-
-def _gpu_requests(answers: Answers, around: Surroundings) -> list[Choice]:
-    count = answers.gpus_per_node or "N"
-    return [
-        Choice("gpus-per-node", f"--gpus-per-node={count}"),
-        Choice("gres", f"--gres=gpu:{count}"),
-        Choice(NONE, "no flag: Slurm counts no GPUs here, and jobs get whole nodes"),
-    ]
-
-
-def _gpu_request(answers: Answers, around: Surroundings) -> str:
-    partition = around.queue.partition(_first(answers.gpu_partition))
-    return "gpus-per-node" if partition and partition.gpus_per_node else NONE
-
-
-def _gpu_request_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
-    partition = around.queue.partition(_first(answers.gpu_partition))
-    if value != NONE and partition and not partition.gpus_per_node:
-        return f"the nodes of {partition.name} have no generic resource 'gpu': Slurm would reject every job"
-    return None
-
-
-def _fabrics(answers: Answers, around: Surroundings) -> list[Choice]:
-    known = [Choice(name, fabric.title) for name, fabric in around.catalogue.fabrics.items()]
-    return [Choice(NONE, "NCCL chooses"), *known]
-
-
-def _workloads(answers: Answers, around: Surroundings) -> list[Choice]:
-    found = around.catalogue.workloads
-    names = workloads_for(answers.gpu_type, around)
-    return [*(Choice(name, ", ".join(sizes_of(found[name]))) for name in names), Choice(ALL, "every one of these")]
-
-
-def _environments(answers: Answers, around: Surroundings) -> list[Choice]:
-    return [
-        Choice("uv", "made by uv"),
-        Choice("venv", "made by Python's venv and pip"),
-        Choice("conda", "made by conda"),
-        Choice(EXISTING, "a Python that has llmb and torch"),
-    ]
-
-
-def _environment_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
-    if value in ("uv", "conda") and value not in around.programs:
-        return f"{value} is not on this machine"
-    wanted = answers.node_architecture
-    if value != EXISTING and wanted and wanted != around.architecture and answers.container_runtime in (None, NONE):
-        return (
-            f"this machine is {around.architecture} and the nodes are {wanted}: an environment made here does not run "
-            "there; call this on such a node, or use a container"
-        )
-    return None
-
-
-def _builds(answers: Answers, around: Surroundings) -> list[Choice]:
-    own = [Choice(build.name, build.meaning) for build in torch_builds()]
-    return [*own, Choice(EXISTING, "the one that the Python has from which the environment is made")]
-
-
-def _build(answers: Answers, around: Surroundings) -> str:
-    """The newest build that the driver here runs; that of pip's index without a driver."""
-    if answers.gpu_type == CPU:
-        return CPU
-    runnable = [build.name for build in torch_builds() if around.driver and (build.least_driver or 0) <= around.driver]
-    return runnable[0] if runnable else torch_builds()[0].name
-
-
-def _build_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
-    names = [choice.value for choice in _builds(answers, around)]
-    if value not in names and "://" not in value:
-        return f"'{value}' is neither the address of an index nor one of: {', '.join(names)}"
-    return None
-
-
-def _runtimes(answers: Answers, around: Surroundings) -> list[Choice]:
-    return [
-        Choice(NONE, "no containers: jobs use the environment"),
-        Choice("pyxis", "Slurm's plugin, with Enroot"),
-        Choice("apptainer"),
-    ]
-
-
-def _has_container(answers: Answers, around: Surroundings) -> bool:
-    return answers.container_runtime not in (None, NONE)
-
-
-def _wheres(answers: Answers, around: Surroundings) -> list[Choice]:
-    jobs = [Choice("job", "as Slurm jobs, in the background")] if uses_slurm(answers, around) else []
-    return [Choice("here", "now, on this machine"), *jobs, Choice("no", "later, by llmb prepare")]
-
-
-def _python_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
-    is_version = value.replace(".", "").isdecimal()
-    if is_version and answers.environment in ("uv", "conda"):
-        return None
-    if shutil.which(absolute(value) if "/" in value else value) is None:
-        return f"there is no program '{value}'"
-    return None
-
-
-def _size_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
-    found = around.catalogue.workloads
-    sizes = {size for name in answers.workloads if name in found for size in found[name].sources}
-    return None if value in sizes else f"'{value}' is not one of: {', '.join(sorted(sizes))}"
-
-
-PATH = Question(
-    name="path",
-    text="Folder of the installation, on a file system that all nodes mount",
-    check=lambda value, answers, around: path_problem(value),
-)
-QUESTIONS: tuple[Question, ...] = (
-    Question(
-        name="scheduler",
-        text="What starts jobs",
-        choices=_schedulers,
-        assumed=lambda answers, around: "local" if around.no_slurm else "slurm",
-        check=_scheduler_problem,
-    ),
-    Question(name="account", text="Slurm account", applies=uses_slurm, choices=_accounts, assumed=_account),
-    Question(
-        name="gpu_partition",
-        text="Partition of the nodes that train",
-        applies=uses_slurm,
-        choices=_partitions,
-        assumed=_gpu_partition,
-        several=True,
-    ),
-    Question(
-        name="cpu_partition",
-        text="Partition for jobs that need no GPU",
-        applies=uses_slurm,
-        choices=_cpu_partitions,
-        assumed=lambda answers, around: NONE,
-        several=True,
-    ),
-    Question(name="gpu_type", text="GPU type", choices=_gpu_types, assumed=_gpu_type),
-    Question(
-        name="node_architecture",
-        text="Architecture of the nodes",
-        choices=_architectures,
-        assumed=_architecture,
-        is_asked=False,
-        check=_architecture_problem,
-    ),
-    Question(
-        name="gpus_per_node",
-        text="GPUs of a node",
-        applies=lambda answers, around: has_gpus(answers),
-        assumed=_gpus_per_node,
-        check=_gpus_problem,
-    ),
-    Question(
-        name="gpu_request",
-        text="How jobs ask Slurm for GPUs",
-        applies=uses_slurm,
-        choices=_gpu_requests,
-        assumed=_gpu_request,
-        check=_gpu_request_problem,
-    ),
-    Question(
-        name="fabric",
-        text="Network between nodes",
-        applies=lambda answers, around: uses_slurm(answers, around) and has_gpus(answers),
-        choices=_fabrics,
-        assumed=lambda answers, around: NONE,
-    ),
-    Question(name="workloads", text="Workloads, with commas between them", choices=_workloads, several=True),
-    Question(
-        name="container_runtime",
-        text="Containers",
-        applies=uses_slurm,
-        choices=_runtimes,
-        assumed=lambda answers, around: NONE,
-    ),
-    Question(
-        name="image",
-        text="Image: a file, or a name in a registry",
-        applies=_has_container,
-        check=lambda value, answers, around: source_problem(value),
-    ),
-    Question(
-        name="environment",
-        text="Python environment",
-        choices=_environments,
-        assumed=lambda answers, around: "uv" if "uv" in around.programs else "venv",
-        check=_environment_problem,
-    ),
-    Question(
-        name="python",
-        text="Python: a program, or for uv and conda a version",
-        assumed=lambda answers, around: around.python,
-        check=_python_problem,
-    ),
-    Question(
-        name="torch",
-        text="Build of PyTorch, or the address of an index",
-        applies=lambda answers, around: makes_environment(answers),
-        choices=_builds,
-        closed=False,
-        assumed=_build,
-        check=_build_problem,
-    ),
-    Question(
-        name="prepare",
-        text="Prepare data and checkpoints of fine-tunings",
-        applies=lambda answers, around: any(prepared_sizes(around.catalogue, answers)),
-        choices=_wheres,
-    ),
-    Question(
-        name="size",
-        text="Model size to prepare",
-        applies=lambda answers, around: answers.size is not None,
-        is_asked=False,
-        check=_size_problem,
-    ),
-)
-"""Each after those that it depends on."""
-
-
-def all_questions() -> Iterator[Question]:
-    yield PATH
-    yield from QUESTIONS

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import SerializeAsAny, ValidationError, field_validator
 
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.install.answers import Answers
+from llmb.install.answers import Answers, answers_schema
 from llmb.install.images import remove_image
 from llmb.jobs.locks import file_lock
 from llmb.runs.folder import cannot_write
@@ -45,12 +45,17 @@ class InstallState(Record):
     """Where the installation was when it was last called: absolute paths in it begin so."""
     made_root: bool
     """The folder itself was made, too."""
-    answers: Answers
+    answers: SerializeAsAny[Answers]
     proven_python: str | None = None
     """The existing interpreter that was looked at, and has what runs need."""
     image: str | None = None
     """The file of the image that was imported."""
     made: tuple[Made, ...] = ()
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _with_those_of_schedulers(cls, value: object) -> object:
+        return answers_schema().model_validate(value) if isinstance(value, dict) else value
 
 
 def state_path(root: Path) -> Path:

@@ -22,6 +22,7 @@ from llmb.install.preparation import (
 from llmb.install.prepared_sizes import prepared_sizes
 from llmb.install.state import Journal
 from llmb.prepared.folders import WORKLOADS
+from llmb.schedulers.lookup import LOCAL, find_scheduler
 
 DATASETS, IMAGES = "datasets", "images"
 LAUNCH = "launch.sh"
@@ -187,7 +188,7 @@ def _preparations(what: Installation) -> Iterator[InstallStep]:
 
 def _preparation(what: Installation, workload: str, size: str) -> InstallStep:
     answers = what.answers
-    how = "now" if answers.prepare == "here" else "as Slurm jobs"
+    how = "now" if answers.prepare == "here" else f"as {find_scheduler(answers.scheduler or LOCAL).title} jobs"
     return InstallStep(
         f"prepare {workload}",
         f"prepare data and checkpoint of {workload} {size}, {how}",

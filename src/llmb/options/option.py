@@ -179,10 +179,13 @@ def _options(record: type) -> Iterator[Option]:
 
 @cache
 def _declared(record: type) -> dict[str, Option | type]:
-    """The option of each field, or the nested record; other fields are omitted."""
+    """The option of each field, or the nested record, also of inherited ones; other fields are omitted."""
     found: dict[str, Option | type] = {}
     defaults = _defaults(record)
-    for field, annotation in inspect.get_annotations(record).items():
+    annotations: dict[str, Any] = {}
+    for base in reversed(record.__mro__):
+        annotations |= inspect.get_annotations(base)
+    for field, annotation in annotations.items():
         for option in getattr(annotation, "__metadata__", ()):
             if isinstance(option, Option):
                 name = option.name or (f"no_{field}" if option.negates else field)

@@ -24,7 +24,8 @@ SCHEDULERS = {
     "slurm": ("llmb.schedulers.slurm.scheduler", "SlurmScheduler"),
     LOCAL: ("llmb.schedulers.local.scheduler", "LocalScheduler"),
 }
-"""The first is that of a cluster whose settings name none."""
+UNNAMED = next(iter(SCHEDULERS))
+"""That of a cluster whose settings name none."""
 USER_KEYS = ("gpu_type", "python", *SCHEDULERS)
 """Keys of cluster_config.yaml that a user may have a default for: what is the user's, and not the cluster's."""
 
@@ -45,7 +46,7 @@ def all_schedulers() -> Iterator[Scheduler]:
 
 def scheduler_of(site: Site) -> Scheduler:
     """The scheduler that queues the jobs of a cluster."""
-    return find_scheduler(site.config.scheduler or next(iter(SCHEDULERS)))
+    return find_scheduler(site.config.scheduler or UNNAMED)
 
 
 def scheduler_options() -> Mapping[str, Option]:

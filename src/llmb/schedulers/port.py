@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from pydantic import Field, field_validator
@@ -16,6 +17,8 @@ from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
+from llmb.schedulers.installer import Choice, SchedulerQuestion
+from llmb.schedulers.offer import Offer, Partition
 from llmb.site.site import Site
 
 UNKNOWN = "UNKNOWN"
@@ -144,33 +147,6 @@ class SchedulerSetup(Record):
     """Without those that could not be read."""
     node: NodeState | None = None
     """None if this machine is not a node of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """Nodes that a scheduler keeps together. None is unknown, or has none of it."""
-
-    name: str
-    is_default: bool = False
-    nodes: int = 0
-    gpus_per_node: int | None = None
-    """GPUs of most of its nodes; None if the scheduler does not count GPUs there."""
-    gres_type: str | None = None
-    architecture: str | None = None
-    """As the kernel names it: x86_64, aarch64."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What a scheduler offers this user."""
-
-    partitions: tuple[Partition, ...] = ()
-    accounts: tuple[str, ...] | None = None
-    """None if it has no accounting, or does not answer."""
-    default_account: str | None = None
-
-    def partition(self, name: str | None) -> Partition | None:
-        return next((item for item in self.partitions if item.name == name), None)
 
 
 class Overlay(Record):
@@ -322,8 +298,32 @@ class Wording:
         return ()
 
 
-class Scheduler(Queue, Cluster, Wording):
-    """One scheduler: its queue, its cluster and its wording, and the options of its jobs."""
+class InstallerPart:
+    """What a scheduler brings to an installation. ``answers`` are all answers so far, with those that it declares."""
+
+    answers: type[Record] = Record
+    """Declares the answers that only it needs, as options."""
+    questions: Sequence[type[SchedulerQuestion]] = ()
+    runtimes: Sequence[Choice] = ()
+    """Runtimes of containers that it starts."""
+    comments: Mapping[str, str] = MappingProxyType({})
+    """On keys of its section of cluster_config.yaml."""
+
+    def training_nodes(self, answers: Any, offer: Offer) -> Partition | None:  # noqa: ANN401 (with its own fields)
+        """The nodes that train, as far as it shows them."""
+        return None
+
+    def section(self, answers: Any, gpus_per_node: int | None) -> dict[str, Any]:  # noqa: ANN401 (with its own fields)
+        """Its section of cluster_config.yaml, without what has no value."""
+        return {}
+
+    def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """The answers, by name, that its section of cluster_config.yaml gives."""
+        return {}
+
+
+class Scheduler(Queue, Cluster, Wording, InstallerPart):
+    """One scheduler: its queue, its cluster, its wording and its installation, and the options of its jobs."""
 
     name: str
     choices: type[Record] = Record

@@ -13,6 +13,7 @@ from llmb.jobspec.spec import JobSpec
 from llmb.options.option import build
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob, now
+from llmb.schedulers.offer import Offer, Partition
 from llmb.schedulers.port import (
     AskedJob,
     Defaults,
@@ -20,13 +21,12 @@ from llmb.schedulers.port import (
     JobAnswers,
     JobState,
     NodeState,
-    Offer,
     Overlay,
     Scheduler,
     SchedulerSetup,
     Submission,
 )
-from llmb.schedulers.slurm import client, queries
+from llmb.schedulers.slurm import client, installer, queries
 from llmb.schedulers.slurm.asked import (
     ADDITIONAL,
     FLAG_NAMES,
@@ -39,6 +39,7 @@ from llmb.schedulers.slurm.asked import (
 from llmb.schedulers.slurm.complete import completed_spec
 from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, parse_additional
 from llmb.schedulers.slurm.hostlist import compress, expand
+from llmb.schedulers.slurm.installer import SlurmAnswers
 from llmb.schedulers.slurm.job_state import SlurmJob
 from llmb.schedulers.slurm.meaning import WORDS, with_meaning
 from llmb.schedulers.slurm.offer import gpu_type_within, read_nodes, site_partition, slurm_offer
@@ -110,6 +111,10 @@ class SlurmScheduler(Scheduler):
     gpus_key, time_limit_key = "slurm.gpus_per_node", "slurm.flags.time"
     choices = SlurmChoices
     words = WORDS
+    answers = SlurmAnswers
+    questions = installer.QUESTIONS
+    runtimes = installer.RUNTIMES
+    comments = installer.COMMENTS
 
     def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
         return slurm_options(build(SlurmChoices, values), environ, python)
@@ -204,6 +209,15 @@ class SlurmScheduler(Scheduler):
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
         return read_file(FAULTS, FaultFile).faults
+
+    def training_nodes(self, answers: SlurmAnswers, offer: Offer) -> Partition | None:
+        return installer.training_partition(answers, offer)
+
+    def section(self, answers: SlurmAnswers, gpus_per_node: int | None) -> dict[str, Any]:
+        return installer.slurm_section(answers, gpus_per_node)
+
+    def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        return installer.answers_of_section(section)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
         partition = environ.get("SLURM_JOB_PARTITION")
