@@ -12,8 +12,7 @@ from llmb.jobs.states import FolderState, decide, known_states
 from llmb.runs.record import JobEnd
 from llmb.schedulers.port import UNKNOWN as UNKNOWN_WORD
 from llmb.schedulers.port import JobState
-from llmb.schedulers.slurm.job_state import SlurmJob
-from llmb.schedulers.slurm.meaning import with_meaning
+from llmb.schedulers.slurm.job_state import SlurmJob, with_meaning
 from llmb.schedulers.slurm.scheduler import accounted, is_same
 
 NOW = 1000.0

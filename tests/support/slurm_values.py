@@ -17,9 +17,8 @@ from llmb.runs.plan import EnginePlan
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.port import JobState
 from llmb.schedulers.slurm.asked import job_flags, shell_gpus_per_node
-from llmb.schedulers.slurm.job_state import SlurmJob
-from llmb.schedulers.slurm.meaning import with_meaning
-from llmb.schedulers.slurm.queries import controller_states
+from llmb.schedulers.slurm.client import controller_states
+from llmb.schedulers.slurm.job_state import SlurmJob, with_meaning
 from llmb.schedulers.slurm.script import batch_script, file_flags
 from llmb.site.site import Site
 

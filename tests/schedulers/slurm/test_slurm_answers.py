@@ -15,9 +15,8 @@ from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import resolve_submissions
-from llmb.schedulers.slurm.client import submit
+from llmb.schedulers.slurm.client import controller_states, submit
 from llmb.schedulers.slurm.job_state import FIELD, RECORD, parse_accounts, parse_queue
-from llmb.schedulers.slurm.queries import controller_states
 
 Program = Callable[[str, str], None]
 

@@ -17,8 +17,7 @@ from llmb.errors import InfrastructureError, UsageError
 from llmb.jobs.order import Order, array_folder
 from llmb.runs.failure import first_failure
 from llmb.runs.folder import RunFolder
-from llmb.schedulers.slurm.client import not_exported, submit
-from llmb.schedulers.slurm.queries import cancel_jobs
+from llmb.schedulers.slurm.client import cancel_jobs, not_exported, submit
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.shell import Shell, command_lines
 from llmb.schedulers.slurm.steps import worker_step

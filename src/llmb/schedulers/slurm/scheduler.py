@@ -26,7 +26,7 @@ from llmb.schedulers.port import (
     SchedulerSetup,
     Submission,
 )
-from llmb.schedulers.slurm import client, installer, queries
+from llmb.schedulers.slurm import client, installer
 from llmb.schedulers.slurm.asked import (
     ADDITIONAL,
     FLAG_NAMES,
@@ -40,8 +40,7 @@ from llmb.schedulers.slurm.complete import completed_spec
 from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, parse_additional
 from llmb.schedulers.slurm.hostlist import compress, expand
 from llmb.schedulers.slurm.installer import SlurmAnswers
-from llmb.schedulers.slurm.job_state import SlurmJob
-from llmb.schedulers.slurm.meaning import WORDS, with_meaning
+from llmb.schedulers.slurm.job_state import WORDS, SlurmJob, with_meaning
 from llmb.schedulers.slurm.offer import gpu_type_within, read_nodes, site_partition, slurm_offer
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings, settings_of
@@ -155,7 +154,7 @@ class SlurmScheduler(Scheduler):
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         """From the controller; for live jobs that it has forgotten, from accounting."""
         ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
-        answers = queries.controller_states(ids, time_out_s) if ids else {}
+        answers = client.controller_states(ids, time_out_s) if ids else {}
         known = {
             job.key: with_meaning(answers[job.job_id])
             for job in jobs
@@ -165,14 +164,14 @@ class SlurmScheduler(Scheduler):
         if not forgotten:
             return JobAnswers(known)
         try:
-            accounts = queries.accounted_states([str(job.job_id) for job in forgotten], time_out_s)
+            accounts = client.accounted_states([str(job.job_id) for job in forgotten], time_out_s)
         except InfrastructureError as error:
             unheard = {job.key: JobState(job_id=str(job.job_id), may_be_told=True) for job in forgotten}
             return JobAnswers({**known, **unheard}, [error.what])
         return JobAnswers({**known, **{job.key: accounted(job, accounts) for job in forgotten}})
 
     def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
-        seen = [*queries.own_jobs(time_out_s), *queries.own_accounts(since_s, time_out_s)]
+        seen = [*client.own_jobs(time_out_s), *client.own_accounts(since_s, time_out_s)]
         taken, found = set(claimed), dict[str, str]()
         for job in jobs:
             job_id = find_submission(job, seen, taken)
@@ -182,7 +181,7 @@ class SlurmScheduler(Scheduler):
         return found
 
     def cancel(self, jobs: Sequence[AskedJob]) -> None:
-        queries.cancel_jobs([job.job_id for job in jobs if job.job_id])
+        client.cancel_jobs([job.job_id for job in jobs if job.job_id])
 
     def current_job(self, environ: Mapping[str, str]) -> BegunJob:
         return BegunJob(
