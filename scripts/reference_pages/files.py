@@ -23,7 +23,8 @@ from llmb.prepare.sample_files import SampleFiles
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.resources.records import HostUse, NodeOtherWork, OtherWork, ResourceUse
 from llmb.resources.sample import HostSample, Sample, SamplerStart
-from llmb.runs.folder import RunFolder, experiment_name
+from llmb.runs.experiment import experiment_name
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.steps import Step

@@ -10,7 +10,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.unspecified import Unspecified, unspecified_text
 from llmb.errors import UsageError
 from llmb.runs.choices import Choices
-from llmb.runs.folder import experiment_name
+from llmb.runs.experiment import experiment_name
 from llmb.runs.plan import make_plan
 from llmb.site.machine import Machine, recipe_for
 

@@ -12,7 +12,8 @@ from llmb import trust
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs import claim
 from llmb.runs.claim import create_run_folder, release_checkpoints
-from llmb.runs.folder import RunFolder, run_parent
+from llmb.runs.experiment import run_parent
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, read_job, read_record, write_record
 from llmb.trust import foreign_link

@@ -10,7 +10,8 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, gpu_types_of, listed_scales, releases_of, resolve, sizes_of
 from llmb.runs.choices import Choices
-from llmb.runs.folder import RunFolder, experiment_name
+from llmb.runs.experiment import experiment_name
+from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of_plan
 from llmb.runs.plan import EnginePlan, make_plan
 

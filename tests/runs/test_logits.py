@@ -10,7 +10,7 @@ from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.report.plan_report import plan_table
 from llmb.runs.choices import Choices
-from llmb.runs.folder import experiment_name
+from llmb.runs.experiment import experiment_name
 from llmb.runs.identity import identity_of_plan
 from llmb.runs.logits import keeps_logits, logits_gb, logits_text
 from llmb.runs.plan import EnginePlan, make_plan

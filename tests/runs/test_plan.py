@@ -11,7 +11,7 @@ from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
 from llmb.report.plan_report import plan_table
 from llmb.runs.choices import Choices
-from llmb.runs.folder import experiment_name
+from llmb.runs.experiment import experiment_name
 from llmb.runs.host import Device
 from llmb.runs.parallelism import DpSharding, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan, with_documents

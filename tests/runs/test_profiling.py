@@ -15,7 +15,8 @@ from llmb.errors import UsageError
 from llmb.logs.files import find_logs
 from llmb.missing import Missing
 from llmb.runs.choices import Choices
-from llmb.runs.folder import RunFolder, experiment_name
+from llmb.runs.experiment import experiment_name
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profile_report import keep_breakdown, report_profile
 from llmb.runs.profiling import Profile, Profiling, listed

@@ -12,7 +12,8 @@ from fake_steps import steps_of
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.environment import Environment
-from llmb.runs.folder import RunFolder, experiment_name, run_parent
+from llmb.runs.experiment import experiment_name, run_parent
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, read_record, write_record
 from llmb.runs.steps import step_to_json

@@ -32,8 +32,9 @@ from llmb.runs.attempts import newest_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
 from llmb.runs.disk_space import check_space
+from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.failure import last_lines, tail
-from llmb.runs.folder import RunFolder, cannot_write, experiment_name, link_latest, run_parent
+from llmb.runs.folder import RunFolder, cannot_write, link_latest
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.record import ENGINE, RunRecord, new_record, new_run_id, write_record

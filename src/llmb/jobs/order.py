@@ -19,14 +19,8 @@ from llmb.programs.port import ProgramRequest
 from llmb.runs.choices import Choices
 from llmb.runs.claim import claim_checkpoints, create_run_folder, release_checkpoints
 from llmb.runs.disk_space import check_space
-from llmb.runs.folder import (
-    CLUSTER_CONFIG,
-    RunFolder,
-    cannot_write,
-    experiment_name,
-    run_parent,
-    write_atomically,
-)
+from llmb.runs.experiment import experiment_name, run_parent
+from llmb.runs.folder import CLUSTER_CONFIG, RunFolder, cannot_write, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, SubmittedJob, new_run_id, queued_record, write_record

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 from llmb.checkpoints.checkpoint import saved_checkpoints
-from llmb.runs.folder import RunFolder, recorded_suffix
+from llmb.runs.experiment import recorded_suffix
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
 

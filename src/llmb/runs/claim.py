@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
-from llmb.runs.folder import RunFolder, cannot_write, experiment_name, run_parent
+from llmb.runs.experiment import experiment_name, run_parent
+from llmb.runs.folder import RunFolder, cannot_write
 from llmb.runs.plan import Plan
 from llmb.trust import check_links
 

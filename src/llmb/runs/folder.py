@@ -6,12 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.prepared.folders import WORKLOADS
-from llmb.runs.name_parts import ENGINE, name_parts
 from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 from llmb.trust import check_owner
 
@@ -45,7 +42,6 @@ WRITE_ADVICE = {
     errno.EEXIST: _NO_FOLDER,
     errno.ENAMETOOLONG: "set LLMB_INSTALL to a folder with a shorter path",
 }
-RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,33 +220,6 @@ def user_root(path: Path) -> Path | None:
 def install_root(environ: Mapping[str, str], start: Path) -> Path:
     """The root of installation, without who chose it."""
     return chosen_root(environ, start).path
-
-
-def experiment_name(plan: "Plan", program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The name that log files and folders of equal runs share; it carries the whole configuration.
-
-    ``arguments`` are those of a framework's script. The name says of a proxy how many layers it has, and of a run that
-    was slowed down by what is recorded, what that is: ``llmb parse`` leaves those out by it.
-    """
-    recipe, layout = plan.recipe, plan.recipe.layout
-    etp = f"_etp{layout.etp}" if layout.etp > 1 else ""
-    return (
-        f"{recipe.task}_{recipe.model.model}_{recipe.size}_{recipe.dtype}_gpus{layout.gpus}_tp{layout.tp}_pp{layout.pp}"
-        f"_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}{etp}_mbs{layout.mbs}_gbs{layout.gbs}"
-        f"{name_parts(plan, program, arguments)}{recorded_suffix(plan)}"
-    )
-
-
-def recorded_suffix(plan: "Plan") -> str:
-    """What a run's name ends with if it is profiled or traced."""
-    if plan.profile:
-        return RECORDED_BY[plan.profile.profiler]
-    return "_nccltrace" if plan.nccl_trace else ""
-
-
-def run_parent(install: Path, plan: "Plan", name: str | None = None) -> Path:
-    """The folder of all runs of the experiment ``name``; by default that of llmb's own engine."""
-    return install / WORKLOADS / plan.recipe.workload / "experiments" / (name or experiment_name(plan))
 
 
 class NotWritable(EnvironmentProblem):

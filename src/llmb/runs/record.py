@@ -14,8 +14,8 @@ from llmb.catalogue.records import Record, Window
 from llmb.checkpoints.origin import Origin
 from llmb.errors import UsageError
 from llmb.runs.environment import Environment
+from llmb.runs.experiment import ENGINE as ENGINE
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.name_parts import ENGINE as ENGINE
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record_file import read_record_file
 from llmb.runs.result import Result, Status

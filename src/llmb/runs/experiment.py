@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of an experiment's name that say how a run differs from its recipe. Pure."""
+"""The name that equal runs share: what they compute, and how that differs from the recipe. Pure."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import MappingProxyType
 
 from llmb.catalogue.records import Dtype, Recipe
+from llmb.prepared.folders import WORKLOADS
+from llmb.runs.choices import Choices
 from llmb.runs.logits import keeps_logits
 from llmb.runs.parallelism import Parallelism
-
-if TYPE_CHECKING:
-    from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan, Plan
 
 ENGINE = "engine"
+RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}
 OVERRIDES = {"seq_len": "seq{}", "first_stage_layers": "first{}", "last_stage_layers": "last{}"}
 """Overrides of the layout that the rest of the name does not have."""
 LONGEST = 60
@@ -20,7 +22,34 @@ LONGEST = 60
 DIGITS = 6
 
 
-def name_parts(plan: "Plan", program: str, arguments: Mapping[str, str]) -> str:
+def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The name that log files and folders of equal runs share; it carries the whole configuration.
+
+    ``arguments`` are those of a framework's script. The name says of a proxy how many layers it has, and of a run that
+    was slowed down by what is recorded, what that is: ``llmb parse`` leaves those out by it.
+    """
+    recipe, layout = plan.recipe, plan.recipe.layout
+    etp = f"_etp{layout.etp}" if layout.etp > 1 else ""
+    return (
+        f"{recipe.task}_{recipe.model.model}_{recipe.size}_{recipe.dtype}_gpus{layout.gpus}_tp{layout.tp}_pp{layout.pp}"
+        f"_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}{etp}_mbs{layout.mbs}_gbs{layout.gbs}"
+        f"{_parts(plan, program, arguments)}{recorded_suffix(plan)}"
+    )
+
+
+def recorded_suffix(plan: Plan) -> str:
+    """What a run's name ends with if it is profiled or traced."""
+    if plan.profile:
+        return RECORDED_BY[plan.profile.profiler]
+    return "_nccltrace" if plan.nccl_trace else ""
+
+
+def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
+    """The folder of all runs of the experiment ``name``; by default that of llmb's own engine."""
+    return install / WORKLOADS / plan.recipe.workload / "experiments" / (name or experiment_name(plan))
+
+
+def _parts(plan: Plan, program: str, arguments: Mapping[str, str]) -> str:
     """Each with an underscore before it; of a recipe without changes on GPUs only their type, on a CPU nothing."""
     parts = [*_layout_parts(plan.recipe), *_program_parts(program, arguments)]
     settings = "_".join([*_data_parts(plan), *_engine_parts(plan)])
@@ -48,7 +77,7 @@ def _program_parts(program: str, arguments: Mapping[str, str]) -> Iterator[str]:
         yield f"args-{_digest(repr(sorted(arguments.items())))}"
 
 
-def _data_parts(plan: "Plan") -> Iterator[str]:
+def _data_parts(plan: Plan) -> Iterator[str]:
     """Where data and adapters are not those of the recipe."""
     recipe, data = plan.recipe, plan.origin.data
     if data.kind != ("synthetic" if recipe.task == "pretrain" else "dataset"):
@@ -60,11 +89,8 @@ def _data_parts(plan: "Plan") -> Iterator[str]:
         yield f"save{plan.checkpoint_interval}"
 
 
-def _engine_parts(plan: "Plan") -> Iterator[str]:
+def _engine_parts(plan: Plan) -> Iterator[str]:
     """Settings of llmb's engine; other programs do not have them."""
-    from llmb.runs.choices import Choices  # which import what imports this
-    from llmb.runs.plan import EnginePlan
-
     if not isinstance(plan, EnginePlan):
         return
     recipe, training = plan.recipe, plan.recipe.training
