@@ -33,8 +33,7 @@ from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import build, options_of
 from llmb.options.text import valid_values
 from llmb.programs.conclude import EndedRun, read_ended_run
-from llmb.report.numbers import number
-from llmb.report.table import Column, html_table, number_column, table_of
+from llmb.report.table import Column, html_table, number, number_column, table_of
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, chosen_root
 from llmb.runs.result import Result

@@ -18,8 +18,7 @@ from llmb.analysis.find_runs import find_ended_runs
 from llmb.cli.compare import raise_unless_passed
 from llmb.errors import LlmbError, NoVerdict
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
-from llmb.report.numbers import shortened
-from llmb.report.table import table_lines, text_width
+from llmb.report.table import shortened, table_lines, text_width
 from llmb.runs.plan import Plan
 
 

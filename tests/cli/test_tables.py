@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from llmb.report.numbers import interval_of
 from llmb.report.output import styled_lines
-from llmb.report.table import Table, plain_lines, result_table
+from llmb.report.table import Table, interval_of, plain_lines, result_table
 
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
 

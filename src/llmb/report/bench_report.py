@@ -9,8 +9,7 @@ from typing import Any
 
 from llmb.bench.gpus import OutlierRule, Part, Parts, median_tflops
 from llmb.bench.records import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
-from llmb.report.numbers import known, number, whole
-from llmb.report.table import Column, Row, Table, number_column, result_table, table_of
+from llmb.report.table import Column, Row, Table, known, number, number_column, result_table, table_of, whole
 from llmb.shown_text import printable
 
 UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))

@@ -7,8 +7,7 @@ from operator import attrgetter
 
 from llmb.analysis.bisect import DEFAULT_NAME, BisectReport, CandidateReport
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
-from llmb.report.numbers import known, number, shortened
-from llmb.report.table import Column, Table, csv_text, number_column, result_table, table_of
+from llmb.report.table import Column, Table, csv_text, known, number, number_column, result_table, shortened, table_of
 from llmb.runs.identity import Difference
 from llmb.shown_text import printable
 

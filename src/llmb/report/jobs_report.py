@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmb.jobs.job import Job
-from llmb.report.numbers import known, number
-from llmb.report.table import Column, Table, number_column, result_table, table_of
+from llmb.report.table import Column, Table, known, number, number_column, result_table, table_of
 from llmb.runs.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -10,9 +10,19 @@ from llmb.analysis.parsed_run import ParsedRun
 from llmb.analysis.parsed_scaling import RunGroup, Scaling, ScalingRow
 from llmb.catalogue.records import Window
 from llmb.metrics.anomalies import Anomalies
-from llmb.report.numbers import as_text, interval_of, known, number, shortened
 from llmb.report.parse_report import VALUES, ParseReport, date_of, known_times, named_values, one_mfu
-from llmb.report.table import Column, Table, csv_text, number_column, table_of
+from llmb.report.table import (
+    Column,
+    Table,
+    as_text,
+    csv_text,
+    interval_of,
+    known,
+    number,
+    number_column,
+    shortened,
+    table_of,
+)
 
 
 def _median_mfu(group: RunGroup) -> float | None:

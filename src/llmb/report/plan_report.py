@@ -16,9 +16,8 @@ from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.metrics.window import STEADY
-from llmb.report.numbers import number, unknown
 from llmb.report.recipe_report import identity_document, origin_document, trained_text
-from llmb.report.table import Column, Table, number_column, result_table, table_of
+from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
 from llmb.runs.attention import fp8_product
 from llmb.runs.folder import RunFolder
 from llmb.runs.logits import logits_text

@@ -10,9 +10,8 @@ from llmb.prepare.checkpoint import PreparedCheckpoint
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub_access import RepositoryAccess, TokenSource
 from llmb.prepare.verify import Item, Verification
-from llmb.report.numbers import number, unknown, whole
 from llmb.report.recipe_report import lora_text
-from llmb.report.table import Column, Table, number_column, result_table, table_of
+from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown, whole
 from llmb.runs.initial_weights import base_text
 from llmb.shown_text import printable
 

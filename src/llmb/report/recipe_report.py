@@ -15,8 +15,7 @@ from llmb.checkpoints.origin import Origin, OriginHere
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
 from llmb.metrics.throughput import Throughput, unpacked_reason
-from llmb.report.numbers import number, unknown
-from llmb.report.table import Column, Table, number_column, result_table, table_of
+from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
 from llmb.runs.logits import keeps_logits, logits_gb, logits_text
 from llmb.verdict.conditions import title_of
 

@@ -10,10 +10,9 @@ from llmb.catalogue.records import Convention
 from llmb.jobs.repeats import Spread, spread_of
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
-from llmb.report.numbers import interval_of, known, number
 from llmb.report.plan_report import plan_title
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document, origin_document
-from llmb.report.table import Column, Table, number_column, result_table, table_of
+from llmb.report.table import Column, Table, interval_of, known, number, number_column, result_table, table_of
 from llmb.report.trace_report import shown_parts
 from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoint_report import CheckpointReport

@@ -7,8 +7,7 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from llmb.report.numbers import number, whole
-from llmb.report.table import Column, Table, number_column, result_table, table_of
+from llmb.report.table import Column, Table, number, number_column, result_table, table_of, whole
 from llmb.shown_text import printable
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
 from llmb.traces.nccl_summary import Collective, NcclSummary, StepTraffic

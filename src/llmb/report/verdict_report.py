@@ -8,8 +8,7 @@ from typing import Any
 
 from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut, flaw_of
 from llmb.analysis.judge_run import Judged
-from llmb.report.numbers import interval_of, number, shortened
-from llmb.report.table import Column, Table, number_column, result_table, table_of
+from llmb.report.table import Column, Table, interval_of, number, number_column, result_table, shortened, table_of
 from llmb.shown_text import printable
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.causes import Cause, Explanation

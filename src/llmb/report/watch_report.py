@@ -12,9 +12,8 @@ from llmb.analysis.forecast import Forecast, ForecastComparison, Pace
 from llmb.analysis.watched import Outlook
 from llmb.catalogue.records import Convention
 from llmb.metrics.throughput import Throughput, throughput
-from llmb.report.numbers import duration, interval_of, number
 from llmb.report.recipe_report import CONVENTION_NAMES
-from llmb.report.table import Table, result_table
+from llmb.report.table import Table, duration, interval_of, number, result_table
 from llmb.runs.plan import Plan
 from llmb.runs.step_follower import StepNews
 from llmb.shown_text import printable
