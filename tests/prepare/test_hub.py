@@ -54,7 +54,7 @@ class Client:
         self.hub = Hub(folder, self.said.append, endpoint=server.url)
 
     def fetch(self, name: str = "org/name") -> Path:
-        return self.hub.fetch(name, "model", MODEL_FILES, NEEDED, self.count).path
+        return self.hub.fetch(name, "model", MODEL_FILES, NEEDED, self.count)
 
     def count(self, done: int, total: int) -> None:
         self.progress.append((done, total))
@@ -98,9 +98,9 @@ def test_what_was_downloaded_is_not_downloaded_again(client: Client, server: Fak
 
 def test_a_dataset_has_the_commit_as_its_revision(client: Client) -> None:
     patterns = ("plain_text/train-*.parquet",)
-    snapshot = client.hub.fetch("org/rows", "dataset", patterns, patterns, client.count)
-    assert snapshot.revision == SHA
-    assert names(snapshot.path) == {"plain_text/train-00000-of-00001.parquet"}
+    folder = client.hub.fetch("org/rows", "dataset", patterns, patterns, client.count)
+    assert folder.name == SHA
+    assert names(folder) == {"plain_text/train-00000-of-00001.parquet"}
 
 
 def test_a_gated_model_without_a_token_names_its_page(client: Client, server: FakeHub) -> None:

@@ -16,7 +16,7 @@ from llmb.jobs.locks import file_lock
 from llmb.prepare.hub import DATASETS, OnBytes, fetch_dataset, fetch_tokenizer
 from llmb.prepare.needed import check_installed
 from llmb.prepare.packed_files import read_packed, tokenize, write_packed
-from llmb.prepare.sample_files import OnCount, SampleFiles, lines_file, read_record, write_samples
+from llmb.prepare.sample_files import OnCount, SampleFiles, lines_file, read_samples_record, write_samples
 from llmb.prepare.samples import TEMPLATE
 from llmb.prepare.sources import Files, split_files
 from llmb.prepare.tokenizer import LoadedTokenizer, checksum, load_tokenizer, tokenizer_file
@@ -149,14 +149,14 @@ def _temporary_folder(work: _Work) -> Iterator[Path]:
 def _samples(work: _Work) -> tuple[SampleFiles, bool]:
     """The samples, and whether they were made now."""
     request = work.request
-    existing = None if request.force else read_record(work.folder)
+    existing = None if request.force else read_samples_record(work.folder)
     if existing is not None:
         _check_samples(work, existing)
         return existing, False
     if request.source is None:
         name = DATASETS[work.source.dataset].repository
-        snapshot = fetch_dataset(work.source.dataset, work.folders, work.on_bytes(f"downloading {name}"), work.say)
-        files, source = split_files(snapshot.path), f"{name}@{snapshot.revision}"
+        folder = fetch_dataset(work.source.dataset, work.folders, work.on_bytes(f"downloading {name}"), work.say)
+        files, source = split_files(folder), f"{name}@{folder.name}"
     else:
         files = split_files(request.source)
         source = local_source(request.source, files)

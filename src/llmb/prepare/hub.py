@@ -53,14 +53,6 @@ DATASETS = {"squad": SQUAD, "squad-tiny": SQUAD}
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Downloaded files in their folder; ``revision`` is the commit."""
-
-    path: Path
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
 class Refusal:
     """The hub gave no answer, or a negative one."""
 
@@ -78,17 +70,17 @@ def fetch_model(name: str, page: str | None, folders: PreparedFolders, on_bytes:
     the hub fails.
     """
     hub = Hub(folders.hub, say, page=_page(name, page))
-    return hub.fetch(name, "model", MODEL_FILES, ("config.json", "*.safetensors"), on_bytes).path
+    return hub.fetch(name, "model", MODEL_FILES, ("config.json", "*.safetensors"), on_bytes)
 
 
 def fetch_tokenizer(name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, say: Say) -> Path:
     """Fetches a tokenizer without weights: the folder that holds ``tokenizer.json``."""
     hub = Hub(folders.hub, say, page=_page(name, page))
-    return hub.fetch(name, "model", TOKENIZER_FILES, (TOKENIZER,), on_bytes).path
+    return hub.fetch(name, "model", TOKENIZER_FILES, (TOKENIZER,), on_bytes)
 
 
-def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes, say: Say) -> Snapshot:
-    """The files of a dataset of ``DATASETS``. Raises the same errors."""
+def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes, say: Say) -> Path:
+    """The folder with the files of a dataset of ``DATASETS``, named like their commit. Raises the same errors."""
     dataset = DATASETS[name]
     return Hub(folders.hub, say).fetch(dataset.repository, "dataset", dataset.files, dataset.files, on_bytes)
 
@@ -134,12 +126,10 @@ class Hub:
             return Path(environ["HF_HOME"]).expanduser() / "hub"
         return self.folder
 
-    def fetch(
-        self, name: str, kind: Kind, patterns: Sequence[str], needed: Sequence[str], on_bytes: OnBytes
-    ) -> Snapshot:
-        """The files of a repository that match ``patterns``; one at least has to match each of ``needed``.
+    def fetch(self, name: str, kind: Kind, patterns: Sequence[str], needed: Sequence[str], on_bytes: OnBytes) -> Path:
+        """A folder with the files of a repository that match ``patterns``; one at least matches each of ``needed``.
 
-        Without a network, those of an earlier download. Raises as ``fetch_model``.
+        Without a network, it is that of an earlier download. Raises as ``fetch_model``.
         """
         check_installed("downloading", "huggingface_hub")
         cache = self.cache(os.environ)
@@ -149,7 +139,7 @@ class Hub:
                 what = f"{name} on the hub has no {' and no '.join(missing)}"
                 raise UsageError(what, do="give local files with --source or --tokenizer")
             cache.mkdir(parents=True, exist_ok=True)
-            path = self._download(name, kind, cache, sizes, on_bytes)
+            return self._download(name, kind, cache, sizes, on_bytes)
         except _failures() as error:
             if _is_local(error):
                 assert isinstance(error, OSError)
@@ -159,8 +149,7 @@ class Hub:
             if earlier is None:
                 raise refusal.error from error
             self.say(f"{refusal.error.what}: using {name} as it was downloaded before")
-            path = earlier
-        return Snapshot(path, path.name)
+            return earlier
 
     def _sizes(self, name: str, kind: Kind, patterns: Sequence[str]) -> dict[str, int]:
         """The size of each file that matches."""
@@ -320,14 +309,9 @@ def _gated(name: str, page: str) -> Refusal:
 
 
 def _status(error: Exception) -> int | None:
-    response = _response(error)
-    return None if response is None else int(response.status_code)
-
-
-def _response(error: BaseException) -> Any:  # noqa: ANN401 (of one HTTP library or another)
-    if getattr(error, "response", None) is None and error.__cause__ is not None:
-        return getattr(error.__cause__, "response", None)
-    return getattr(error, "response", None)
+    """What the hub answered; None without an answer."""
+    responses = (getattr(one, "response", None) for one in (error, error.__cause__))
+    return next((int(response.status_code) for response in responses if response is not None), None)
 
 
 def _first_line(error: Exception) -> str:

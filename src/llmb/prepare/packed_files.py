@@ -8,13 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from llmb import __version__
 from llmb.checkpoints.checksums import ChecksumWriter
 from llmb.checkpoints.new_folder import new_folder
 from llmb.errors import UsageError
-from llmb.prepare.sample_files import SampleFiles, parse_line
+from llmb.prepare.sample_files import SampleFiles, parse_line, read_prepared
 from llmb.prepare.tokenizer import LoadedTokenizer
 from llmb.prepared.packed_dataset import (
     ANSWERS,
@@ -23,21 +21,13 @@ from llmb.prepared.packed_dataset import (
     RECORD,
     TOKENS,
     PackedDataset,
+    Packer,
     Split,
-    incomplete_files,
 )
 from llmb.runs.record import now
 
 if TYPE_CHECKING:
     import numpy as np
-
-from typing import TYPE_CHECKING
-
-from llmb.prepared.packed_dataset import Packer
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 ENOUGH_FILL = 0.98
 
@@ -201,18 +191,7 @@ def write_packed(
 
 
 def read_packed(folder: Path) -> PackedDataset | None:
-    """The record of a packed dataset whose files are there in full; None without one. Raises UsageError if damaged."""
-    path = folder / RECORD
-    if not path.is_file():
-        return None
-    do = "prepare it again with --force"
-    try:
-        record = PackedDataset.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise UsageError("this version of llmb cannot read the record", where=str(path), do=do) from error
-    for problem in incomplete_files(folder, record.files):
-        raise UsageError(problem, where=str(folder), do=do)
-    return record
+    return read_prepared(folder / RECORD, PackedDataset)
 
 
 def _write_arrays(folder: Path, documents: Documents, order: "np.ndarray", packing: Packs) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -18,7 +18,7 @@ from llmb.checkpoints.checksums import ChecksumWriter, file_checksum
 from llmb.errors import UsageError
 from llmb.prepare.samples import TEMPLATE, DatasetSample
 from llmb.prepare.sources import Files, read_samples
-from llmb.prepared.packed_dataset import SPLITS, Split, incomplete_files
+from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, incomplete_files
 from llmb.runs.record import now
 
 RECORD = "samples.json"
@@ -55,18 +55,24 @@ def lines_file(folder: Path, split: Split) -> Path:
     return folder / f"{split}.jsonl"
 
 
-def read_record(folder: Path) -> SampleFiles | None:
-    """The record in ``folder``, if its files are there in full. Raises UsageError if one is damaged."""
-    path = folder / RECORD
+def read_samples_record(folder: Path) -> SampleFiles | None:
+    return read_prepared(folder / RECORD, SampleFiles)
+
+
+Prepared = TypeVar("Prepared", SampleFiles, PackedDataset)
+
+
+def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
+    """A record whose files, beside it, are there in full; None without one. Raises UsageError if one is damaged."""
     if not path.is_file():
         return None
+    do = "prepare it again with --force"
     try:
-        record = SampleFiles.model_validate_json(path.read_bytes())
+        record = shape.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        do = "read it with the version that wrote it, or prepare it again with --force"
         raise UsageError("this version of llmb cannot read the record", where=str(path), do=do) from error
-    for problem in incomplete_files(folder, record.files):
-        raise UsageError(problem, where=str(folder), do="prepare the dataset again with --force")
+    for problem in incomplete_files(path.parent, record.files):
+        raise UsageError(problem, where=str(path.parent), do=do)
     return record
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
@@ -22,9 +22,9 @@ from llmb.metrics.parameters import parameter_count
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.dataset import seq_lens_of, source_of
 from llmb.prepare.packed_files import read_packed
-from llmb.prepare.sample_files import read_record
+from llmb.prepare.sample_files import SampleFiles, read_samples_record
 from llmb.prepared.folders import PreparedFolders
-from llmb.prepared.packed_dataset import SPLITS, Split
+from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split
 
 State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 
@@ -120,19 +120,6 @@ def verify_prepared(
     )
 
 
-class _DatasetRecord(Protocol):
-    """A record of samples, or of a packed dataset."""
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def files(self) -> dict[str, int]: ...
-
-    @property
-    def crc32(self) -> dict[str, str]: ...
-
-
 _Found = tuple[Item, Mapping[str, str]]
 """An item, and the checksums of its files."""
 
@@ -161,7 +148,7 @@ def _checkpoint(wanted: _Wanted, documented_gib: float | None) -> _Found:
 def _samples(wanted: _Wanted) -> _Found:
     dataset = wanted.source.dataset
     path = wanted.folders.dataset(dataset)
-    return _dataset_item(wanted, f"datasets/{dataset}", path, read_record, wanted.command("dataset", "--force"))
+    return _dataset_item(wanted, f"datasets/{dataset}", path, read_samples_record, wanted.command("dataset", "--force"))
 
 
 def _packed(wanted: _Wanted, split: Split, seq_len: int) -> _Found:
@@ -174,7 +161,7 @@ def _packed(wanted: _Wanted, split: Split, seq_len: int) -> _Found:
 
 
 def _dataset_item(
-    wanted: _Wanted, name: str, path: Path, read: Callable[[Path], _DatasetRecord | None], repair: str
+    wanted: _Wanted, name: str, path: Path, read: Callable[[Path], SampleFiles | PackedDataset | None], repair: str
 ) -> _Found:
     item = Item(name, path, "missing", wanted.command("dataset"), repair)
     try:

@@ -59,7 +59,7 @@ def _space(place: Path, *, exists: bool) -> dict[str, object]:
 
 
 def _rates(path: Path, size: int, limit_s: float) -> dict[str, tuple[int, float, bool]]:
-    """Of each direction: bytes, seconds, and whether they went past the page cache."""
+    """Bytes, seconds, and whether they went past the page cache, by direction."""
     path.touch()
     block = mmap.mmap(-1, BLOCK)  # O_DIRECT needs memory that begins at a page
     block.write(os.urandom(BLOCK))
