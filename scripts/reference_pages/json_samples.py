@@ -9,7 +9,7 @@ from typing import Any
 from llmb.analysis.forecast import Expected
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.analysis.watched import Circumstances, StepHistory, outlook
-from llmb.campaigns.campaign import CampaignJob, JobRequest, new_campaign, planned
+from llmb.campaigns.campaign import CampaignJob, JobRequest, PlannedJob, new_campaign
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
@@ -206,7 +206,7 @@ def sample_campaign(catalogue: Catalogue) -> Mapping[str, Any]:
     job = CampaignJob(key="", where="", repeat=1, profiled=False, wanted=wanted)
     campaign = new_campaign("", [job], "")
     order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
-    return campaign_document(campaign, [planned(item, order) for item in campaign.jobs])
+    return campaign_document(campaign, [PlannedJob(item, order, order.sample()) for item in campaign.jobs])
 
 
 def sample_job(catalogue: Catalogue) -> Job:

@@ -2,6 +2,8 @@
 """What the command line makes of the options that records declare."""
 
 import inspect
+import io
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +14,13 @@ from typer.testing import CliRunner
 
 from llmb.campaigns.entry import Selection, campaign_keys
 from llmb.campaigns.job_request import job_options
-from llmb.campaigns.queueing import agree
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Overrides, Request
+from llmb.cli import root
 from llmb.cli.main import load_command
 from llmb.cli.options import record_options, takes
+from llmb.cli.root import agree
 from llmb.errors import UsageError, UserInterrupt
 from llmb.options.option import Option, build, options_of
 from llmb.options.text import convert
@@ -116,9 +119,11 @@ def test_one_declaration_serves_the_command_line_files_and_variables(tmp_path: P
         read_variables([variable], {"BURST": "1"}, "w", options)
 
 
-def test_only_the_user_agrees_to_a_campaign() -> None:
-    agree("2 jobs", lambda: True)
+def test_only_the_user_agrees_to_a_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="there is no terminal to ask on, so queueing cannot be confirmed"):
+        agree("Queue 2 jobs?", default=False)
+    monkeypatch.setattr(root, "can_ask", lambda: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n\n"))
+    agree("Queue 2 jobs?", default=False)
     with pytest.raises(UserInterrupt, match="nothing was queued"):
-        agree("2 jobs", lambda: False)
-    with pytest.raises(UsageError, match="there is no terminal to ask on, so queueing 2 jobs cannot be confirmed"):
-        agree("2 jobs", None)
+        agree("Queue 2 jobs?", default=False)

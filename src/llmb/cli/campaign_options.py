@@ -13,20 +13,12 @@ import typer
 from llmb.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.campaigns.entry import Entry, Selection
 from llmb.campaigns.job_request import job_options
-from llmb.campaigns.queueing import (
-    CampaignContext,
-    Proposal,
-    RequestedJobs,
-    agree,
-    listed,
-    propose,
-    queue,
-    queued_before,
-    refusal,
-)
+from llmb.campaigns.proposal import CampaignContext, Proposal, RequestedJobs, listed, propose
+from llmb.campaigns.submission import SubmissionOutcome, queue
 from llmb.catalogue.load import Catalogue
 from llmb.cli.options import selection_options, value_options
-from llmb.cli.root import can_ask, say
+from llmb.cli.root import agree, can_ask, say
+from llmb.errors import UsageError
 from llmb.health.exclusion import OPTION, excluded_nodes
 from llmb.options.option import options_of
 from llmb.report.output import print_output, print_table
@@ -85,29 +77,32 @@ def run_campaign(
         say(line)
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
-    for warning in dict.fromkeys(job.warning for job in proposal.jobs if job.warning):
+    for warning in dict.fromkeys(job.order.missing.warning for job in proposal.jobs if job.order.missing):
         say(f"warning: {warning}")
-    before = queued_before(proposal)
     if dry_run:
-        if before:
-            say(f"{before.what}; --new queues them again")
+        if proposal.queued:
+            say(f"{_queued_before(proposal.queued)}; --new queues them again")
         _print(proposal.campaign, proposal, json=json)
         return
-    if before:
-        raise before
+    if proposal.queued:
+        do = f"add --new to queue them again; 'llmb jobs list --campaign {proposal.queued.campaign}' shows them"
+        raise UsageError(_queued_before(proposal.queued), do=do)
     _confirm(proposal, yes=yes)
     outcome = queue(context, proposal, say, _show_job, start_new=start_new)
     if json:
         _print(outcome.campaign, proposal, json=True)
-    if error := refusal(outcome):
-        raise error
+    _raise_refusals(outcome)
+
+
+def _queued_before(campaign: Campaign) -> str:
+    return f"all {len(campaign.jobs)} jobs were queued before, by campaign {campaign.campaign} of {campaign.created_at}"
 
 
 def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Proposal) -> list[str]:
     """What the jobs take that neither the request nor the cluster's settings name."""
-    found = {choice.name: choice.text() for job in proposal.jobs for choice in job.unspecified}
+    found = {choice.name: choice.text() for job in proposal.jobs for choice in job.recipe.unspecified}
     if context.gpu_type(requested.values) is None and not all(entry.selection.gpu_type for entry in requested.entries):
-        types = ", ".join(dict.fromkeys(job.gpu_type for job in proposal.jobs))
+        types = ", ".join(dict.fromkeys(job.recipe.gpu_type for job in proposal.jobs))
         found["GPU type"] = f"GPU type {types} (--gpu-type, or gpu_type in cluster_config.yaml, names another)"
     return [f"not specified: {'; '.join(found.values())}"] if found else []
 
@@ -125,11 +120,19 @@ def _confirm(proposal: Proposal, *, yes: bool) -> None:
         sys.stderr.write(f"campaign {name}: {what}\n")
         return
 
-    def ask() -> bool:
+    if can_ask():
         print_table(campaign_table(remaining))
-        return typer.confirm(f"Queue {what}?", default=False, err=True)
+    agree(f"Queue {what}?", default=False, do="add --yes, or --dry-run to see the jobs")
 
-    agree(what, ask if can_ask() else None)
+
+def _raise_refusals(outcome: SubmissionOutcome) -> None:
+    """Raises UsageError if the scheduler rejected jobs."""
+    if outcome.refusals:
+        jobs = outcome.campaign.jobs
+        refused = sum(job.state == "refused" for job in jobs)
+        reasons = "\n".join(f"  - {error.what}" for error in outcome.refusals)
+        do = "correct the cause and rerun the same command: it submits only these"
+        raise UsageError(f"{refused} of {len(jobs)} jobs could not be queued:\n{reasons}", do=do)
 
 
 def _show_job(campaign: Campaign, job: CampaignJob) -> None:

@@ -13,8 +13,8 @@ from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload
 from llmb.cli.campaign_options import DryRun, Yes, with_excluded
 from llmb.cli.options import Json, given_of, given_once, takes, value_options
-from llmb.cli.root import can_ask, install_here, say
-from llmb.errors import UsageError, UserInterrupt
+from llmb.cli.root import agree, install_here, say
+from llmb.errors import UsageError
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
@@ -134,10 +134,7 @@ def _confirm(orders: list[TaskOrder], *, yes: bool) -> None:
         say("note: HF_TOKEN is not set: for a gated model, set it, or log in with 'hf auth login' before")
     if yes or not sys.stdin.isatty():
         return
-    if not can_ask():
-        raise UsageError("there is no terminal to ask on, so queueing cannot be confirmed", do="add --yes")
-    if not typer.confirm("Queue them?" if len(orders) > 1 else "Queue it?", default=True, err=True):
-        raise UserInterrupt("nothing was queued")
+    agree("Queue them?" if len(orders) > 1 else "Queue it?", default=True)
 
 
 def _queued(orders: list[TaskOrder], environ: Mapping[str, str]) -> list[Job]:

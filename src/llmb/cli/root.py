@@ -2,20 +2,21 @@
 """The root of installation, and messages beside the result, for every command."""
 
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmb.runs.folder import ROOT_VARIABLES, chosen_root
-
-if TYPE_CHECKING:
-    from llmb.campaigns.queueing import CampaignContext
-
-import sys
-from collections.abc import Sequence
+import typer
 
 from llmb.catalogue.unspecified import Unspecified, unspecified_text
+from llmb.errors import UsageError, UserInterrupt
 from llmb.report.output import print_line
+from llmb.runs.folder import ROOT_VARIABLES, chosen_root
 from llmb.shown_text import printable_lines
+
+if TYPE_CHECKING:
+    from llmb.campaigns.proposal import CampaignContext
 
 
 def print_unspecified(choices: Sequence[Unspecified]) -> None:
@@ -29,6 +30,14 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
+def agree(question: str, *, default: bool, do: str = "add --yes") -> None:
+    """Raises UserInterrupt if the answer is no, UsageError if there is no terminal to ask on."""
+    if not can_ask():
+        raise UsageError("there is no terminal to ask on, so queueing cannot be confirmed", do=do)
+    if not typer.confirm(question, default=default, err=True):
+        raise UserInterrupt("nothing was queued")
+
+
 def say(text: str) -> None:
     """One line on standard error."""
     sys.stderr.write(printable_lines(f"llmb: {text}\n"))
@@ -39,7 +48,7 @@ def context_here(*, dry_run: bool = False) -> "CampaignContext":
 
     Raises UsageError with all problems of these.
     """
-    from llmb.campaigns.queueing import campaign_context  # takes longer than all that other commands need
+    from llmb.campaigns.proposal import campaign_context  # takes longer than all that other commands need
 
     context = campaign_context(install_here(), os.environ, dry_run=dry_run)
     for note in context.site.notes:

@@ -13,7 +13,8 @@ import typer
 from llmb.campaigns.entry import Entry, campaign_keys
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.job_request import job_options, job_request, selection_of, single_model
-from llmb.campaigns.queueing import CampaignContext, RequestedJobs, from_command_line, plan_one, queue_one
+from llmb.campaigns.proposal import CampaignContext, RequestedJobs, from_command_line, plan_one
+from llmb.campaigns.submission import queue_one
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import find_workload
@@ -31,9 +32,9 @@ from llmb.cli.campaign_options import (
 )
 from llmb.cli.options import Json, given_of, takes, value_options
 from llmb.cli.progress import JobProgress
-from llmb.cli.root import can_ask, context_here, install_here, say
+from llmb.cli.root import agree, context_here, install_here, say
 from llmb.cli.runs import print_result
-from llmb.errors import UsageError, UserInterrupt
+from llmb.errors import UsageError
 from llmb.health.exclusion import OPTION
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
@@ -145,10 +146,7 @@ def _confirm(order: Order, *, yes: bool) -> None:
     say(f"the job requests {flags_text(order.sample().flags)}")
     if yes or not sys.stdin.isatty():
         return
-    if not can_ask():
-        raise UsageError("there is no terminal to ask on, so queueing cannot be confirmed", do="add --yes")
-    if not typer.confirm("Queue it?", default=True, err=True):
-        raise UserInterrupt("nothing was queued")
+    agree("Queue it?", default=True)
 
 
 def _wait(context: CampaignContext, order: Order, job: Job, *, json: bool) -> None:

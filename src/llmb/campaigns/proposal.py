@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues a campaign: every job is planned first, then the user confirms."""
+"""What a campaign, or one job, would queue: every job is planned before the user confirms."""
 
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,21 @@ from llmb.campaigns.campaign import (
     CampaignJob,
     JobRequest,
     PlannedJob,
-    SubmissionOutcome,
-    begin_campaign,
     find_campaign,
     find_queued,
     new_campaign,
-    planned,
-    submit_campaign,
 )
 from llmb.campaigns.entry import Entry, SelectedJob, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, problem_text
 from llmb.campaigns.job_request import converted, job_request
 from llmb.catalogue.load import Catalogue
 from llmb.doc_pages import see
-from llmb.errors import UsageError, UserInterrupt
-from llmb.jobs.history import open_history
-from llmb.jobs.job import NOT_SUBMITTED, Job
+from llmb.errors import UsageError
 from llmb.jobs.order import Order, make_order
-from llmb.jobs.refresh import TIME_OUT_S
-from llmb.jobs.store import Store
-from llmb.jobs.submit import new_key, resolve_submissions, submit_order, unanswered_is_explained
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.site.site import Site
 
-Say = Callable[[str], None]
-POLL_S = 1.0
 MOST_SHOWN = 30
 
 
@@ -143,64 +131,12 @@ def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool,
     """Plans every job, and looks for an unfinished campaign like it. Raises UsageError with all problems."""
     checked, left_out = _checked(context, requested)
     campaign = new_campaign(requested.source, checked, now())
-    unfinished = find_campaign(context.install, campaign, resume=resume, start_new=start_new)
+    unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
     shown = unfinished or campaign
     queued = None if unfinished or start_new else find_queued(context.install, campaign)
-    jobs = [planned(job, context.order_of(job)) for job in shown.jobs]
+    orders = [(job, context.order_of(job)) for job in shown.jobs]
+    jobs = [PlannedJob(job, order, order.sample()) for job, order in orders]
     return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out, queued=queued)
-
-
-def queued_before(proposal: Proposal) -> UsageError | None:
-    """The error for a campaign whose jobs were all queued before."""
-    if proposal.queued is None:
-        return None
-    name, count = proposal.queued.campaign, len(proposal.queued.jobs)
-    when = proposal.queued.created_at
-    do = f"add --new to queue them again; 'llmb jobs list --campaign {name}' shows them"
-    return UsageError(f"all {count} jobs were queued before, by campaign {name} of {when}", do=do)
-
-
-def agree(what: str, ask: Callable[[], bool] | None) -> None:
-    """Raises UserInterrupt if the answer is no, UsageError if ``ask`` is None because there is no terminal."""
-    if ask is None:
-        do = "add --yes, or --dry-run to see the jobs"
-        raise UsageError(f"there is no terminal to ask on, so queueing {what} cannot be confirmed", do=do)
-    if not ask():
-        raise UserInterrupt("nothing was queued")
-
-
-def queue(
-    context: CampaignContext,
-    proposal: Proposal,
-    say: Say,
-    on_job: Callable[[Campaign, CampaignJob], None],
-    *,
-    start_new: bool,
-) -> SubmissionOutcome:
-    """Queues the remaining jobs of a proposal; ``on_job`` is called with each job that was submitted or rejected.
-
-    Raises UserInterrupt if it is interrupted; the same call then resumes.
-    """
-    install = context.install
-    begun = proposal.campaign if proposal.resumed else begin_campaign(install, proposal.campaign, start_new=start_new)
-    with open_history(install, say) as history:
-        sender = HistorySender(context.order_of, install, context.environ, history, say)
-        try:
-            return submit_campaign(install, begun.campaign, sender, lambda job: on_job(begun, job))
-        except KeyboardInterrupt as error:
-            do = "rerun the same command: it resumes where it was; 'llmb jobs list' shows what is queued"
-            raise UserInterrupt(f"campaign {begun.campaign} was interrupted", do=do) from error
-
-
-def refusal(outcome: SubmissionOutcome) -> UsageError | None:
-    """The error for jobs that the scheduler rejected."""
-    if not outcome.refusals:
-        return None
-    jobs = outcome.campaign.jobs
-    refused = sum(job.state == "refused" for job in jobs)
-    reasons = "\n".join(f"  - {error.what}" for error in outcome.refusals)
-    do = "correct the cause and rerun the same command: it submits only these"
-    return UsageError(f"{refused} of {len(jobs)} jobs could not be queued:\n{reasons}", do=do)
 
 
 def listed(what: str, items: Iterable[str]) -> str:
@@ -216,47 +152,6 @@ def plan_one(context: CampaignContext, request: JobRequest, *, wait: bool) -> Or
     if wait and order.sample().array:
         raise UsageError("--wait follows one job, and --array makes several", do="omit one of them")
     return order
-
-
-def queue_one(context: CampaignContext, order: Order, say: Say) -> list[Job]:
-    """The job that was queued, or those of an array.
-
-    Raises UsageError and EnvironmentProblem if it is rejected; InfrastructureError and UserInterrupt if it may be
-    queued all the same.
-    """
-    with open_history(context.install, say) as store, unanswered_is_explained():
-        return submit_order(store, order, context.environ, key=new_key())
-
-
-@dataclass(frozen=True, slots=True)
-class HistorySender:
-    """``order_of`` plans a job; ``environ`` is what the scheduler gets; ``say`` reports lost submissions."""
-
-    order_of: Callable[[CampaignJob], Order]
-    install: Path
-    environ: Mapping[str, str]
-    history: Store
-    say: Callable[[str], None]
-
-    def find(self, job: CampaignJob) -> CampaignJob | None:
-        row = self.history.by_key(job.key)
-        while row and row.job_id is None and row.state != NOT_SUBMITTED:
-            # A submission is given up only after a while, since the scheduler may be busy with it.
-            for line in resolve_submissions(self.history, self.install, row.scheduler, TIME_OUT_S):
-                self.say(line)
-            row = self.history.by_key(job.key)
-            if row and row.job_id is None and row.state != NOT_SUBMITTED:
-                time.sleep(POLL_S)
-        return _submitted(job, row.job_id, row.run_dir) if row and row.job_id else None
-
-    def send(self, job: CampaignJob) -> CampaignJob:
-        campaign = job.key.rpartition("-")[0]
-        (queued,) = submit_order(self.history, self.order_of(job), self.environ, key=job.key, campaign=campaign)
-        return _submitted(job, str(queued.job_id), queued.run_dir)
-
-
-def _submitted(job: CampaignJob, job_id: str, folder: str) -> CampaignJob:
-    return job.model_copy(update={"state": "submitted", "folder": folder, "job_id": job_id, "reason": None})
 
 
 def _checked(context: CampaignContext, requested: RequestedJobs) -> tuple[list[CampaignJob], list[str]]:
