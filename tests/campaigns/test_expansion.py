@@ -7,7 +7,7 @@ from llmb.campaigns.entry import Entry, Selection
 from llmb.campaigns.expansion import Expansion, expand, scales_of, swept
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
-from llmb.catalogue.resolve import Request, ScaleChoices, resolve, sizes_of
+from llmb.catalogue.resolve import ScaleChoices, resolve, sizes_of
 from llmb.errors import UsageError
 
 LLAMA, NEMOTRON, LORA, MAVERICK = (
@@ -24,7 +24,7 @@ def expanded(catalogue: Catalogue, gpu_type: str | None = "h100", *entries: Entr
 
 
 def briefly(expansion: Expansion) -> list[tuple[str, str, str, int]]:
-    return [(job.workload, job.size, job.dtype, job.scale) for job in expansion.jobs]
+    return [(job.request.workload, job.request.size, job.request.dtype, job.scale) for job in expansion.jobs]
 
 
 def test_lists_are_combined_largest_first(catalogue: Catalogue) -> None:
@@ -49,7 +49,7 @@ def test_what_a_list_leaves_out_is_all_of_it(catalogue: Catalogue) -> None:
 
 def test_everything_that_the_cluster_has_is_found(catalogue: Catalogue) -> None:
     found = expanded(catalogue, max_scale=256)
-    assert {(job.workload, job.size) for job in found.jobs} == {
+    assert {(job.request.workload, job.request.size) for job in found.jobs} == {
         (LLAMA, "8b"),
         (LLAMA, "70b"),
         (NEMOTRON, "15b"),
@@ -60,7 +60,7 @@ def test_everything_that_the_cluster_has_is_found(catalogue: Catalogue) -> None:
         ("pretrain_qwen3", "8b"),
         ("pretrain_mixtral", "8x7b"),
     }
-    assert all(job.scale <= 256 and job.gpu_type == "h100" and not job.proxy for job in found.jobs)
+    assert all(job.scale <= 256 and job.request.gpu_type == "h100" and not job.proxy for job in found.jobs)
     scales = [job.scale for job in found.jobs]
     assert scales == sorted(scales, reverse=True)
 
@@ -70,10 +70,7 @@ def test_every_job_that_is_found_is_a_recipe(catalogue: Catalogue) -> None:
         found = expanded(catalogue, gpu_type, max_scale=4096)
         assert len(found.jobs) > 50
         for job in found.jobs:
-            request = Request(
-                workload=job.workload, size=job.size, dtype=job.dtype, gpu_type=job.gpu_type, scale=job.scale
-            )
-            assert resolve(catalogue, request).proxy == job.proxy
+            assert resolve(catalogue, job.request).proxy == job.proxy
 
 
 def test_on_a_cpu_there_is_tiny(catalogue: Catalogue) -> None:

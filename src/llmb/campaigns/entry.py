@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
+from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError, did_you_mean
 from llmb.options.forms import WORD
 from llmb.options.option import Option, options_of
@@ -104,15 +105,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedJob:
-    """One job of a campaign, before its recipe is resolved."""
+    """One job of a campaign, before its recipe is resolved: the request names dtype, GPU type and scale."""
 
     where: str
-    workload: str
-    size: str
-    dtype: str
-    gpu_type: str
-    scale: int
-    release: str | None
+    request: Request
     proxy: bool
     named: bool = True
     """The job was named, not selected as one of all."""
@@ -123,8 +119,13 @@ class SelectedJob:
     profiled: bool = False
 
     @property
+    def scale(self) -> int:
+        return self.request.scale or 1
+
+    @property
     def recipe(self) -> str:
-        return f"{self.workload} {self.size} {self.dtype} on {self.scale} {self.gpu_type}"
+        asked = self.request
+        return f"{asked.workload} {asked.size} {asked.dtype} on {asked.scale} {asked.gpu_type}"
 
 
 ALL = "all"

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             expansion.problems.append(f"{entry.where}: {problem_text(error)}")
         if len(expansion.jobs) > MOST_JOBS:
             break  # each further entry would add its jobs, and the same problem
-    types = dict.fromkeys(job.gpu_type for job in expansion.jobs)
+    types = dict.fromkeys(str(job.request.gpu_type) for job in expansion.jobs)
     if gpu_type is None and len(types) > 1 and not all(entry.selection.gpu_type for entry in entries):
         do = "give --gpu-type, or set gpu_type in cluster_config.yaml"
         expansion.problems.append(f"the cluster's GPU type is not specified: {' or '.join(types)}; {do}")
@@ -119,23 +119,13 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
     selection = entry.selection
     gpu_type = selection.gpu_type or site_gpu_type
     models = list(_models(catalogue, selection, gpu_type))
+    alone = len(models) == 1
     for workload, size in models:
-        request = Request(workload=workload, size=size, gpu_type=gpu_type, release=selection.release)
+        known = gpu_type or gpu_types_of(catalogue.workloads[workload], size)[0]
+        request = Request(workload=workload, size=size, gpu_type=known, release=selection.release)
         listed = listed_scales(catalogue, request)
-        alone = len(models) == 1
-        types = gpu_types_of(catalogue.workloads[workload], size)
         for dtype in _dtypes(selection, listed, gpu_type, alone=alone):
-            yield _Recipe(
-                Request(
-                    workload=workload,
-                    size=size,
-                    dtype=dtype,
-                    gpu_type=gpu_type or types[0],
-                    release=selection.release,
-                ),
-                listed[dtype],
-                alone,
-            )
+            yield _Recipe(replace(request, dtype=dtype), listed[dtype], alone)
 
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
@@ -215,12 +205,7 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
         for number, profiled in repeats:
             yield SelectedJob(
                 where=entry.where,
-                workload=request.workload,
-                size=request.size,
-                dtype=str(request.dtype),
-                gpu_type=str(request.gpu_type),
-                scale=scale,
-                release=request.release,
+                request=replace(request, scale=scale),
                 proxy=proxy,
                 named=entry.selection.names_recipes,
                 options=options,
@@ -238,22 +223,25 @@ def narrowed(catalogue: Catalogue, jobs: Iterable[SelectedJob], selection: Selec
         kept = [job for job in kept if _is_published(catalogue, job)]
     if not selection.min_scale:
         return kept
-    smallest: dict[tuple[str, str, str], int] = {}
+    smallest: dict[tuple[str, ...], int] = {}
     for job in kept:
-        model = (job.workload, job.size, job.dtype)
-        smallest[model] = min(job.scale, smallest.get(model, job.scale))
-    return [job for job in kept if job.scale == smallest[(job.workload, job.size, job.dtype)]]
+        smallest[_model(job)] = min(job.scale, smallest.get(_model(job), job.scale))
+    return [job for job in kept if job.scale == smallest[_model(job)]]
+
+
+def _model(job: SelectedJob) -> tuple[str, ...]:
+    return job.request.workload, job.request.size, str(job.request.dtype)
 
 
 def _is_meant(job: SelectedJob, selection: Selection, models: Sequence[tuple[str, str | None]]) -> bool:
-    named = not models or any(job.workload == name and size in (None, job.size) for name, size in models)
-    lists = ((selection.sizes, job.size), (selection.dtypes, job.dtype), (selection.scales, job.scale))
+    workload, size, dtype = _model(job)
+    named = not models or any(workload == name and own_size in (None, size) for name, own_size in models)
+    lists = ((selection.sizes, size), (selection.dtypes, dtype), (selection.scales, job.scale))
     listed = all(not allowed or value in allowed for allowed, value in lists)
     small = selection.max_scale is None or job.scale <= selection.max_scale
     return named and listed and small and (job.proxy or not selection.proxy)
 
 
 def _is_published(catalogue: Catalogue, job: SelectedJob) -> bool:
-    request = Request(workload=job.workload, size=job.size, gpu_type=job.gpu_type, release=job.release)
-    listed = listed_scales(catalogue, request)[job.dtype]
+    listed = listed_scales(catalogue, job.request)[str(job.request.dtype)]
     return job.scale in (*listed.full, *listed.proxies)

@@ -178,15 +178,8 @@ def _checked(context: CampaignContext, requested: RequestedJobs) -> tuple[list[C
 
 def _campaign_job(job: SelectedJob, requested: RequestedJobs, context: CampaignContext) -> CampaignJob:
     profile = {"profile": ("true",)} if job.profiled else {}
-    own = {
-        "workload": job.workload,
-        "size": job.size,
-        "dtype": job.dtype,
-        "scale": job.scale,
-        "gpu_type": job.gpu_type,
-        "release": job.release,
-        **converted({**job.options, **profile}),
-    }
+    asked = {name: getattr(job.request, name) for name in ("workload", "size", "dtype", "scale", "gpu_type", "release")}
+    own = {**asked, **converted({**job.options, **profile})}
     options = {**requested.values, **own, **requested.given}
     variables = dict(
         text.partition("=")[::2] for text in requested.given.get("env") or requested.values.get("env") or ()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads and checks the complete catalogue."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -243,25 +243,20 @@ def _unknown_names(
     for section, index, document in named:
         if document not in documents:
             yield located(path, (section, index, "document"), f"unknown document '{document}'")
-    places: list[tuple[str, tuple[str | int, ...]]] = [
-        (table.size, ("layouts", i, "size")) for i, table in enumerate(workload.layouts)
-    ]
-    places += [
-        (table.model_size, ("layouts", i, "model_size")) for i, table in enumerate(workload.layouts) if table.model_size
+    places: list[tuple[str | None, tuple[str | int, ...]]] = [
+        (getattr(table, key), ("layouts", index, key))
+        for index, table in enumerate(workload.layouts)
+        for key in ("size", "model_size")
     ]
     places += [(size, ("training", size)) for size in workload.training if size != "common"]
-    jobs: dict[str, Sequence[JobEntry]] = {
-        "time_limits": workload.jobs.time_limits,
-        "variables": workload.jobs.variables,
-    }
     places += [
-        (size, ("jobs", name, i, "sizes"))
-        for name, entries in jobs.items()
-        for i, e in enumerate(entries)
-        for size in e.sizes
+        (size, ("jobs", name, index, "sizes"))
+        for name in ("time_limits", "variables")
+        for index, entry in enumerate(getattr(workload.jobs, name))
+        for size in entry.sizes
     ]
     for size, keys in places:
-        if size not in models:
+        if size is not None and size not in models:
             yield located(path, keys, f"{workload.model} has no size '{size}'")
 
 

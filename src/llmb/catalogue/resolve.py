@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves a request to a recipe: selects the layout, applies overrides, checks everything, adds published figures."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -13,7 +13,7 @@ from llmb.catalogue.load import Catalogue, Published, layout_of, model_of
 from llmb.catalogue.published import Expectation, PublishedFlops
 from llmb.catalogue.records import Dtype, Layout, Model, Packing, Recipe, Record
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
-from llmb.catalogue.unspecified import left_open
+from llmb.catalogue.unspecified import DEFAULT, OPEN_CHOICES, Unspecified
 from llmb.errors import UsageError, unknown
 from llmb.options.forms import WORD
 from llmb.options.option import Option
@@ -162,10 +162,7 @@ def resolve(catalogue: Catalogue, request: Request, found: Mapping[str, str] = M
     Raises UsageError for an unknown name (with the closest one), a scale that the recipe does not list, and an
     invalid layout (with all problems).
     """
-    workload = find_workload(catalogue, request.workload)
-    sizes = sizes_of(workload)
-    if request.size not in sizes:
-        raise unknown("size", request.size, sizes)
+    workload = _sized_workload(catalogue, request.workload, request.size)
     gpu_type = _gpu_type(catalogue, workload, request)
     release = _release(workload, request)
     choices = _choices(workload, request.size, gpu_type, release)
@@ -174,20 +171,28 @@ def resolve(catalogue: Catalogue, request: Request, found: Mapping[str, str] = M
     choices = [choice for choice in choices if dtype in choice.table.dtypes]
     pick = _pick_row(workload, choices, request, release)
     recipe = _recipe(catalogue, workload, request, gpu_type, dtype, pick)
-    rows = (row for choice in choices for row in choice.table.rows)
+    rows = sorted((row for choice in choices for row in choice.table.rows), key=by_size)
     above = scales_above(choice.table for choice in choices)
     possible = {
         "gpu_type": gpu_types_of(workload, request.size),
         "dtype": dtypes,
-        "scale": [
-            *dict.fromkeys(map(scale_name, sorted(rows, key=by_size))),
-            *above,
-        ],
+        "scale": [*dict.fromkeys(map(scale_name, rows)), *above],
         "release": releases_of(workload, request.size),
     }
-    taken = {name: str(value) for name in possible if (value := getattr(recipe, name)) is not None}
-    given = {name for name in possible if getattr(request, name) is not None and name not in found}
-    return recipe.model_copy(update={"unspecified": tuple(left_open(taken, given, possible, found))})
+    return recipe.model_copy(update={"unspecified": tuple(_left_open(recipe, request, found, possible))})
+
+
+def _left_open(
+    recipe: Recipe, request: Request, found: Mapping[str, str], possible: Mapping[str, Sequence[str]]
+) -> Iterator[Unspecified]:
+    """Every choice that was not given, unless only one value is possible; that may have words in brackets behind it."""
+    for field_name, name in OPEN_CHOICES.items():
+        taken = getattr(recipe, field_name)
+        if taken is None or (getattr(request, field_name) is not None and field_name not in found):
+            continue
+        others = tuple(item for item in possible[field_name] if item.partition(" (")[0] != str(taken))
+        if others:
+            yield Unspecified(name, str(taken), found.get(field_name, DEFAULT), others)
 
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
@@ -195,9 +200,7 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoi
 
     Raises UsageError for an unknown name.
     """
-    workload = find_workload(catalogue, request.workload)
-    if request.size not in sizes_of(workload):
-        raise unknown("size", request.size, sizes_of(workload))
+    workload = _sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request)
     found: dict[str, ScaleChoices] = {}
     for choice in _choices(workload, request.size, _gpu_type(catalogue, workload, request), release):
@@ -219,10 +222,15 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
 
 def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
     """The full model, not a proxy, that a size of a workload trains."""
-    found = find_workload(catalogue, workload)
-    if size not in sizes_of(found):
-        raise unknown("size", size, sizes_of(found))
-    return catalogue.families[found.model][size]
+    return catalogue.families[_sized_workload(catalogue, workload, size).model][size]
+
+
+def _sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
+    """Raises UsageError for a workload or a size that does not exist."""
+    workload = find_workload(catalogue, name)
+    if size not in sizes_of(workload):
+        raise unknown("size", size, sizes_of(workload))
+    return workload
 
 
 def sizes_of(workload: WorkloadFile) -> list[str]:
@@ -237,10 +245,7 @@ def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
 
 def gpu_type_of(catalogue: Catalogue, request: Request) -> str:
     """The GPU type of a request, by default the first that its size is published for. Raises UsageError."""
-    workload = find_workload(catalogue, request.workload)
-    if request.size not in sizes_of(workload):
-        raise unknown("size", request.size, sizes_of(workload))
-    return _gpu_type(catalogue, workload, request)
+    return _gpu_type(catalogue, _sized_workload(catalogue, request.workload, request.size), request)
 
 
 def releases_of(workload: WorkloadFile, size: str) -> list[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choices that a request left open. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEFAULT = "default"
@@ -23,22 +23,6 @@ class Unspecified:
         others = [f"or {', '.join(self.others)}"] if self.others else []
         more = "; ".join([*origin, *others])
         return f"{self.name} {self.value}" + (f" ({more})" if more else "")
-
-
-def left_open(
-    taken: Mapping[str, str], given: Collection[str], possible: Mapping[str, Sequence[str]], found: Mapping[str, str]
-) -> Iterator[Unspecified]:
-    """Every choice that was not given, unless only one value is possible; all by field.
-
-    ``found`` has the origins of values that are no defaults, such as ``detected``. A possible value may be followed by
-    words in brackets.
-    """
-    for field, name in OPEN_CHOICES.items():
-        if field not in taken or field in given:
-            continue
-        others = tuple(item for item in possible[field] if item.partition(" (")[0] != taken[field])
-        if others:
-            yield Unspecified(name, taken[field], found.get(field, DEFAULT), others)
 
 
 def unspecified_text(choices: Sequence[Unspecified]) -> str:

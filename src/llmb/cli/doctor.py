@@ -20,11 +20,11 @@ from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt
 from llmb.health.check_nodes import NodesCheck, stored, utc_now
 from llmb.health.exclusion import listed_in, listed_names
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check
-from llmb.health.node import DISK_BYTES, CheckRequest, check_node
+from llmb.health.node import DISK_BYTES, check_node, check_request
 from llmb.health.node_jobs import CheckTerms
-from llmb.health.records import NodeReport
+from llmb.health.records import Asked, NodeReport
 from llmb.health.rules import AREAS, rules
-from llmb.health.wanted import check_gpu_type, named_places, wanted_of
+from llmb.health.wanted import check_gpu_type
 from llmb.jobs.history import open_history
 from llmb.report.doctor_report import doctor_document, node_tables, nodes_document, nodes_tables
 from llmb.report.output import print_output
@@ -298,18 +298,17 @@ def doctor(
     names = tuple(_known_names(only or ()))
     if no_disk and disk_size != DISK_BYTES // MIB:
         raise UsageError("--no-disk and --disk-size cannot be combined", do="give one of them")
-    disk_bytes = 0 if no_disk else disk_size * MIB
+    asked = Asked(gpu_type=gpu_type, gpus=gpus, disk_bytes=0 if no_disk else disk_size * MIB, only=names)
     install = install_here()
     chosen = Chosen(nodes=nodes, file=nodelist_file, partition=partition, every=every)
     if last:
         show_last(install, chosen, json=json)
     elif chosen.any:
-        what = {"gpu_type": gpu_type, "gpus": gpus, "disk_bytes": disk_bytes, "only": names}
-        check_request = NodesRequest(started_at=utc_now(), nodes=(), **what)
+        nodes_request = NodesRequest(started_at=utc_now(), nodes=(), **dict(asked))
         flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
-        doctor_nodes(install, chosen, check_request, flags, Limits(time_limit, max_wait), json=json)
+        doctor_nodes(install, chosen, nodes_request, flags, Limits(time_limit, max_wait), json=json)
     else:
-        _check_here(install, gpu_type, gpus, disk_bytes, names, folded=not is_verbose(ctx), json=json)
+        _check_here(install, asked, folded=not is_verbose(ctx), json=json)
 
 
 def _known_names(texts: Iterable[str]) -> Iterator[str]:
@@ -322,26 +321,8 @@ def _known_names(texts: Iterable[str]) -> Iterator[str]:
         yield name
 
 
-def _check_here(
-    install: Path,
-    gpu_type: str | None,
-    gpus: int | None,
-    disk_bytes: int,
-    names: tuple[str, ...],
-    *,
-    folded: bool,
-    json: bool,
-) -> None:
-    catalogue = Catalogue()
-    site = read_cluster_site(catalogue, install, os.environ)
-    request = CheckRequest(
-        wanted=wanted_of(catalogue, site, gpu_type, gpus),
-        scheduler=scheduler_of(site),
-        places=named_places(site, os.environ),
-        python=site.config.python or sys.executable,
-        disk_bytes=disk_bytes,
-        only=names,
-    )
+def _check_here(install: Path, asked: Asked, *, folded: bool, json: bool) -> None:
+    request = check_request(install, asked, os.environ)
     try:
         with PhaseProgress("checking") as progress:
             report = check_node(request, say=progress.phase)

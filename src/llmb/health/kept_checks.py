@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
-from llmb.health.records import NodeReport
+from llmb.health.records import Asked, NodeReport
 from llmb.jobs.task import CHECKS
 from llmb.runs.folder import RunFolder, cannot_write, write_atomically
 from llmb.runs.record_file import read_record_file
@@ -15,16 +15,12 @@ from llmb.runs.record_file import read_record_file
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
 
 
-class NodesRequest(Record):
+class NodesRequest(Asked):
     """What every node of a check is asked."""
 
     started_at: str
     """ISO 8601 in UTC."""
     nodes: tuple[str, ...]
-    gpu_type: str | None = None
-    gpus: int | None = None
-    disk_bytes: int
-    only: tuple[str, ...] = ()
 
 
 class NodesResult(Record):

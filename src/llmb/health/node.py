@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """All checks of this node."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
+from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.health.checks.clock import ClockReading, clock_checks, read_shared_clock
 from llmb.health.checks.containers import container_checks
@@ -17,12 +19,13 @@ from llmb.health.checks.network import Port, network_checks, read_ports
 from llmb.health.checks.nvidia_smi import GpuFacts, read_gpus
 from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
-from llmb.health.records import Check, NodeReport, NotChecked, worst
+from llmb.health.records import Asked, Check, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
 from llmb.health.source import FactSource
-from llmb.health.wanted import WantedFacts
+from llmb.health.wanted import WantedFacts, named_places, wanted_of
 from llmb.missing import Missing
 from llmb.runs.host import host_name
+from llmb.schedulers.lookup import read_cluster_site, scheduler_of
 from llmb.schedulers.port import Scheduler, SchedulerSetup
 
 DISK_BYTES = 256 * 2**20
@@ -32,25 +35,31 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """What to check; ``only`` has names of areas and of checks, and all are checked if it is empty."""
+    """What is asked of this node, and what its cluster's settings say."""
 
+    asked: Asked
     wanted: WantedFacts
     scheduler: Scheduler
     places: Mapping[str, Path]
     """Folders that runs write to, by what they are for; the first is the root of installation."""
     python: str
     """The interpreter that trains."""
-    disk_bytes: int = DISK_BYTES
-    """Size of the file that is written and read in each file system; 0 for none."""
-    only: Collection[str] = ()
 
-    def areas(self) -> list[Area]:
-        return [area for area in AREAS if not self.only or {area, *names_of(area)} & {*self.only}]
+    def asks_for(self, *names: str) -> bool:
+        return not self.asked.only or not {*names}.isdisjoint(self.asked.only)
 
-    def asks_for(self, name: str) -> bool:
-        """Whether a check of this name is asked for."""
-        of = rule_of(name)
-        return not self.only or bool({of.name, of.area} & {*self.only})
+
+def check_request(install: Path, asked: Asked, environ: Mapping[str, str]) -> CheckRequest:
+    """Raises UsageError with all problems of the cluster's settings, and for a GPU type that is not known."""
+    catalogue = Catalogue()
+    site = read_cluster_site(catalogue, install, environ)
+    return CheckRequest(
+        asked=asked,
+        wanted=wanted_of(catalogue, site, asked.gpu_type, asked.gpus),
+        scheduler=scheduler_of(site),
+        places=named_places(site, environ),
+        python=site.config.python or sys.executable,
+    )
 
 
 def check_node(request: CheckRequest, source: FactSource | None = None, say: Say = lambda _: None) -> NodeReport:
@@ -60,13 +69,15 @@ def check_node(request: CheckRequest, source: FactSource | None = None, say: Say
     """
     node = Node(request, source or FactSource(), say)
     findings: list[Finding] = []
-    for area in request.areas():
+    for area in AREAS:
+        if not request.asks_for(area, *names_of(area)):
+            continue
         say(TITLES[area])
         try:
             findings += node.findings(area)
         except OSError as error:
             findings += skipped(names_of(area), f"it cannot be read: {error}")
-    kept = [finding for finding in findings if request.asks_for(finding.name)]
+    kept = [item for item in findings if request.asks_for(rule_of(item.name).name, rule_of(item.name).area)]
     checks = tuple(finding for finding in kept if isinstance(finding, Check))
     return NodeReport(
         node=node.name,
@@ -104,7 +115,7 @@ class Node:
         for place, folder in self.request.places.items():
             self.say(f"{TITLES['disk']}: {folder}")
             facts = read_disk(self.source, folder, 0)
-            size = self.request.disk_bytes
+            size = self.request.asked.disk_bytes
             if size and not isinstance(facts, Missing) and facts.writable and facts.device not in measured:
                 measured.add(facts.device)
                 facts = read_disk(self.source, folder, min(size, facts.free // 2))
@@ -135,7 +146,7 @@ class Node:
             return install
         if not (install.mount and install.mount.shared):
             return Missing("the root of installation is on a local disk")
-        if not self.request.disk_bytes:
+        if not self.request.asked.disk_bytes:
             return NOT_MEASURED
         try:
             return read_shared_clock(Path(install.path), f".llmb-clock-{self.name}")

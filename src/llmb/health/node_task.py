@@ -10,35 +10,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError
 from llmb.health.checks.clock import read_shared_clock
-from llmb.health.kept_checks import CheckFolder, NodesRequest
-from llmb.health.node import CheckRequest, check_node
+from llmb.health.kept_checks import CheckFolder
+from llmb.health.node import check_node, check_request
 from llmb.health.records import NodeReport
-from llmb.health.wanted import named_places, wanted_of
 from llmb.runs.folder import write_atomically
-from llmb.schedulers.lookup import read_cluster_site, scheduler_of
-
-
-def node_request(install: Path, asked: NodesRequest, environ: Mapping[str, str]) -> CheckRequest:
-    """What ``llmb doctor`` would ask of this node. Raises UsageError."""
-    catalogue = Catalogue()
-    site = read_cluster_site(catalogue, install, environ)
-    return CheckRequest(
-        wanted=wanted_of(catalogue, site, asked.gpu_type, asked.gpus),
-        scheduler=scheduler_of(site),
-        places=named_places(site, environ),
-        python=site.config.python or sys.executable,
-        disk_bytes=asked.disk_bytes,
-        only=asked.only,
-    )
 
 
 def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeReport:
     """Raises UsageError, OSError and BrokenRecord."""
-    request = node_request(Path(environ["LLMB_INSTALL"]), folder.read_request(), environ)
-    report = check_node(request)
+    report = check_node(check_request(Path(environ["LLMB_INSTALL"]), folder.read_request(), environ))
     clock: dict[str, float] = {}
     with suppress(OSError):  # a folder that cannot be written takes no report either, which says so
         ahead_s, unsure_s = read_shared_clock(folder.path, f".clock-{node}")

@@ -13,6 +13,17 @@ ANSWER = "nodes_answer"
 """The only check of a node that could not be looked at."""
 
 
+class Asked(Record):
+    """What the command asks of a node; None is what is otherwise known of it."""
+
+    gpu_type: str | None = None
+    gpus: int | None = None
+    disk_bytes: int
+    """Size of the file that is written and read in each file system; 0 for none."""
+    only: tuple[str, ...] = ()
+    """Names of areas and of checks; all are checked if it is empty."""
+
+
 class Check(Record):
     """One thing that was looked at."""
 
