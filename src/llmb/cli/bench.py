@@ -79,9 +79,9 @@ def gpus(
 ) -> None:
     """Find slow GPUs: the same matrix product on every GPU at once.
 
-    On the GPUs of this machine, or in a job: --nodes, or any other option of Slurm. Nodes do not talk to each other,
-    so one that is broken keeps no other from its result. A GPU is slow if it is more than 5 % and more than 4 robust
-    standard deviations below the median; it is named by node, local rank and UUID, with the list of nodes for
+    On the GPUs of this machine, or in a job: --nodes, or any other option of the scheduler. Nodes do not talk to each
+    other, so one that is broken keeps no other from its result. A GPU is slow if it is more than 5 % and more than 4
+    robust standard deviations below the median; it is named by node, local rank and UUID, with the list of nodes for
     'llmb submit --exclude'.
 
     Exit codes: 0 no GPU is slow, 4 one is slow, failed, or did not report.

@@ -68,8 +68,8 @@ def collectives(
 ) -> None:
     """Collectives between GPUs (NCCL) or processes (gloo), with the table of nccl-tests.
 
-    On the ranks of this machine, or in a job: --nodes, or any other option of Slurm. Bandwidths and columns are those
-    of nccl-tests, so 'llmb nccl' reads the table and compares it with others. Every result is checked against the
+    On the ranks of this machine, or in a job: --nodes, or any other option of the scheduler. Bandwidths and columns are
+    those of nccl-tests, so 'llmb nccl' reads the table and compares it with others. Every result is checked against the
     expected values; '#wrong' counts the elements that differ, and any is an error.
 
     Exit codes: 0 measured, 4 a result is wrong, memory ran out for a size that was specified, or a rank failed.

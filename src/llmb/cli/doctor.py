@@ -26,6 +26,7 @@ from llmb.health.records import Asked, NodeReport
 from llmb.health.rules import AREAS, rules
 from llmb.health.wanted import check_gpu_type
 from llmb.jobs.history import open_history
+from llmb.options.option import options_of
 from llmb.report.doctor_report import doctor_document, node_tables, nodes_document, nodes_tables
 from llmb.report.output import print_output
 from llmb.runs.record_file import BrokenRecord
@@ -75,13 +76,14 @@ def doctor_nodes(
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
     check_gpu_type(catalogue, request.gpu_type)
-    values = {**values, "time_limit": str(limits.time_limit)}
+    if "time_limit" in options_of(scheduler.choices):
+        values = {**values, "time_limit": str(limits.time_limit)}
     options = read_job_options(site, values, os.environ, sys.executable)
     states = _states(scheduler, chosen)
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
     nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
     say(f"checking {nodes} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
-    with open_history(install, say) as store, NodeProgress(len(states)) as progress:
+    with open_history(install, say) as store, NodeProgress(scheduler.title, len(states)) as progress:
         check = NodesCheck(
             store=store,
             terms=CheckTerms(site, options, limits.time_limit),
@@ -197,7 +199,7 @@ Nodes = Annotated[
     str | None,
     typer.Option(
         metavar="LIST",
-        help="Check these nodes of a Slurm cluster in place of this one, such as node[1-4,7].",
+        help="Check these nodes of a cluster in place of this one, such as node[1-4,7].",
         rich_help_panel=SEVERAL,
         show_default=False,
     ),
@@ -271,13 +273,13 @@ def doctor(
 ) -> None:
     """Check whether this node, or a list of nodes, is fit to train, with advice on what is not.
 
-    GPUs, CPUs, memory, kernel, limits, network, Slurm, containers, file systems, whether Python, torch, CUDA, driver
-    and NCCL fit together, and the clock. Each check passes, warns or fails; what does not exist here is listed as not
-    checked, with the reason. Nothing is changed; on each file system, a file is written and removed.
+    GPUs, CPUs, memory, kernel, limits, network, scheduler, containers, file systems, whether Python, torch, CUDA,
+    driver and NCCL fit together, and the clock. Each check passes, warns or fails; what does not exist here is listed
+    as not checked, with the reason. Nothing is changed; on each file system, a file is written and removed.
 
-    A list of nodes is checked through Slurm, by a job for each that waits for no other. A node that is down, does not
-    answer or dies is unfit, with the reason; so the others are reported all the same. Nodes unlike most are named. The
-    result is kept, and `llmb submit --exclude unfit` leaves its unfit nodes out.
+    A list of nodes is checked through the scheduler, by a job for each that waits for no other. A node that is down,
+    does not answer or dies is unfit, with the reason; so the others are reported all the same. Nodes unlike most are
+    named. The result is kept, and `llmb submit --exclude unfit` leaves its unfit nodes out.
 
     Exit codes: 0 every check passes or warns, 4 one fails. `llmb docs checks` lists every check with its thresholds.
 

@@ -217,7 +217,7 @@ def prepare() -> None:
 
     - `llmb prepare verify finetune_llama3 70b`: what is there, and the commands for the rest
 
-    - `llmb prepare submit finetune_llama3`: the same as Slurm jobs
+    - `llmb prepare submit finetune_llama3`: the same as jobs of a cluster
 
     - `llmb prepare image nvcr.io/nvidia/nemo:26.04.01`: a file that jobs start
     """

@@ -53,7 +53,7 @@ def submit(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Prepare in Slurm jobs of one node: one for the dataset, one for the checkpoint.
+    """Prepare in jobs of one node: one for the dataset, one for the checkpoint.
 
     It reads the variables of the reference documents' download script: HF_TOKEN, GPU_TYPE, SBATCH_ACCOUNT,
     SBATCH_PARTITION, SBATCH_GPUS_PER_NODE, TIME_LIMIT, SKIP_DATASET_DOWNLOAD and SKIP_IMPORT_CHECKPOINT. A job asks for

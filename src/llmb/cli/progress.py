@@ -189,8 +189,8 @@ class CaseProgress(_LongWork):
 class NodeProgress(_LongWork):
     """Shows how many nodes were checked."""
 
-    def __init__(self, total: int) -> None:
-        super().__init__("asking Slurm", total, MofNCompleteColumn())
+    def __init__(self, scheduler: str, total: int) -> None:
+        super().__init__(f"asking {scheduler}", total, MofNCompleteColumn())
 
     def nodes(self, what: str, done: int, total: int) -> None:
         self._show(done, total, f"nodes {what}", f"nodes {what}: {done} of {total}")

@@ -66,7 +66,7 @@ def submit(
     start_new: StartNew = False,
     json: Json = False,
 ) -> None:
-    """Queue runs on a Slurm cluster, with the same options as `llmb run`.
+    """Queue runs on a cluster, with the same options as `llmb run`.
 
     One recipe is one job; `--dry-run` prints its batch script. Lists with commas, limits of the scale and repeats make
     a campaign: all combinations, the largest first. Workloads, sizes, dtypes and scales that are not specified default
@@ -223,7 +223,7 @@ def bulk(
     start_new: StartNew = False,
     json: Json = False,
 ) -> None:
-    """Queue the jobs of a file on a Slurm cluster, the largest first.
+    """Queue the jobs of a file on a cluster, the largest first.
 
     The campaign is shown and confirmed. A client that is killed loses nothing: the same command resumes, and no job
     is queued twice. Options of the command line override those of the file; options that select

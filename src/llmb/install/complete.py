@@ -33,7 +33,7 @@ class Lacking:
 
 
 class Interview:
-    """The answers so far, and those that are lacking without somebody to ask."""
+    """The answers so far, and those that are lacking where none can be asked for."""
 
     def __init__(self, answers: Answers, ask: Ask | None) -> None:
         self.answers, self.ask = answers, ask

@@ -29,7 +29,7 @@ VICTIM = re.compile(r"Connection (closed|reset) by|Broken pipe|Socket Timeout|re
 
 _STALL_LINE = re.compile(rf"^{STALL}(?:(?P<who>ranks? [\d, -]+) on (?P<host>[\w.-]+) )?(?P<how>.*)$", re.MULTILINE)
 _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
-# Of a node that could not be made ready for its workers. Slurm's own output may begin its line.
+# Of a node that could not be made ready for its workers. The scheduler's own output may begin its line.
 _NODE_LINE = re.compile(r"llmb: node (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
 # What llmb.processes.ranks reports of a rank, in the order in which they ended.
 _ENDED_LINE = re.compile(

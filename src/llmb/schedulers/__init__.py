@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who starts jobs: Slurm, or this machine."""
+"""Who starts jobs: the scheduler of a cluster, or this machine."""

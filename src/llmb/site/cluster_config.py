@@ -58,7 +58,7 @@ class ClusterConfig(WorkloadSettings):
 
     cluster_name: str | None = None
     scheduler: str | None = None
-    """What queues jobs; None for the first one that llmb knows, Slurm."""
+    """What queues jobs; None for the first one that llmb knows."""
     gpu_type: str | None = None
     """Used if a command names none."""
     python: str | None = None
