@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A log is read as it grows."""
 
-import gzip
 import os
 from pathlib import Path
 
@@ -97,15 +96,6 @@ def test_a_log_without_steps_ends_likewise(log: Path) -> None:
     assert (here.state, here.why) == ("ended", "its log has no step")
 
 
-def test_a_last_line_without_an_end_counts_once_the_log_grows_no_more(log: Path) -> None:
-    append(log, "".join(map(line, range(STEPS)))[:-1])
-    watched, written_s = WatchedLog(log), log.stat().st_mtime
-    assert seen(watched, written_s) == ("running", list(range(STEPS - 1)))
-    here = watched.look(written_s + SILENT_S + 1)
-    assert (here.state, here.why) == ("ended", None)
-    assert [step.step for step in watched.new()] == [STEPS - 1]
-
-
 def megatron(iteration: int, last: int = 30) -> str:
     return (
         f"iteration {iteration:>8}/{last:>8} | consumed samples: 8 | elapsed time per iteration (ms): 9089.0 |"
@@ -135,9 +125,3 @@ def test_an_end_that_is_not_declared(log: Path) -> None:
     assert (found.circumstances.state, found.total, found.forecast) == ("running", None, None)
     assert found.steps[-1].step == 50
     assert Watcher(WatchedLog(log)).look(now_s + 10**6).circumstances.state == "ended"
-
-
-def test_a_compressed_log(log: Path) -> None:
-    packed = log.with_suffix(".gz")
-    packed.write_bytes(gzip.compress("".join(map(line, range(STEPS))).encode()))
-    assert seen(WatchedLog(packed), packed.stat().st_mtime) == ("ended", list(range(STEPS)))

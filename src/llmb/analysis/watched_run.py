@@ -2,9 +2,9 @@
 """What is watched: a run with a record, wherever it runs, or a log that a program writes."""
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,6 @@ from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.job import Job
 from llmb.jobspec.spec import read_spec
 from llmb.logs.formats.format import MAX_LINE_BYTES
-from llmb.logs.plain_text import PlainText
 from llmb.logs.reader import CHUNK_BYTES
 from llmb.logs.step_finder import StepFinder
 from llmb.logs.step_line import StepLine
@@ -39,96 +38,43 @@ SILENT_STEPS = 20.0
 """A log that has not grown for so long, and for so many steps, is of a run that has ended."""
 
 
-class _Growing:
-    """Reads what was added to a file; it is open only meanwhile."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
-        with path.open("rb") as stream:
-            self.inode = os.fstat(stream.fileno()).st_ino
-
-    @property
-    def was_replaced(self) -> bool:
-        found = self.path.stat()
-        return found.st_ino != self.inode or found.st_size < self.offset
-
-    def read(self, size: int, /) -> bytes:
-        with self.path.open("rb") as stream:
-            stream.seek(self.offset)
-            data = stream.read(size)
-        self.offset += len(data)
-        return data
-
-    def seek(self, offset: int, /) -> object:
-        self.offset = offset
-        return offset
-
-
-class _LogText:
-    """The steps of a file from its beginning."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = _Growing(path)
-        self.text = PlainText(self.file)
-        self.finder = StepFinder()
-        self.rest = b""
-        self.last: StepLine | None = None
-        self.declared_last: int | None = None
-        """Number of the run's last step; None if the log does not tell before it comes."""
-        self.closed = False
-        """Its last line, which has no end, was read."""
-
-    def new(self) -> Iterator[StepNews]:
-        """Steps whose lines were completed since the last call."""
-        while part := self.text.read(CHUNK_BYTES):
-            text = self.rest + part
-            end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
-            yield from self._news(self.finder.find(text, 0, end))
-            self.rest = text[end:][-MAX_LINE_BYTES:]
-
-    def close(self) -> Iterator[StepNews]:
-        """Steps that were kept back in case that more follows."""
-        self.closed = True
-        steps, _ = self.finder.find_unended(self.rest)
-        yield from self._news(steps)
-
-    @property
-    def first_number(self) -> int:
-        return self.finder.format.first_number if self.finder.format else 0
-
-    def _news(self, lines: Iterable[StepLine]) -> Iterator[StepNews]:
-        for line in lines:
-            if line.last > line.step:
-                self.declared_last = line.last
-            if self.last is None or line.step != self.last.step:  # several ranks may log it
-                yield StepNews(line.step, line.step_time_s, line.loss, line.grad_norm, line.tflops_per_gpu)
-            self.last = line
-
-
 class WatchedLog:
     """Only the log tells whether its run lasts: by its last step, or by growing no more."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.log: _LogText | None = None
         self.found: list[StepNews] = []
         """Steps that were not taken yet."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.inode = self.path.stat().st_ino
+        self.offset = 0
+        self.rest = b""
+        """The line that has no end yet."""
+        self.finder = StepFinder()
+        self.last: StepLine | None = None
+        self.declared_last: int | None = None
+        """Number of the run's last step; None if the log does not tell before it comes."""
 
     def look(self, now_s: float) -> Circumstances:
         """Raises OSError if the log cannot be read."""
-        log = self.log
-        if log is None or log.file.was_replaced or (log.closed and self.path.stat().st_size > log.file.offset):
-            log = self.log = _LogText(self.path)
-        self.found += log.new()
-        silent_s = now_s - self.written_s()
-        ended = log.last is not None and log.last.step == log.declared_last
-        if not ended and silent_s > max(SILENT_S, SILENT_STEPS * (log.last.step_time_s if log.last else 0)):
-            self.found += () if log.closed else log.close()
-            why = f"its log has not grown for {silent_s / 60:.0f} min" if log.last else "its log has no step"
-            done = log.last is not None and log.last.step == log.declared_last
-            return self._circumstances(log, ended=True, why=None if done else why)
-        return self._circumstances(log, ended=ended)
+        status = self.path.stat()
+        if status.st_ino != self.inode or status.st_size < self.offset:
+            self._begin()
+        self.found += self._new_steps()
+        last, silent_s = self.last, now_s - status.st_mtime
+        ended, why = last is not None and last.step == self.declared_last, None
+        if not ended and silent_s > max(SILENT_S, SILENT_STEPS * (last.step_time_s if last else 0)):
+            ended, why = True, f"its log has not grown for {silent_s / 60:.0f} min" if last else "its log has no step"
+        first_number = self.finder.format.first_number if self.finder.format else 0
+        return Circumstances(
+            state="ended" if ended else "running" if last else "starting",
+            why=why,
+            first_step=first_number,
+            attempt_first_step=first_number,
+            last_step=self.declared_last,
+        )
 
     def new(self) -> Iterator[StepNews]:
         found, self.found = self.found, []
@@ -138,14 +84,24 @@ class WatchedLog:
         """When it last grew, in seconds since 1970."""
         return self.path.stat().st_mtime
 
-    def _circumstances(self, log: _LogText, *, ended: bool, why: str | None = None) -> Circumstances:
-        return Circumstances(
-            state="ended" if ended else "running" if log.last else "starting",
-            why=why,
-            first_step=log.first_number,
-            attempt_first_step=log.first_number,
-            last_step=log.declared_last,
-        )
+    def _new_steps(self) -> Iterator[StepNews]:
+        """Steps whose lines were completed since the last call."""
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            while part := stream.read(CHUNK_BYTES):
+                self.offset += len(part)
+                text = self.rest + part
+                end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
+                yield from self._news(self.finder.find(text, 0, end))
+                self.rest = text[end:][-MAX_LINE_BYTES:]
+
+    def _news(self, lines: Iterable[StepLine]) -> Iterator[StepNews]:
+        for line in lines:
+            if line.last > line.step:
+                self.declared_last = line.last
+            if self.last is None or line.step != self.last.step:  # several ranks may log it
+                yield StepNews(line.step, line.step_time_s, line.loss, line.grad_norm, line.tflops_per_gpu)
+            self.last = line
 
 
 class Subject(Protocol):
@@ -238,8 +194,6 @@ class WatchedRun:
         self.ask = ask
         self.asked_s = -math.inf
         self.unanswered: str | None = None
-        # Before it is read: what is written between the two would else be read only after the next change.
-        self.stamp = self._stamp()
         self.record = read_record(folder)
         self.steps = find_program(self.record.program).new_steps(folder)
         self.limit_s = _time_limit_s(folder)
@@ -262,7 +216,8 @@ class WatchedRun:
         return None
 
     def look(self, now_s: float) -> Circumstances:
-        self._read_again()
+        with suppress(OSError, ValueError):  # what cannot be read for now, as on a shared file system, stays as it was
+            self.record = read_record(self.folder)
         self._ask_again(now_s)
         record, attempts = self.record, self.record.attempts
         begun = attempts[-1] if attempts else None
@@ -282,22 +237,6 @@ class WatchedRun:
             work=work_of(record.plan),
             node_of=node_of_ranks(environment) if environment else {},
         )
-
-    def _read_again(self) -> None:
-        """What cannot be read for now, as on a shared file system, stays as it was."""
-        stamp = self._stamp()
-        if stamp != self.stamp:
-            try:
-                self.record, self.stamp = read_record(self.folder), stamp
-            except (OSError, ValueError):
-                return
-
-    def _stamp(self) -> tuple[int, int] | None:
-        try:
-            found = self.folder.record.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
 
     def _ask_again(self, now_s: float) -> None:
         every_s = ASK_EVERY_S if self.record.status in LIVE else ASK_AT_END_EVERY_S
