@@ -35,7 +35,7 @@ from llmb.options.text import valid_values
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.report.table import Column, html_table, number, number_column, table_of
 from llmb.runs.choices import Choices
-from llmb.runs.folder import RunFolder, chosen_root
+from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
 from llmb.verdict.records import Verdict
@@ -110,13 +110,8 @@ def run(
     Raises UsageError and EnvironmentProblem before the training, RunFailed and InvalidRun after it.
     """
     values = _known(options, Request, workload, size, Choices)
-    local = plan_here(
-        Catalogue(),
-        build(Request, values),
-        build(Choices, values),
-        os.environ,
-        chosen_root(os.environ, Path.cwd()).path,
-    )
+    install = install_root(os.environ, Path.cwd())
+    local = plan_here(Catalogue(), build(Request, values), build(Choices, values), os.environ, install)
     local.check()
     ended = local.start(on_step, on_message)
     raise_unless_successful(ended)
@@ -130,7 +125,7 @@ def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: Non
     folder.
     """
     text = str(run.absolute() if isinstance(run, Path) else run)
-    folders = named_folders(text, chosen_root(os.environ, Path.cwd()).path, on_message)
+    folders = named_folders(text, install_root(os.environ, Path.cwd()), on_message)
     if len(folders) > 1:
         raise UsageError(f"{len(folders)} runs have the name '{run}'", do="llmb.list_runs() returns several")
     return _run_of(read_ended_run(folders[0]))
@@ -157,7 +152,7 @@ def list_runs(
         runs_only=True,
         limit=limit,
     )
-    with read_history(chosen_root(os.environ, Path.cwd()).path, on_message) as store:
+    with read_history(install_root(os.environ, Path.cwd()), on_message) as store:
         jobs = store.jobs(selection)
     ended = []
     for job in jobs:
@@ -186,7 +181,7 @@ def judge(
     limit = given_tolerance(tolerance, "tolerance")
     if against is not None and expect is not None:
         raise UsageError("against and expect cannot be combined", do="give one of them")
-    install = chosen_root(os.environ, Path.cwd()).path
+    install = install_root(os.environ, Path.cwd())
     found = find_ended_runs(str(path.absolute() if isinstance(path, Path) else path), install, on_message)
     reference = Against(
         runs=None if against is None else str(against),
@@ -223,7 +218,7 @@ def compare(
     nothing: see ``rows``.
     """
     limit = given_tolerance(tolerance, "tolerance")
-    install = chosen_root(os.environ, Path.cwd()).path
+    install = install_root(os.environ, Path.cwd())
     sides = find_sides(str(before), None if after is None else str(after), install, on_message)
     earlier = earlier_runs(install, on_message)
     return compare_runs(*sides, vary=vary, tolerance_pct=limit and limit.pct, earlier=earlier)

@@ -100,6 +100,11 @@ class UserInterrupt(LlmbError):
     exit_code = 130
 
 
+def see(page: str, what: str = "") -> str:
+    """The advice to read a page, by the command that prints it; ``what`` it tells may follow."""
+    return f"see 'llmb docs {page}'{what and ' '}{what}"
+
+
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
     """An error for a value outside a closed set, with the closest valid spelling when there is one."""
     names = [str(choice) for choice in choices]

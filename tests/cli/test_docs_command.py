@@ -11,9 +11,9 @@ from shutil import which
 import pytest
 from typer.testing import CliRunner, Result
 
-from llmb.cli.docs import app
+from llmb.cli.docs import FOLDER, app, doc_pages, search_pages
 from llmb.cli.main import COMMANDS, named_commands
-from llmb.doc_pages import FOLDER, doc_pages, search_pages, see
+from llmb.errors import see
 from llmb.report.output import print_markdown
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,9 +18,9 @@ from llmb.analysis.analyzed_run import (
     analyzed_log,
     measured,
     read_folder,
+    runs_of_engines,
 )
 from llmb.analysis.copies import once_in
-from llmb.analysis.engine_document import runs_of_engines
 from llmb.errors import UsageError, closest
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import read_history

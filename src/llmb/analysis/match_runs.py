@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmb.analysis.analyzed_run import AnalyzedRun
+from llmb.analysis.analyzed_run import AnalyzedRun, grouped
 from llmb.analysis.comparison import Varied
 from llmb.runs.identity import Value, differences
 
@@ -50,10 +50,7 @@ class Matches:
 
 def groups_of(runs: Iterable[AnalyzedRun]) -> list[MatchedRuns]:
     """Repeats together, by their whole configuration and never by a name."""
-    found: dict[str, list[AnalyzedRun]] = defaultdict(list)
-    for run in runs:
-        found[run.identity.key].append(run)
-    return [MatchedRuns(group[0].identity.configuration, tuple(group)) for group in found.values()]
+    return [MatchedRuns(group[0].identity.configuration, tuple(group)) for group in grouped(runs)]
 
 
 def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied) -> Matches:

@@ -7,7 +7,7 @@ the GPUs that is weak scaling, with the same batch size strong scaling.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llmb.analysis.catalogue_figures import has_layout
@@ -207,15 +207,10 @@ def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
     published = [_per_gpu(row, row.published.step_time_s if row.published else None) for row in rows]
     own_base, published_base = _base(rows, measured), _base(rows, published)
     return [
-        ScalingRow(
-            row.gpus,
-            row.layout_text,
-            row.gbs,
-            row.group,
-            row.published,
-            100 * own / own_base if own and own_base else None,
-            100 * other / published_base if other and published_base else None,
-            row.days_per_1t_tokens,
+        replace(
+            row,
+            efficiency_pct=100 * own / own_base if own and own_base else None,
+            published_efficiency_pct=100 * other / published_base if other and published_base else None,
         )
         for row, own, other in zip(rows, measured, published, strict=True)
     ]

@@ -14,8 +14,7 @@ from llmb.campaigns.entry import ENVIRONMENT, Draft, Entry, Keys, Values, entry_
 from llmb.campaigns.expansion import problem_text
 from llmb.catalogue.data_files import CatalogueError, Key, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Record
-from llmb.doc_pages import see
-from llmb.errors import UsageError
+from llmb.errors import UsageError, see
 from llmb.input_files import read_text_file
 from llmb.trust import check_owner
 

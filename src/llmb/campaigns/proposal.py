@@ -20,8 +20,7 @@ from llmb.campaigns.entry import Entry, SelectedJob, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, problem_text
 from llmb.campaigns.job_request import converted, job_request
 from llmb.catalogue.load import Catalogue
-from llmb.doc_pages import see
-from llmb.errors import UsageError
+from llmb.errors import UsageError, see
 from llmb.jobs.order import Order, make_order
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of

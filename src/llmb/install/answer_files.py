@@ -8,8 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from llmb.catalogue.data_files import CatalogueError, read_data, read_file, schema_problems
-from llmb.doc_pages import see
-from llmb.errors import UsageError
+from llmb.errors import UsageError, see
 from llmb.install.answers import Answers, answers_schema
 from llmb.install.state import put_file
 from llmb.reference_suite.headless_file import headless_answers, is_headless_file

@@ -14,8 +14,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
-from llmb.doc_pages import see
-from llmb.errors import UsageError, closest
+from llmb.errors import UsageError, closest, see
 from llmb.options.forms import WORD
 from llmb.options.option import Option
 from llmb.options.text import NONE_WORDS, read_value, valid_values

@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from llmb.catalogue.data_files import CatalogueError, read_data, schema_problems
 from llmb.catalogue.records import Record
-from llmb.doc_pages import see
-from llmb.errors import UsageError
+from llmb.errors import UsageError, see
 from llmb.jobspec.node_setup import Binding, ContainerSettings, Vboost, text_problems
 from llmb.jobspec.variables import variable_problems
 from llmb.reference_suite.cluster_config import ReferenceForm, form_of, told, translated

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from llmb.catalogue.data_files import CatalogueError, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Dtype, Record
-from llmb.doc_pages import see
-from llmb.errors import UsageError
+from llmb.errors import UsageError, see
 from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
 from llmb.missing import Missing
 from llmb.verdict.conditions import Values, condition_values
