@@ -322,7 +322,8 @@ class _Measurement:
                 raise UsageError("--size needs --workload", do="name the workload too; see 'llmb list'")
             values["workload"], values["size"] = DEFAULT_MODEL[self.device]
         else:
-            values |= _model(self.catalogue, values["workload"], values["size"])
+            model = model_of(self.catalogue, values["workload"].lower(), values["size"] and values["size"].lower())
+            values["workload"], values["size"] = model
         recipe = recipe_of(self.catalogue, build(Request, values), dtypes, self.device, self.machine)
         if not self.json:
             print_line(f"shapes of {recipe_text(recipe)}{' (the default; see -w and -s)' if by_default else ''}")
@@ -341,11 +342,6 @@ class _Measurement:
         )
         say(f"saved to {path}")
         raise_if_missing(measured)
-
-
-def _model(catalogue: Catalogue, name: str, own_size: str | None) -> dict[str, str]:
-    workload, size = model_of(catalogue, name.lower(), own_size and own_size.lower())
-    return {"workload": workload, "size": size}
 
 
 def _bytes(sizes: Sequence[str] | None) -> tuple[int, ...]:

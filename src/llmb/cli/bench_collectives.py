@@ -47,7 +47,6 @@ def collectives(
         typer.Argument(
             metavar="[COLLECTIVE]...",
             help="all_reduce, all_gather, reduce_scatter, alltoall, sendrecv. Default: all of them.",
-            show_default=False,
         ),
     ] = None,
     min_size: Annotated[str, typer.Option("--min-size", help="Smallest size, with a unit.")] = f"{LEAST_BYTES}B",

@@ -27,6 +27,7 @@ from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import with_excluded
 from llmb.cli.options import value_options
+from llmb.cli.progress import JobStates
 from llmb.cli.root import install_here, say
 from llmb.errors import RunFailed, UsageError
 from llmb.jobs.history import open_history
@@ -63,8 +64,7 @@ OF_JOBS: dict[str, Option] = {
 }
 JOB = value_options(OF_JOBS.values(), envvar=False)
 Ranks = Annotated[
-    int | None,
-    typer.Option("--ranks", min=1, help="Processes, for a job on each node. Default: one per GPU."),
+    int | None, typer.Option("--ranks", min=1, help="Processes, for a job on each node. Default: one per GPU.")
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="For a job: wait for its end and print the result.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="For a job: print the batch script, queue nothing.")]
@@ -112,7 +112,7 @@ def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[B
         _show(job, json=json)
         return None
     say(f"job {job.job_id}: {job.run_dir}")
-    end = end_of(wait_for_one(install, job, os.environ, say, Watch(_States(), lambda _: None)))
+    end = end_of(wait_for_one(install, job, os.environ, say, Watch(JobStates(say), lambda _: None)))
     folder = RunFolder(Path(job.run_dir))
     if end.problem and not any(file.measurements for file in end.measured):
         raise RunFailed(end.problem, where=str(folder.log))
@@ -127,17 +127,3 @@ def _show(job: Job, *, json: bool) -> None:
     else:
         do = f"'llmb jobs log {job.job_id} --follow' follows it, 'llmb bench list' shows its result"
         print_line(f"queued as job {job.job_id} in {job.run_dir}; {do}")
-
-
-class _States:
-    """Says each state of a job once."""
-
-    def __init__(self) -> None:
-        self.last = ""
-
-    def __call__(self, job: Job) -> None:
-        waits = f" ({job.reason})" if job.reason and job.status == "queued" else ""
-        text = f"job {job.job_id} {job.state}{waits}{f' on {job.nodes}' if job.nodes else ''}"
-        if text != self.last:
-            self.last = text
-            say(text)

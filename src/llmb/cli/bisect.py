@@ -137,8 +137,7 @@ def skip(
 def run(
     search: BisectState,
     command: Annotated[
-        list[str],
-        typer.Argument(metavar="-- COMMAND", help="Makes one run; {candidate} and {label} are replaced."),
+        list[str], typer.Argument(metavar="-- COMMAND", help="Makes one run; {candidate} and {label} are replaced.")
     ],
     fresh: Fresh = False,
     json: Json = False,

@@ -41,8 +41,7 @@ def list_(
         str | None, typer.Argument(metavar="WORKLOAD", help="The same as --workload.", autocompletion=workloads)
     ] = None,
     workload: Annotated[
-        str | None,
-        typer.Option("-w", "--workload", help="Only this workload. Default: all.", autocompletion=workloads),
+        str | None, typer.Option("-w", "--workload", help="Only this workload. Default: all.", autocompletion=workloads)
     ] = None,
     json: Json = False,
 ) -> None:

@@ -126,8 +126,7 @@ def import_(
         str | None, typer.Option("-s", "--size", help="Model size, such as 8b, if the workload's name has none.")
     ] = None,
     base: Annotated[
-        Path | None,
-        typer.Option("--base", help="Import adapters in peft's format, of the weights in this checkpoint."),
+        Path | None, typer.Option("--base", help="Import adapters in peft's format, of the weights in this checkpoint.")
     ] = None,
     processes: Processes = None,
     max_file_size: MaxFileSize = "1GB",

@@ -66,7 +66,6 @@ def _verbosely(ctx: typer.Context, requested: bool) -> None:
 
 def _help_all(ctx: typer.Context, requested: bool) -> None:
     if requested:
-        from llmb.cli.common import full_help
         from llmb.report.output import print_text
 
         print_text(full_help(ctx))
@@ -116,22 +115,13 @@ def _common(
     help_all: Annotated[
         bool,
         typer.Option(
-            "--help-all",
-            help="Show every option and exit.",
-            callback=_help_all,
-            expose_value=False,
-            is_eager=True,
+            "--help-all", help="Show every option and exit.", callback=_help_all, expose_value=False, is_eager=True
         ),
     ] = False,
     common_help: Annotated[
         bool,
         typer.Option(
-            "--help",
-            "-h",
-            help="Show this message and exit.",
-            callback=_help,
-            expose_value=False,
-            is_eager=True,
+            "--help", "-h", help="Show this message and exit.", callback=_help, expose_value=False, is_eager=True
         ),
     ] = False,
 ) -> None:

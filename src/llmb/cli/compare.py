@@ -39,16 +39,14 @@ def compare(
         list[str] | None,
         typer.Option(
             help="What may differ within a row: dtype, scale, layout, release, program, gpu-type, or a key of the"
-            " configuration. May be repeated; several are separated by commas.",
-            show_default=False,
+            " configuration. May be repeated; several are separated by commas."
         ),
     ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
             help="How much slower a candidate may be without being a regression, in percent. "
-            "Default: 1 on the same nodes, else 3.",
-            show_default=False,
+            "Default: 1 on the same nodes, else 3."
         ),
     ] = None,
     form: Annotated[CompareFormat, typer.Option("--format", help="Output format.")] = CompareFormat.TABLE,

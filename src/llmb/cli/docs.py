@@ -173,8 +173,7 @@ def docs(
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print where the page's file is.")] = False,
     find: Annotated[
-        str | None,
-        typer.Option("--find", metavar="WORDS", help="List the pages on these words, the best first."),
+        str | None, typer.Option("--find", metavar="WORDS", help="List the pages on these words, the best first.")
     ] = None,
     man: Annotated[bool, typer.Option("--man", help="Print the manual page of all commands, for man.")] = False,
     json: Json = False,

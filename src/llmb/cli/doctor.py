@@ -14,7 +14,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.cli.common import is_verbose
 from llmb.cli.completion import gpu_types
 from llmb.cli.options import Json
-from llmb.cli.progress import NodeProgress, PhaseProgress
+from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
 from llmb.health.check_nodes import NodesCheck, stored, utc_now
@@ -29,7 +29,6 @@ from llmb.jobs.history import open_history
 from llmb.options.option import options_of
 from llmb.report.doctor_report import doctor_document, node_tables, nodes_document, nodes_tables
 from llmb.report.output import print_output
-from llmb.runs.record_file import BrokenRecord
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.schedulers.port import NodeState, Scheduler
 
@@ -83,7 +82,7 @@ def doctor_nodes(
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
     nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
     say(f"checking {nodes} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
-    with open_history(install, say) as store, NodeProgress(scheduler.title, len(states)) as progress:
+    with open_history(install, say) as store, CountProgress() as progress:
         check = NodesCheck(
             store=store,
             terms=CheckTerms(site, options, limits.time_limit),
@@ -91,7 +90,7 @@ def doctor_nodes(
             states=states,
             max_wait_s=limits.max_wait * 60,
             environ=os.environ,
-            on_progress=progress.nodes,
+            on_progress=lambda what, done, total: progress.count(f"nodes {what}", done, total),
             say=say,
         )
         complete = check.run()
@@ -111,8 +110,6 @@ def show_last(install: Path, chosen: Chosen, *, json: bool) -> None:
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
     try:
         result = stored(folder)
-    except BrokenRecord:
-        raise
     except OSError as error:
         raise EnvironmentProblem(f"it cannot be read: {error.strerror}", where=str(folder.path)) from error
     if (listed := chosen.listed) is not None:
@@ -146,11 +143,8 @@ def _states(scheduler: Scheduler, chosen: Chosen) -> dict[str, NodeState]:
 
 
 def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, *, json: bool) -> None:
-    print_output(
-        nodes_document(result, str(folder.path), scheduler.host_list)
-        if json
-        else nodes_tables(result, str(folder.path), scheduler.host_list)
-    )
+    form = nodes_document if json else nodes_tables
+    print_output(form(result, str(folder.path), scheduler.host_list))
 
 
 def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> None:
@@ -172,23 +166,18 @@ Only = Annotated[
     typer.Option(
         metavar="NAMES",
         help=f"Only these areas or checks, separated by commas; may be repeated. Areas: {', '.join(AREAS)}.",
-        show_default=False,
     ),
 ]
 GpuType = Annotated[
     str | None,
     typer.Option(
-        help="GPU type that the node should have. Default: that of cluster_config.yaml.",
-        autocompletion=gpu_types,
-        show_default=False,
+        help="GPU type that the node should have. Default: that of cluster_config.yaml.", autocompletion=gpu_types
     ),
 ]
 Gpus = Annotated[
     int | None,
     typer.Option(
-        min=0,
-        help="GPUs that the node should have. Default: those of cluster_config.yaml, or of the GPU type.",
-        show_default=False,
+        min=0, help="GPUs that the node should have. Default: those of cluster_config.yaml, or of the GPU type."
     ),
 ]
 DiskSize = Annotated[
@@ -201,12 +190,10 @@ Nodes = Annotated[
         metavar="LIST",
         help="Check these nodes of a cluster in place of this one, such as node[1-4,7].",
         rich_help_panel=SEVERAL,
-        show_default=False,
     ),
 ]
 NodelistFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="The nodes that a file lists.", rich_help_panel=SEVERAL, show_default=False),
+    Path | None, typer.Option(metavar="FILE", help="The nodes that a file lists.", rich_help_panel=SEVERAL)
 ]
 Partition = Annotated[
     str | None,
@@ -215,7 +202,6 @@ Partition = Annotated[
         "--partition",
         help="All usable nodes of this partition; with --nodes, the partition of the jobs.",
         rich_help_panel=SEVERAL,
-        show_default=False,
     ),
 ]
 Every = Annotated[bool, typer.Option("--all", help="All usable nodes of the cluster.", rich_help_panel=SEVERAL)]
@@ -226,7 +212,6 @@ Account = Annotated[
         "--account",
         help="Slurm account. Default: SBATCH_ACCOUNT, or cluster_config.yaml.",
         rich_help_panel=SEVERAL,
-        show_default=False,
     ),
 ]
 SlurmArg = Annotated[
@@ -235,7 +220,6 @@ SlurmArg = Annotated[
         metavar="KEY[=VALUE]",
         help="Any other flag of sbatch, such as reservation=maint; 'KEY=' leaves one out. Repeatable.",
         rich_help_panel=SEVERAL,
-        show_default=False,
     ),
 ]
 TimeLimit = Annotated[

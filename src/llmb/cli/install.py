@@ -118,9 +118,7 @@ CHANGED_BY_NAME = "Enter installs, a name such as gpu-type changes that answer, 
 @takes(value_options(OPTIONS.values(), envvar=False))
 def install(
     values: dict[str, Any],
-    path_argument: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="The same as --path.", show_default=False)
-    ] = None,
+    path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="File of answers; options come before it.")
     ] = None,

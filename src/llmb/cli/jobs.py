@@ -22,7 +22,7 @@ from llmb.jobs.history import database_path, open_history, read_history, rename_
 from llmb.jobs.job import Job, Kind, stale
 from llmb.jobs.store import Damaged, Filter, Store, check_states
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
-from llmb.report.output import log_writer, print_json, print_table, print_text
+from llmb.report.output import log_writer, print_json, print_output, print_table, print_text
 from llmb.runs.folder import RunFolder, install_root
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
@@ -97,10 +97,7 @@ def list_(
         limit=limit or None,
     )
     listed, total = listed_jobs(selection, refresh=not no_refresh)
-    if json:
-        print_json(jobs_document(listed, total))
-    else:
-        print_table(jobs_table(listed, total))
+    print_output(jobs_document(listed, total) if json else jobs_table(listed, total))
 
 
 @app.command()
@@ -277,10 +274,7 @@ def nodes(
     since_s = parse_since(since, time.time()) if since else None
     with history_to_read() as store:
         records = node_records(store.jobs(Filter(workload=workload, since_s=since_s)))
-    if json:
-        print_json(nodes_document(records))
-    else:
-        print_table(nodes_table(records))
+    print_output(nodes_document(records) if json else nodes_table(records))
 
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
@@ -340,7 +334,4 @@ def bring_up_to_date(store: Store) -> None:
 
 
 def _print_jobs(listed: list[Job], *, json: bool) -> None:
-    if json:
-        print_json(jobs_document(listed, len(listed)))
-    else:
-        print_table(jobs_table(listed, len(listed)))
+    print_output(jobs_document(listed, len(listed)) if json else jobs_table(listed, len(listed)))

@@ -104,12 +104,7 @@ def _by_place(options: Iterable[Option], make: Maker, *, required: bool) -> Make
 
 
 def _argument(name: str) -> inspect.Parameter:
-    info = typer.Argument(
-        metavar=name.upper(),
-        help=f"The same as --{name}.",
-        show_default=False,
-        autocompletion=completion.OPTIONS[name],
-    )
+    info = typer.Argument(metavar=name.upper(), help=f"The same as --{name}.", autocompletion=completion.OPTIONS[name])
     return inspect.Parameter(
         f"{name}_argument", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, info]
     )

@@ -67,19 +67,10 @@ class ParseCommand(TyperCommand):
             raise CompatError(usage_error(error)) from error
 
 
-def print_as_reference(
-    folders: list[Path], window: str | None, form: CompatFormat, workers: int, *, full_names: bool, bridge: bool
-) -> None:
-    """Raises CompatError if no run is a success, and for every other error."""
-    try:
-        _print_as_reference(folders, window or WINDOW, form, workers, full_names=full_names, bridge=bridge)
-    except LlmbError as error:
-        raise CompatError(error) from error
-
-
 def _print_as_reference(
     folders: list[Path], window: str, form: CompatFormat, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
+    """Raises RunFailed if no run is a success."""
     check_rule(window)
     if window in WINDOW_RULES[:-1]:
         raise UsageError(f"--compat takes steps, not the window '{window}'", do=f"give A-B, such as {WINDOW}")
@@ -108,16 +99,13 @@ Paths = Annotated[
     typer.Argument(
         metavar="[DIR]...",
         help="Folders searched for *.out files, or logs. Default: 'experiments' here, else the install folder.",
-        show_default=False,
     ),
 ]
 Group = Annotated[
-    bool,
-    typer.Option("--group", help="Repeats together: number of runs, median of their means, and their spread."),
+    bool, typer.Option("--group", help="Repeats together: number of runs, median of their means, and their spread.")
 ]
 Scaling = Annotated[
-    bool,
-    typer.Option("--scaling", help="All scales of each recipe, with efficiency, beside the published figures."),
+    bool, typer.Option("--scaling", help="All scales of each recipe, with efficiency, beside the published figures.")
 ]
 GpuType = Annotated[
     str | None,
@@ -129,12 +117,10 @@ WindowRule = Annotated[
         "--window",
         help="Steps to average: reference (70 % to 90 % of the run), auto (its steady state), last, all, or A-B. "
         "Default: reference.",
-        show_default=False,
     ),
 ]
 Compat = Annotated[
-    bool,
-    typer.Option("--compat", help="The output and the exit codes of the reference suite's parse_train_timing.sh."),
+    bool, typer.Option("--compat", help="The output and the exit codes of the reference suite's parse_train_timing.sh.")
 ]
 CompatBridge = Annotated[
     bool,
@@ -143,10 +129,7 @@ CompatBridge = Annotated[
         help="Like --compat for parse_train_timing_mbridge.sh: milliseconds, standard deviation of a sample.",
     ),
 ]
-Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", min=1, help="Number of reader processes. Default: one per core.", show_default=False),
-]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of reader processes. Default: one per core.")]
 
 
 @app.command(cls=ParseCommand)
@@ -187,7 +170,12 @@ def parse(
     form = CompatFormat.JSON if json else form
     workers = jobs or usable_cores()
     if compat or compat_bridge:
-        print_as_reference(paths or [], window, form, workers, full_names=full_names, bridge=compat_bridge)
+        try:
+            _print_as_reference(
+                paths or [], window or WINDOW, form, workers, full_names=full_names, bridge=compat_bridge
+            )
+        except LlmbError as error:
+            raise CompatError(error) from error
         return
     rule = window or DEFAULT_RULE
     check_rule(rule)

@@ -286,7 +286,7 @@ def dataset(
 def _prepared(catalogue: Catalogue, request: DatasetRequest) -> PreparedDataset:
     folders = prepared_folders(install_here(), request.workload)
     try:
-        with CountProgress("preparing") as progress:
+        with CountProgress() as progress:
             return prepare_dataset(catalogue, request, folders, progress.count, say)
     except KeyboardInterrupt as signal:
         raise UserInterrupt("interrupted; what is complete stays, and the same command makes the rest") from signal

@@ -42,9 +42,7 @@ OPTIONS = value_options({**CHOICES, **OF_JOBS}.values(), envvar=False)
 def submit(
     values: dict[str, Any],
     ctx: typer.Context,
-    workload_argument: Annotated[
-        str | None, typer.Argument(metavar="WORKLOAD", help="The same as --workload.", show_default=False)
-    ] = None,
+    workload_argument: Annotated[str | None, typer.Argument(metavar="WORKLOAD", help="The same as --workload.")] = None,
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Workload; see 'llmb list'.")] = None,
     size: Annotated[
         str | None, typer.Option("-s", "--size", help="Model size. Default: MODEL_SIZE, or the documents' only one.")

@@ -3,7 +3,7 @@
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -106,20 +106,30 @@ class RunProgress(_LongWork):
         self._show(done, self.total, text, f"{text}  elapsed {clock(elapsed)}  left {clock(left)}")
 
 
+class JobStates:
+    """Tells each state of a job once."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self.tell = tell
+        self.last = ""
+
+    def __call__(self, job: Job) -> None:
+        waits = f" ({job.reason})" if job.reason and job.status == "queued" else ""
+        nodes = f" on {job.nodes}" if job.nodes else ""
+        text = f"job {job.job_id} {job.state}{waits}{nodes}"
+        if text != self.last:
+            self.last = text
+            self.tell(text)
+
+
 class JobProgress(RunProgress):
     """Shows the states of a queued job until it runs, then its steps."""
 
     def __init__(self, total: int, first_step: int = 0) -> None:
         super().__init__(total, first_step)
-        self.text = ""
+        self.job = JobStates(self._tell)
 
-    def job(self, job: Job) -> None:
-        waits = f" ({job.reason})" if job.reason and job.status == "queued" else ""
-        nodes = f" on {job.nodes}" if job.nodes else ""
-        text = f"job {job.job_id} {job.state}{waits}{nodes}"
-        if text == self.text:
-            return
-        self.text = text
+    def _tell(self, text: str) -> None:
         if self.bar:
             self.bar.update(self.task, description=text)
         else:
@@ -155,8 +165,8 @@ class ByteProgress(_LongWork):
 class CountProgress(_LongWork):
     """Shows how many of one thing after another are done; of how many may be unknown."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what, None, MofNCompleteColumn())
+    def __init__(self) -> None:
+        super().__init__("", None, MofNCompleteColumn())
         self.what = ""
 
     def __enter__(self) -> Self:
@@ -184,16 +194,6 @@ class CaseProgress(_LongWork):
             self.spoke_at = -LINE_EVERY_S
         text = f"measuring {case.number + 1} of {case.total}: {case.name}"
         self._show(case.number, case.total, case.name, text)
-
-
-class NodeProgress(_LongWork):
-    """Shows how many nodes were checked."""
-
-    def __init__(self, scheduler: str, total: int) -> None:
-        super().__init__(f"asking {scheduler}", total, MofNCompleteColumn())
-
-    def nodes(self, what: str, done: int, total: int) -> None:
-        self._show(done, total, f"nodes {what}", f"nodes {what}: {done} of {total}")
 
 
 class PhaseProgress:

@@ -43,8 +43,7 @@ def run(
     choices: Choices,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False,
     repeats: Annotated[
-        int,
-        typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection"),
+        int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
     ] = 1,
     start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False,
     json: Json = False,
@@ -95,14 +94,8 @@ def run(
 def _run_one(local: LocalRun, ctx: typer.Context, *, json: bool) -> None:
     plan = local.plan
     local.check()
-    for line in start_lines(plan):
+    for line in _before(local):
         say(line)
-    for warning in scale_warnings(plan):
-        say(f"warning: {warning}")
-    for line in local.beside():
-        say(line)
-    if plan.profile and plan.profile.reason:
-        say(plan.profile.reason)
     if is_verbose(ctx):
         for line in plain_lines(plan_table(plan, (), {})):
             sys.stderr.write(f"{line}\n")
@@ -152,7 +145,7 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     """
     for local in locals_:
         local.check()
-    for line in dict.fromkeys(line for local in locals_ for line in (*_before(local), *local.beside())):
+    for line in dict.fromkeys(line for local in locals_ for line in _before(local)):
         say(line)
     ended, turns = _turns(locals_, repeats, start_new=start_new)
     try:
@@ -216,6 +209,7 @@ def _before(local: LocalRun) -> Iterator[str]:
     yield from (f"warning: {warning}" for warning in scale_warnings(local.plan))
     if local.plan.profile and local.plan.profile.reason:
         yield local.plan.profile.reason
+    yield from local.beside()
 
 
 def _turn_text(local: LocalRun, turn: Turn, repeats: int) -> str:

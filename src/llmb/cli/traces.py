@@ -10,7 +10,7 @@ import typer
 
 from llmb.cli.options import Json
 from llmb.errors import UsageError
-from llmb.report.output import print_json, print_tables
+from llmb.report.output import print_output
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.traces.files import find_traces, read_traces
@@ -25,8 +25,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 @app.command()
 def trace(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="Traces, or folders of runs that were profiled.", show_default=False),
+        list[Path], typer.Argument(metavar="FILE...", help="Traces, or folders of runs that were profiled.")
     ],
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="Also draw the steps, as an SVG file.")
@@ -54,18 +53,12 @@ def trace(
         except OSError as error:
             raise cannot_write(picture, error) from error
         sys.stderr.write(f"drawn in {picture}\n")
-    if json:
-        print_json(trace_document(summary))
-        return
-    print_tables(trace_tables(summary))
+    print_output(trace_document(summary) if json else trace_tables(summary))
 
 
 @app.command()
 def nccl(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="Logs, or folders of runs with --nccl-trace.", show_default=False),
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs, or folders of runs with --nccl-trace.")],
     json: Json = False,
 ) -> None:
     """Collectives in NCCL's logs, and bandwidths from the tables of nccl-tests.
@@ -99,7 +92,4 @@ def nccl(
             do="set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL, or use 'llmb run --nccl-trace'",
         )
     summary = summarize_nccl(log, Codes()) if log.calls else None
-    if json:
-        print_json(nccl_document(summary, tests))
-        return
-    print_tables(nccl_tables(summary, tests))
+    print_output(nccl_document(summary, tests) if json else nccl_tables(summary, tests))

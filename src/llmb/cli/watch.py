@@ -198,7 +198,6 @@ RunName = Annotated[
     typer.Argument(
         metavar="[RUN]",
         autocompletion=runs,
-        show_default=False,
         help="Id of a job, label, beginning of a run folder's name, folder, log of any framework, or 'latest'."
         " Default: the newest run that is running or queued.",
     ),
@@ -211,8 +210,7 @@ def watch_(
     once: Annotated[bool, typer.Option("--once", help="Show the state once, and do not wait for the end.")] = False,
     no_live: Annotated[bool, typer.Option("--no-live", help="Print lines also to a terminal.")] = False,
     interval: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Seconds between two updates. Default: 1, and 5 for lines.", show_default=False),
+        float | None, typer.Option(min=0.1, help="Seconds between two updates. Default: 1, and 5 for lines.")
     ] = None,
     expect_s: Annotated[
         float | None,
