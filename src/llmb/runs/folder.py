@@ -44,11 +44,53 @@ WRITE_ADVICE = {
 }
 
 
+class Inside:
+    """A file or a folder with a fixed name in a run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: "RunFolder", _kind: type) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The files of one run, all below ``path``."""
 
     path: Path
+    record = Inside("run.json")
+    steps = Inside("metrics.jsonl")
+    expert_load = Inside("expert_load.json")
+    """Each expert's share of tokens over the whole run; of a model with experts."""
+    torch_profile = Inside(TORCH_FOLDER)
+    """Traces of the PyTorch profiler, one a rank."""
+    nsys_profile = Inside(NSYS_FOLDER)
+    """Reports of Nsight Systems, one a rank."""
+    nccl_trace = Inside(NCCL_FOLDER)
+    """NCCL's own logs, one a process."""
+    breakdown = Inside("breakdown.json")
+    """Where the time of a profiled step went."""
+    resources = Inside("resources")
+    """What GPUs and nodes did while the run lasted, a file for each node."""
+    checkpoints = Inside("checkpoints")
+    """Made with the first checkpoint that is saved here."""
+    checkpoint_times = Inside("checkpoints.jsonl")
+    """Times of saves and loads; exists after the first one."""
+    environment = Inside("environment.json")
+    """Written by the workers; its content moves into the record when the run ends."""
+    vboost = Inside(VBOOST_FILE)
+    """What came of a boost of the GPUs, by the batch script; moves into the record when the run ends."""
+    stall = Inside("stall.txt")
+    """Written by a worker that ends a hung run, for the launcher to end the others; removed when the run ends."""
+    job = Inside("job.json")
+    """The scheduler's handle of the run, written once it was submitted."""
+    job_spec = Inside("job_spec.json")
+    """All that was decided of the job before it was handed to a scheduler."""
+    task = Inside("task.json")
+    """Record of a job that trains nothing, in place of ``record``."""
+    job_end = Inside("job_end.json")
+    """How the batch script ended, written by itself, whatever ended it."""
 
     @property
     def name(self) -> str:
@@ -57,80 +99,6 @@ class RunFolder:
     @property
     def log(self) -> Path:
         return self.path / f"log-{self.name}.out"
-
-    @property
-    def record(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def steps(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    def steps_of_attempt(self, number: int) -> Path:
-        """All steps that an attempt had behind it when it was followed by another one."""
-        return self.path / f"metrics-attempt{number}.jsonl"
-
-    @property
-    def expert_load(self) -> Path:
-        """Each expert's share of tokens over the whole run; of a model with experts."""
-        return self.path / "expert_load.json"
-
-    @property
-    def torch_profile(self) -> Path:
-        """Traces of the PyTorch profiler, one a rank."""
-        return self.path / TORCH_FOLDER
-
-    @property
-    def nsys_profile(self) -> Path:
-        """Reports of Nsight Systems, one a rank."""
-        return self.path / NSYS_FOLDER
-
-    @property
-    def nccl_trace(self) -> Path:
-        """NCCL's own logs, one a process."""
-        return self.path / NCCL_FOLDER
-
-    @property
-    def breakdown(self) -> Path:
-        """Where the time of a profiled step went."""
-        return self.path / "breakdown.json"
-
-    @property
-    def resources(self) -> Path:
-        """What GPUs and nodes did while the run lasted, a file for each node."""
-        return self.path / "resources"
-
-    def resources_of(self, node: str) -> Path:
-        return self.resources / f"{node}.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Made with the first checkpoint that is saved here."""
-        return self.path / "checkpoints"
-
-    def checkpoints_of(self, plan: "Plan") -> Path:
-        """Where a run with this folder saves: here, or in a folder with the run's name in the plan's directory."""
-        return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
-
-    @property
-    def checkpoint_times(self) -> Path:
-        """Times of saves and loads; exists after the first one."""
-        return self.path / "checkpoints.jsonl"
-
-    @property
-    def environment(self) -> Path:
-        """Written by the workers; its content moves into the record when the run ends."""
-        return self.path / "environment.json"
-
-    @property
-    def vboost(self) -> Path:
-        """What came of a boost of the GPUs, by the batch script; moves into the record when the run ends."""
-        return self.path / VBOOST_FILE
-
-    @property
-    def stall(self) -> Path:
-        """Written by a worker that ends a hung run, for the launcher to end the others; removed when the run ends."""
-        return self.path / "stall.txt"
 
     @property
     def batch_script(self) -> Path:
@@ -142,25 +110,16 @@ class RunFolder:
         """Output of the batch script and the scheduler; the workers write ``log``."""
         return self.path / f"sbatch_{self.name}.out"
 
-    @property
-    def job(self) -> Path:
-        """The scheduler's handle of the run, written once it was submitted."""
-        return self.path / "job.json"
+    def steps_of_attempt(self, number: int) -> Path:
+        """All steps that an attempt had behind it when it was followed by another one."""
+        return self.path / f"metrics-attempt{number}.jsonl"
 
-    @property
-    def job_spec(self) -> Path:
-        """All that was decided of the job before it was handed to a scheduler."""
-        return self.path / "job_spec.json"
+    def resources_of(self, node: str) -> Path:
+        return self.resources / f"{node}.jsonl"
 
-    @property
-    def task(self) -> Path:
-        """Record of a job that trains nothing, in place of ``record``."""
-        return self.path / "task.json"
-
-    @property
-    def job_end(self) -> Path:
-        """How the batch script ended, written by itself, whatever ended it."""
-        return self.path / "job_end.json"
+    def checkpoints_of(self, plan: "Plan") -> Path:
+        """Where a run with this folder saves: here, or in a folder with the run's name in the plan's directory."""
+        return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
 
 @dataclass(frozen=True, slots=True)
