@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from llmb.jobs.job import Job
+from llmb.jobs.job import COLUMNS, Job
 from llmb.jobs.task import FOLDERS as TASKS
 from llmb.jobs.task import read_task
 from llmb.prepared.folders import WORKLOADS
@@ -63,18 +63,10 @@ def _jobs(install: Path, pattern: str, read: Callable[[RunFolder], dict[str, Any
 def _job(folder: RunFolder, row: Mapping[str, Any], submitted: SubmittedJob) -> Job:
     return Job(
         **row,
-        key=submitted.key,
-        scheduler=submitted.scheduler,
-        cluster=submitted.cluster,
-        job_id=submitted.job_id,
+        **{name: getattr(submitted, name) for name in SubmittedJob.model_fields if name in COLUMNS},
         run_dir=str(folder.path),
-        array_index=submitted.array_index,
-        base_dir=submitted.base_dir,
         experiment=folder.name,
-        campaign=submitted.campaign,
         submitted_s=datetime.fromisoformat(submitted.submitted_at).timestamp(),
         state="PENDING",
         reason="as of its submission: the history was rebuilt from the run folders",
-        retries=submitted.retries,
-        retry_of=submitted.retry_of,
     )

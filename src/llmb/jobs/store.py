@@ -10,8 +10,9 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, Self, get_args
 
 from llmb.errors import EnvironmentProblem, UsageError, unknown
@@ -21,49 +22,10 @@ from llmb.runs.short_id import may_be_short_id
 
 SCHEMA_VERSION = 12
 """Lower ones are of development versions before 0.1."""
-SCHEMA = """
-CREATE TABLE jobs (
-  key TEXT PRIMARY KEY,
-  scheduler TEXT NOT NULL,
-  cluster TEXT,
-  job_id TEXT,
-  run_dir TEXT NOT NULL,
-  array_index INTEGER,
-  base_dir TEXT,
-  experiment TEXT NOT NULL,
-  workload TEXT NOT NULL,
-  size TEXT NOT NULL,
-  dtype TEXT NOT NULL,
-  gpu_type TEXT NOT NULL,
-  scale INTEGER NOT NULL,
-  proxy TEXT NOT NULL,
-  kind TEXT NOT NULL,
-  subject TEXT NOT NULL,
-  data TEXT NOT NULL,
-  origin TEXT,
-  label TEXT,
-  campaign TEXT,
-  run_id TEXT,
-  identity TEXT,
-  submitted_s REAL NOT NULL,
-  state TEXT NOT NULL,
-  status TEXT NOT NULL,
-  reason TEXT,
-  exit_code INTEGER,
-  signal INTEGER,
-  nodes TEXT,
-  restarts INTEGER NOT NULL,
-  started_s REAL,
-  ended_s REAL,
-  checked_s REAL,
-  retries INTEGER NOT NULL,
-  retry_of TEXT,
-  fault TEXT,
-  bad_nodes TEXT,
-  step_time_s REAL,
-  verdict TEXT,
-  query INTEGER NOT NULL DEFAULT 0
-);
+QUERY = "query INTEGER NOT NULL DEFAULT 0"
+"""Number of the query that a row is of."""
+NUMBERS = {int: "INTEGER", float: "REAL"}
+INDEXES = """
 CREATE INDEX jobs_by_time ON jobs (submitted_s);
 CREATE INDEX jobs_by_id ON jobs (job_id);
 CREATE UNIQUE INDEX jobs_by_repeated ON jobs (retry_of);
@@ -315,7 +277,8 @@ class Store:
             if 0 < version < SCHEMA_VERSION:
                 raise Damaged("a development version before 0.1 wrote it", self.path)
             if version == 0:
-                for statement in SCHEMA.split(";"):
+                self.db.execute(f"CREATE TABLE jobs ({', '.join(map(_column, fields(Job)))}, {QUERY})")
+                for statement in INDEXES.split(";"):
                     self.db.execute(statement)
                 self.db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 self.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -354,6 +317,14 @@ class Store:
             raise
         except sqlite3.DatabaseError as error:
             raise Damaged(str(error), self.path) from error
+
+
+def _column(item: "Field[Any]") -> str:
+    """The declaration of a column, by a field of ``Job``."""
+    types = (item.type, *get_args(item.type))
+    kind = next((name for number, name in NUMBERS.items() if number in types), "TEXT")
+    needed = "PRIMARY KEY" if item.name == "key" else "" if NoneType in types else "NOT NULL"
+    return f"{item.name} {kind} {needed}"
 
 
 def _below(root: Path, folder: str) -> str:
