@@ -19,8 +19,7 @@ from llmb.metrics.group_difference import (
 from llmb.metrics.statistics import Statistics
 from llmb.verdict.conditions import Values, differing, find_conditions, merged, other_work
 from llmb.verdict.records import Condition, Interval, Reference, Verdict, VerdictName
-from llmb.verdict.sentence import UNDECIDED as UNDECIDED
-from llmb.verdict.sentence import with_sentence
+from llmb.verdict.sentence import UNDECIDED, with_sentence
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 NO_SPREAD = "a single value has no interval"
@@ -192,24 +191,10 @@ def judgement(
             conditions=tuple(conditions),
             more_runs=finding.more_runs if verdict == "inconclusive" else None,
             reason=reason,
-            sentence="",
         )
     )
 
 
 def without_reference(verdict: VerdictName, reason: str) -> Verdict:
     """Verdict of a run that there is nothing to compare with, or of a recipe without a run."""
-    return with_sentence(
-        Verdict(
-            verdict=verdict,
-            soft=False,
-            delta_pct=None,
-            ci95_pct=None,
-            tolerance_pct=None,
-            tolerance_source=None,
-            reference=None,
-            conditions=(),
-            reason=reason,
-            sentence="",
-        )
-    )
+    return with_sentence(Verdict(verdict=verdict, soft=False, reason=reason))

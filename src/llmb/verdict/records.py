@@ -52,20 +52,20 @@ class Verdict(Record):
     verdict: VerdictName
     soft: bool
     """The reference, or a condition that differs, allows only a rough statement."""
-    delta_pct: float | None
+    delta_pct: float | None = None
     """Step time relative to the reference, in percent of it; above 0 is slower. None without two figures."""
-    ci95_pct: Interval | None
+    ci95_pct: Interval | None = None
     """95 % confidence interval of ``delta_pct``."""
-    tolerance_pct: float | None
-    tolerance_source: str | None
-    reference: Reference | None
-    conditions: tuple[Condition, ...]
+    tolerance_pct: float | None = None
+    tolerance_source: str | None = None
+    reference: Reference | None = None
+    conditions: tuple[Condition, ...] = ()
     more_runs: int | None = None
     """How many more runs are expected to decide an inconclusive verdict; None if runs would not."""
     reason: str | None = None
     """Why there is no clear verdict, or why runs allow only a soft one."""
-    sentence: str
-    """One line for a person."""
+    sentence: str = ""
+    """One line for a person, formed from the rest."""
 
 
 WORST: tuple[VerdictName, ...] = ("regressed", "invalid", "inconclusive", "not comparable", "pass", "improved")
