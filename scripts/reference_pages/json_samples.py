@@ -24,6 +24,7 @@ from llmb.install.installing import StepResult
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
 from llmb.jobs.order import Prepared, make_order
+from llmb.jobs.rebuild import row_of_record
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.jobs.submit import new_job
 from llmb.jobspec.options import JobOptions
@@ -53,7 +54,7 @@ from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan, make_plan
-from llmb.runs.record import new_record
+from llmb.runs.record import new_record, queued_record
 from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.step_follower import StepNews
 from llmb.runs.steps import ExpertLoad, Step
@@ -213,9 +214,8 @@ def sample_job(catalogue: Catalogue) -> Job:
     request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
     order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
     folder = RunFolder(Path("run"))
-    return new_job(
-        Prepared(order.sample(), folder, {None: folder}, {None: "5afbddee3644b1b4"}), None, order.plan, "", None
-    )
+    record = queued_record(order.plan, ()).model_copy(update={"run_id": "5afbddee3644b1b4"})
+    return new_job(Prepared(order.sample(), folder, {None: folder}, {None: row_of_record(record)}), None, "")
 
 
 def sample_checkpoint(plan: Plan) -> SavedCheckpoint:

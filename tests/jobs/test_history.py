@@ -20,6 +20,7 @@ from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Prepared
+from llmb.jobs.rebuild import row_of_record
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_job, record_handle
 from llmb.runs.claim import create_run_folder
@@ -40,7 +41,7 @@ def submitted(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Submitted:
         folder = folder or create_run_folder(tmp_path, plan)
         record = queued_record(plan, ())
         write_record(folder, record)
-        job = new_job(Prepared(spec, folder, {None: folder}, {None: record.run_id}), None, plan, key, "c")
+        job = new_job(Prepared(spec, folder, {None: folder}, {None: row_of_record(record)}), None, key, "c")
         handle = SubmittedJob(scheduler="slurm", job_id=job_id, submitted_at="2026-11-21T10:00:00+00:00")
         record_handle(folder, handle.model_copy(update=values), job)
         return job

@@ -202,7 +202,7 @@ def test_a_submission_that_was_interrupted_is_found_and_not_made_twice(
     """As a client leaves it that dies after sbatch, and one that dies before."""
     prepared = [prepare(order(WAIT)) for _ in range(2)]
     for number, one in enumerate(prepared):
-        store.add([new_job(one, None, order(WAIT).plan, f"k{number}", "c")])
+        store.add([new_job(one, None, f"k{number}", "c")])
     queued = send(prepared[0], shell.cluster.environ)[None]
     store.db.execute("UPDATE jobs SET submitted_s = submitted_s - 60")
     warnings = refresh(store, shell.install)
@@ -214,7 +214,7 @@ def test_a_submission_that_was_interrupted_is_found_and_not_made_twice(
     assert handle and (handle.job_id, handle.key, handle.campaign) == (queued.job_id, "k0", "c")
     with pytest.raises(KeyTaken):
         store.add([first])
-    store.add([new_job(prepared[1], None, order(WAIT).plan, "k1", "c")])
+    store.add([new_job(prepared[1], None, "k1", "c")])
     assert len(shell.cluster.run("squeue", "-h", "-o", "%i").stdout.split()) == 1
 
 

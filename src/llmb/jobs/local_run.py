@@ -14,6 +14,7 @@ from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, U
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.order import Prepared, send
+from llmb.jobs.rebuild import row_of_record
 from llmb.jobs.refresh import refresh_job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_job, new_key, record_handle
@@ -37,7 +38,7 @@ from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder, cannot_write, link_latest
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import NotPrepared, plan_training
-from llmb.runs.record import ENGINE, RunRecord, new_record, new_run_id, write_record
+from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
 from llmb.runs.step_follower import StepNews
 from llmb.schedulers.local.command import local_command, local_variables
 from llmb.schedulers.local.scheduler import INTERRUPTED, JOB_VARIABLE, WORDS
@@ -166,15 +167,13 @@ def _begin(
     # A missing history is rebuilt before there is this run to be found. Problems are reported when its row is added.
     with suppress(EnvironmentProblem, UsageError):
         open_history(install, say).close()
-    prepared = Prepared(spec, folder, {None: folder}, {None: new_run_id()})
-    handle = send(prepared, {})[None]
+    handle = send(Prepared(spec, folder, {None: folder}), {})[None]
     started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: handle.job_id})
-    row = new_job(prepared, None, plan, new_key(), None, label)
+    image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
+    record = new_record(plan, local_command(spec, folder), variables, started, label=label, image=image)
+    row = new_job(Prepared(spec, folder, {None: folder}, {None: row_of_record(record)}), None, new_key())
     row = replace(row, job_id=handle.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
     row = replace(row, started_s=row.submitted_s)
-    image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
-    command, run_id = local_command(spec, folder), prepared.run_ids[None]
-    record = new_record(plan, command, variables, started, label=label, image=image, run_id=run_id)
     write_record(folder, record)
     write_spec(folder, spec)
     record_handle(folder, handle, row)

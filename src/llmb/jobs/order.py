@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from llmb.catalogue.job_defaults import JobDefaults, job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, gpu_type_of, resolve
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.assemble import mounted_folders, on_site
+from llmb.jobs.rebuild import row_of_record
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, JobSpec, place, write_spec
 from llmb.programs.lookup import find_program
@@ -23,7 +25,7 @@ from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.folder import CLUSTER_CONFIG, RunFolder, cannot_write, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared
-from llmb.runs.record import ENGINE, SubmittedJob, new_run_id, queued_record, write_record
+from llmb.runs.record import ENGINE, SubmittedJob, queued_record, write_record
 from llmb.schedulers.lookup import find_scheduler, scheduler_of
 from llmb.schedulers.port import Defaults, Scheduler, Submission
 from llmb.site.site import Site
@@ -179,8 +181,8 @@ class Prepared:
     base: RunFolder
     """Holds the script."""
     folders: Mapping[int | None, RunFolder]
-    run_ids: Mapping[int | None, str] = field(default_factory=dict)
-    """The ids of runs in their records; empty for another job."""
+    rows: Mapping[int | None, Mapping[str, Any]] = field(default_factory=dict)
+    """What the history is to say of each run, or of what else the job does."""
     again: bool = False
     """It was submitted before."""
 
@@ -197,13 +199,11 @@ def prepare(order: Order) -> Prepared:
     spec = order.spec(base)
     folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in spec.array}
     folders = folders or {None: base}
-    prepared = Prepared(spec, base, folders, {index: new_run_id() for index in folders})
-    with removed_if_refused(prepared.all_folders, plan):
+    with removed_if_refused({base, *folders.values()}, plan):
         try:
-            _write(order, prepared)
+            return Prepared(spec, base, folders, _write(order, spec, base, folders))
         except OSError as error:
             raise cannot_write(base.path, error) from error
-    return prepared
 
 
 def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> dict[int | None, SubmittedJob]:
@@ -243,26 +243,31 @@ def removed_if_refused(folders: Iterable[RunFolder], plan: Plan | None = None) -
         raise
 
 
-def _write(order: Order, prepared: Prepared) -> None:
-    spec, base = prepared.spec, prepared.base
-    record = queued_record(
-        order.plan,
-        order.scheduler.handing_over(base),
-        spec.retries,
-        order.program,
-        label=order.choices.label,
-        image=spec.container.image,
-        arguments=order.framework.arguments,
-    )
-    for index, folder in prepared.folders.items():
+def _write(
+    order: Order, spec: JobSpec, base: RunFolder, folders: Mapping[int | None, RunFolder]
+) -> dict[int | None, dict[str, Any]]:
+    """Writes the files of all runs, and of the job; what the history is to say of each run."""
+    rows = {}
+    for index, folder in folders.items():
         if folder != base:
             folder.path.mkdir(parents=True)
             claim_checkpoints(folder, order.plan)
-        write_record(folder, record.model_copy(update={"run_id": prepared.run_ids[index]}))
+        record = queued_record(
+            order.plan,
+            order.scheduler.handing_over(base),
+            spec.retries,
+            order.program,
+            label=order.choices.label,
+            image=spec.container.image,
+            arguments=order.framework.arguments,
+        )
+        write_record(folder, record)
         write_spec(folder, spec.for_run(index))
-    if base not in prepared.folders.values():
+        rows[index] = row_of_record(record)
+    if base not in folders.values():
         release_checkpoints(base, order.plan)  # it holds the script of an array, and no run
     write_atomically(base.batch_script, order.scheduler.script(spec, base))
+    return rows
 
 
 def array_folder(base: RunFolder, index: int) -> RunFolder:

@@ -12,7 +12,6 @@ from llmb.jobs.task import read_task
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of
-from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 
 RUNS = f"{WORKLOADS}/*/experiments/*/*/*"
@@ -27,17 +26,11 @@ def jobs_of_folders(install: Path) -> Iterator[Job]:
 
 def row_of_record(record: RunRecord) -> dict[str, Any]:
     """The fields of a job that say what it runs."""
+    plan, recipe = record.plan, record.plan.recipe
     return {
-        **row_of_plan(record.plan),
         "label": record.label,
         "run_id": record.run_id,
         "identity": identity_of(record).key,
-    }
-
-
-def row_of_plan(plan: Plan) -> dict[str, Any]:
-    recipe = plan.recipe
-    return {
         "workload": recipe.workload,
         "size": recipe.size,
         "dtype": recipe.dtype,

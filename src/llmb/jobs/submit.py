@@ -10,20 +10,16 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError, UserInterrupt
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order, Prepared, prepare, removed_if_refused, send, write_job
-from llmb.jobs.rebuild import row_of_plan
 from llmb.jobs.store import Store
 from llmb.jobs.task import TaskOrder
 from llmb.runs.claim import stamped_folder
 from llmb.runs.folder import RunFolder, link_latest
-from llmb.runs.identity import identity_of_plan
-from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob, now, read_job, read_record, write_record
 from llmb.schedulers.lookup import find_scheduler
 from llmb.trust import STATE_FOLDER
@@ -56,18 +52,8 @@ def submit_order(
     """
     with submission_lock(order.site.install) as descriptor:
         prepared = prepare(order)
-        jobs = {
-            index: new_job(
-                prepared,
-                index,
-                order.plan,
-                key if index is None else f"{key}.{index}",
-                campaign,
-                order.choices.label,
-                order.framework.arguments,
-            )
-            for index in prepared.folders
-        }
+        keys = {index: key if index is None else f"{key}.{index}" for index in prepared.folders}
+        jobs = {index: new_job(prepared, index, own, campaign) for index, own in keys.items()}
         with removed_if_refused(prepared.all_folders, order.plan):
             store.add(jobs.values())
             queued = hand_over(store, prepared, jobs, environ, descriptor)
@@ -80,8 +66,8 @@ def submit_task(store: Store, order: TaskOrder, environ: Mapping[str, str], fold
     with submission_lock(order.site.install) as descriptor:
         own = folder or stamped_folder(order.parent, order.name)
         with removed_if_refused([own]):
-            prepared = Prepared(order.write(own), own, {None: own})
-            job = replace(_row(prepared, None, new_key()), **order.task.row())
+            prepared = Prepared(order.write(own), own, {None: own}, {None: order.task.row()})
+            job = new_job(prepared, None, new_key())
             store.add([job])
             (queued,) = hand_over(store, prepared, {None: job}, environ, descriptor)
     return queued
@@ -130,36 +116,18 @@ def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
     write_job(folder, handle.model_copy(update={**own, "earlier": earlier}))
 
 
-def new_job(
-    prepared: Prepared,
-    index: int | None,
-    plan: Plan,
-    key: str,
-    campaign: str | None,
-    label: str | None = None,
-    arguments: Mapping[str, str] | None = None,
-) -> Job:
-    """The row of one run of a job that is about to be submitted."""
-    identity = identity_of_plan(plan, prepared.spec.program, arguments or {}).key
-    job = replace(_row(prepared, index, key), **row_of_plan(plan))
-    return replace(job, campaign=campaign, label=label, run_id=prepared.run_ids[index], identity=identity)
-
-
-def _row(prepared: Prepared, index: int | None, key: str) -> Job:
-    """The fields that every job has; what it does is missing."""
+def new_job(prepared: Prepared, index: int | None, key: str, campaign: str | None = None) -> Job:
+    """The row of a job that is about to be submitted, or of one run of it."""
     folder, spec = prepared.folders[index], prepared.spec
     return Job(
+        **prepared.rows[index],
         key=key,
         scheduler=spec.scheduler,
         run_dir=str(folder.path),
         array_index=index,
         base_dir=None if folder == prepared.base else str(prepared.base.path),
         experiment=folder.name,
-        workload="",
-        size="",
-        dtype="",
-        gpu_type="",
-        scale=spec.placement.processes,
+        campaign=campaign,
         submitted_s=time.time(),
         retries=spec.retries,
     )

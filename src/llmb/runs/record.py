@@ -191,33 +191,6 @@ def new_run_id() -> str:
     return secrets.token_hex(8)
 
 
-def new_record(
-    plan: Plan,
-    command: tuple[str, ...],
-    variables: Mapping[str, str] | None = None,
-    job: BegunJob | None = None,
-    *,
-    label: str | None = None,
-    image: str | None = None,
-    run_id: str | None = None,
-) -> RunRecord:
-    """Record of a run that begins here and now."""
-    return RunRecord(
-        **source_fields(),
-        run_id=run_id or new_run_id(),
-        label=label,
-        image=image,
-        status="running",
-        started_at=now(),
-        command=command,
-        job=job,
-        variables=dict(variables or {}),
-        plan=plan,
-        origin=plan.origin,
-        conventions=CONVENTIONS,
-    )
-
-
 def queued_record(
     plan: Plan,
     command: tuple[str, ...],
@@ -243,6 +216,21 @@ def queued_record(
         origin=plan.origin,
         conventions=CONVENTIONS,
     )
+
+
+def new_record(
+    plan: Plan,
+    command: tuple[str, ...],
+    variables: Mapping[str, str] | None = None,
+    job: BegunJob | None = None,
+    *,
+    label: str | None = None,
+    image: str | None = None,
+) -> RunRecord:
+    """Record of a run that begins here and now."""
+    begun = {"status": "running", "started_at": now(), "job": job, "variables": dict(variables or {})}
+    queued = queued_record(plan, command, label=label, image=image)
+    return queued.model_copy(update={**begun, **source_fields()})
 
 
 def source_fields() -> dict[str, Any]:
