@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmb.analysis.parsed_run import ParsedRun, known_run
+from llmb.analysis.known_run import known_run
+from llmb.analysis.parsed_run import ParsedRun
 from llmb.logs.files import parse_file
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record

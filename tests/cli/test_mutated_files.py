@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from step_lines import step_line
 
-from llmb.analysis.parsed_run import known_run
+from llmb.analysis.known_run import known_run
 from llmb.campaigns.expansion import expand
 from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue

@@ -4,7 +4,6 @@
 It is known by its record, by a log, or by the JSON document of the comparison of engines in ``benchmarks``.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
+from llmb.analysis.parsed_run import log_identity
 from llmb.catalogue.records import Recipe, Window
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
@@ -22,14 +22,12 @@ from llmb.metrics.group_difference import KnownSpread, known_spread
 from llmb.metrics.statistics import Statistics, describe
 from llmb.programs.conclude import stored_result
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import RunIdentity, Value, conditions_of, identity_of
+from llmb.runs.identity import RunIdentity, Value
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 from llmb.runs.record_file import BrokenRecord
+from llmb.runs.recorded_identity import conditions_of, identity_of
 from llmb.runs.short_id import short_id
 from llmb.runs.steps import read_steps
-
-_AROUND_EXPERIMENT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out(?:\.gz)?$")
-"""Parts of a log's name that are left out: the account, and the numbers of the job and of its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,21 +185,6 @@ def analyzed_log(file: ParsedFile) -> AnalyzedRun:
         source=outcome.digest,
         content=outcome.digest,
     )
-
-
-def log_identity(file: ParsedFile) -> RunIdentity:
-    """Equal for logs of repeats.
-
-    The name counts as a whole if it does not tell what was trained: two runs are not taken for repeats because nothing
-    is known of either.
-    """
-    outcome = file.outcome
-    known = dict(outcome.configuration)
-    if outcome.format:
-        known["program"] = outcome.format
-    if "workload" not in known:
-        known["experiment"] = _AROUND_EXPERIMENT.sub("", file.path.name)
-    return RunIdentity(configuration=known)
 
 
 LAYOUT = ("mbs", "gbs", "seq_len", "layers")

@@ -9,18 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
 from llmb.analysis.parsed_run import ParsedRun
-from llmb.logs.files import parse_file
-from llmb.metrics.window import DEFAULT_RULE
-from llmb.runs.folder import RunFolder
 
 CHANGED = "copies of one run have different steps, one was cut or edited: "
 DECIDE = "; remove those that are wrong"
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where a run was found. ``source`` is equal for copies, ``content`` only if none of them was changed."""
 
     path: Path
@@ -29,26 +25,15 @@ class _Place:
     is_log: bool
 
 
-def once_in(*found: FoundRuns) -> tuple[FoundRuns, ...]:
-    """Each selection with every run once, and without runs of which it is not known which copy is right.
-
-    Logs are read where a run folder may be theirs.
-    """
-    every = _with_owners([run for one in found for run in one.runs])
-    why_changed = _changed(map(_place, every))
-    parts = iter(every)
-    return tuple(_once(replace(one, runs=tuple(next(parts) for _ in one.runs)), why_changed) for one in found)
-
-
 def with_copies(runs: Sequence[ParsedRun]) -> list[ParsedRun]:
     """Parsed runs, those of which another one is a copy marked, and those invalid of which copies contradict it."""
     owners = {run.outcome.digest: run.run_id for run in runs if run.run_id and run.outcome.digest}
     places = [
-        _Place(run.file.path.absolute(), _source_of(run, owners), run.content or run.outcome.digest, not run.run_id)
+        Place(run.file.path.absolute(), _source_of(run, owners), run.content or run.outcome.digest, not run.run_id)
         for run in runs
     ]
-    why_changed = _changed(places)
-    why_copied = _copied(places)
+    why_changed = changed_copies(places)
+    why_copied = further_copies(places)
     return [
         _marked(run, why_changed.get(place.source), why_copied.get(place.path))
         for run, place in zip(runs, places, strict=True)
@@ -66,22 +51,9 @@ def _marked(run: ParsedRun, why_changed: str | None, why_copied: str | None) -> 
     return replace(run, copy_of=why_copied) if why_copied else run
 
 
-def _once(found: FoundRuns, why_changed: dict[str, str]) -> FoundRuns:
-    named = {place.path: place for place in map(_place, found.runs)}
-    changed = {path: why_changed[place.source] for path, place in named.items() if place.source in why_changed}
-    copied = _copied(place for path, place in named.items() if path not in changed)
-    kept = {run.path: run for run in found.runs if run.path not in changed and run.path not in copied}
-    dropped = (LeftOut(str(path), reason) for path, reason in (changed | copied).items())
-    return FoundRuns(found.title, tuple(kept.values()), (*found.left_out, *dropped))
-
-
-def _place(run: AnalyzedRun) -> _Place:
-    return _Place(run.path, run.counted_as, run.content, run.record is None)
-
-
-def _by_source(places: Iterable[_Place]) -> list[list[_Place]]:
+def _by_source(places: Iterable[Place]) -> list[list[Place]]:
     """Runs that were found in several places, with the folders of a run first."""
-    found: dict[str, dict[Path, _Place]] = defaultdict(dict)
+    found: dict[str, dict[Path, Place]] = defaultdict(dict)
     for place in places:
         found[place.source][place.path] = place
     return [
@@ -89,7 +61,7 @@ def _by_source(places: Iterable[_Place]) -> list[list[_Place]]:
     ]
 
 
-def _changed(places: Iterable[_Place]) -> dict[str, str]:
+def changed_copies(places: Iterable[Place]) -> dict[str, str]:
     """By source, why none of the copies of a run can be chosen. A log beside a folder is less than what that has."""
     found = {}
     for copies in _by_source(places):
@@ -99,22 +71,10 @@ def _changed(places: Iterable[_Place]) -> dict[str, str]:
     return found
 
 
-def _copied(places: Iterable[_Place]) -> dict[Path, str]:
+def further_copies(places: Iterable[Place]) -> dict[Path, str]:
+    """By path, why a place of a run does not count: the first one does."""
     return {
         place.path: f"{len(copies)} copies of one run, counted once: {copies[0].path}"
         for copies in _by_source(places)
         for place in copies[1:]
     }
-
-
-def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Logs that are those of run folders are known as their runs."""
-    folders = [run for run in runs if run.record]
-    if not folders or len(folders) == len(runs):
-        return list(runs)
-    owners = {digest: run.counted_as for run in folders if (digest := _log_digest(RunFolder(run.path)))}
-    return [run if run.record else replace(run, source=owners.get(run.counted_as, run.source)) for run in runs]
-
-
-def _log_digest(folder: RunFolder) -> str | None:
-    return parse_file(folder.log, DEFAULT_RULE).outcome.digest

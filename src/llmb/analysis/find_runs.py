@@ -20,7 +20,7 @@ from llmb.analysis.analyzed_run import (
     read_folder,
     runs_of_engines,
 )
-from llmb.analysis.copies import once_in
+from llmb.analysis.selected_once import once_in
 from llmb.errors import UsageError, closest
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import read_history
@@ -28,10 +28,10 @@ from llmb.logs.files import FoundFiles, ParsedFile, find_logs
 from llmb.logs.parallel_reader import parse_logs
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.prepared.folders import WORKLOADS
+from llmb.processes.cores import usable_cores
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import identity_of
 from llmb.runs.record_file import BrokenRecord
-from llmb.site.machine import usable_cores
+from llmb.runs.recorded_identity import identity_of
 
 RUN_RECORD = "run.json"
 RECORDS = f"{WORKLOADS}/*/experiments/*/*/*/{RUN_RECORD}"

@@ -14,8 +14,8 @@ import yaml
 
 from llmb.analysis.analyzed_run import AnalyzedRun, Earlier, FoundRuns, earlier_spread, flaw_of, grouped, no_earlier
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe
-from llmb.analysis.copies import once_in
 from llmb.analysis.find_runs import earlier_runs, find_runs
+from llmb.analysis.selected_once import once_in
 from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem, UsageError, see, unknown
 from llmb.metrics.statistics import Statistics, describe

@@ -3,7 +3,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from llmb.catalogue.records import Record, Training
 
@@ -63,6 +63,9 @@ class Origin(Record):
     @property
     def text(self) -> str:
         return f"weights: {self.weights.text}; data: {self.data.text}"
+
+    def document(self) -> dict[str, Any]:
+        return {**self.model_dump(mode="json"), "text": self.text}
 
 
 def dataset_title(name: str, seq_len: int) -> str:

@@ -41,7 +41,8 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.cli.bench_collectives import collectives
 from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue, save_and_show
-from llmb.cli.options import Json, given_of, selection_options, takes
+from llmb.cli.common import Json
+from llmb.cli.options import given_of, selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, print_unspecified, say
 from llmb.cli.usage import CommandGroup

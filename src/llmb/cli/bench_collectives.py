@@ -26,7 +26,8 @@ from llmb.bench.device_bench import DeviceChoice, device_here, raise_if_missing
 from llmb.bench.nccl_table import collective_texts
 from llmb.bench.records import MeasurementFile
 from llmb.cli.bench_jobs import JOB, BenchJobRequest, DryRun, Ranks, Wait, check_is_job, queue, save_and_show
-from llmb.cli.options import Json, given_of, takes
+from llmb.cli.common import Json
+from llmb.cli.options import given_of, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, UsageError

@@ -21,7 +21,8 @@ from llmb.analysis.bisect import (
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
-from llmb.cli.options import Json, takes
+from llmb.cli.common import Json
+from llmb.cli.options import takes
 from llmb.cli.root import install_here, say
 from llmb.cli.usage import CommandGroup
 from llmb.errors import InvalidRun, UsageError

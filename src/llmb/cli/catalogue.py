@@ -13,8 +13,9 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.scales import all_scales
 from llmb.catalogue.schema import WorkloadFile
 from llmb.checkpoints.origin import OriginHere, random_and_synthetic
+from llmb.cli.common import Json
 from llmb.cli.completion import workloads
-from llmb.cli.options import Json, given_once, takes_recipe
+from llmb.cli.options import given_once, takes_recipe
 from llmb.cli.root import install_here, print_unspecified
 from llmb.errors import UsageError
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S

@@ -11,7 +11,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.cli.options import Json
+from llmb.cli.common import Json
 from llmb.cli.progress import ByteProgress
 from llmb.cli.usage import CommandGroup
 from llmb.errors import UsageError

@@ -17,6 +17,7 @@ from llmb.errors import EnvironmentProblem
 from llmb.runs.folder import write_atomically
 
 PANEL = "Output"
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its command types private)

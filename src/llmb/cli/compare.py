@@ -9,7 +9,7 @@ import typer
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import earlier_runs, find_sides
-from llmb.cli.options import Json
+from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import NoVerdict, Regressed
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.cli import completion
-from llmb.cli.options import Json
+from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, UsageError

@@ -16,8 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from llmb import __version__
-from llmb.cli.common import option_names
-from llmb.cli.options import Json
+from llmb.cli.common import Json, option_names
 from llmb.errors import LlmbError, UsageError, unknown
 from llmb.report.output import print_json, print_markdown, print_table, print_text
 from llmb.report.table import result_table

@@ -11,9 +11,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from llmb.catalogue.load import Catalogue
-from llmb.cli.common import is_verbose
+from llmb.cli.common import Json, is_verbose
 from llmb.cli.completion import gpu_types
-from llmb.cli.options import Json
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean

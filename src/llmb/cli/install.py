@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from llmb.catalogue.load import Catalogue
-from llmb.cli.options import Json, takes, value_options
+from llmb.cli.common import Json
+from llmb.cli.options import takes, value_options
 from llmb.cli.prepare_access import checked_access
 from llmb.cli.root import can_ask, say
 from llmb.errors import UsageError, UserInterrupt

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
+from llmb.cli.common import Json
 from llmb.cli.completion import labels, runs
-from llmb.cli.options import Json
 from llmb.cli.root import install_here, say
 from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt

@@ -10,9 +10,9 @@ import typer
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import find_all_runs
 from llmb.analysis.judge_run import Against, Judged, judge_acceptance, judge_runs, write_expectations
+from llmb.cli.common import Json
 from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs
-from llmb.cli.options import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import InvalidRun, NoVerdict, Regressed, UsageError
 from llmb.report.output import print_json, print_output

@@ -16,8 +16,6 @@ from llmb.cli.common import value_word
 from llmb.errors import UsageError
 from llmb.options.option import Option, build, options_of
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
 Maker = Callable[..., Any]
 SHORT_PANELS = (None, "Selection")
 """Panels of ``--help``; ``--help-all`` shows all."""

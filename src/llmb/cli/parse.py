@@ -1,38 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb parse``; with ``--compat`` in place of the reference suite's ``parse_train_timing.sh``."""
 
+import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type
 from llmb.analysis.copies import with_copies
-from llmb.analysis.parsed_run import ParsedRun, known_run
-from llmb.analysis.parsed_scaling import group_runs, scaling_of
-from llmb.catalogue.load import Catalogue
-from llmb.cli.options import Json
-from llmb.cli.progress import reading_progress
+from llmb.analysis.known_run import known_run
+from llmb.analysis.parsed_run import ParsedRun
+from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.logs.files import FoundFiles, find_all_logs, find_logs, parse_file
 from llmb.logs.parallel_reader import read_in_parallel, unchanged
 from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import DEFAULT_RULE, WINDOW_RULES, check_rule
+from llmb.processes.cores import usable_cores
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
-from llmb.report import parse_table as tables
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
 from llmb.report.parse_table import parse_tables
-from llmb.site.machine import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 DIRECTORY, WINDOW = Path("experiments"), "35-44"
+MANY_FILES, MANY_BYTES = 500, 1 << 29
+Read = TypeVar("Read")
 
 
 class CompatFormat(StrEnum):
@@ -81,7 +81,7 @@ def _print_as_reference(
         raise UsageError(f"directory '{folder}' not found", do="give the folder that holds logs, or call it beside it")
     found = _regular(find_logs(folder))
     read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), unchanged, workers)
-    samples = list(reading_progress(read, len(found.logs), found.total_bytes))
+    samples = list(_with_progress(read, len(found.logs), found.total_bytes))
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_text(FORMATS[form](report))
     if not report.successes:
@@ -195,19 +195,34 @@ def parse(
 def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> list[ParsedRun]:
     found = find_all_logs(roots)
     read = read_in_parallel(found, partial(parse_file, rule=rule), known_run, workers)
-    runs = with_copies([*map(known_run, found.refused), *reading_progress(read, len(found.logs), found.total_bytes)])
+    runs = with_copies([*map(known_run, found.refused), *_with_progress(read, len(found.logs), found.total_bytes)])
     for copied in dict.fromkeys(run.copy_of for run in runs if run.copy_of):
         say(copied)
     for run in runs:
         if run.unread_record:
             say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.file.path.parent})")
-    if gpu_type:
-        if gpu_type not in (known := Catalogue().gpus):
-            raise unknown("GPU type", gpu_type, known)
-        runs = with_gpu_type(runs, gpu_type)
-    if any(run.folder is None and run.text("gpu_type") for run in runs):
-        runs = with_catalogue_figures(runs, Catalogue())
-    return runs
+    needs_catalogue = gpu_type or any(run.folder is None and run.text("gpu_type") for run in runs)
+    return _catalogued(runs, gpu_type) if needs_catalogue else runs
+
+
+def _catalogued(runs: list[ParsedRun], gpu_type: str | None) -> list[ParsedRun]:
+    from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type  # slow to load, seldom needed
+    from llmb.catalogue.load import Catalogue
+
+    catalogue = Catalogue()
+    if gpu_type and gpu_type not in catalogue.gpus:
+        raise unknown("GPU type", gpu_type, catalogue.gpus)
+    return with_catalogue_figures(with_gpu_type(runs, gpu_type) if gpu_type else runs, catalogue)
+
+
+def _with_progress(files: Iterable[Read], count: int, total_bytes: int) -> Iterable[Read]:
+    """``files``, with a bar on stderr if there are many or large ones."""
+    if (count < MANY_FILES and total_bytes < MANY_BYTES) or not sys.stderr.isatty():
+        return files
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(files, "Reading", total=count, console=Console(stderr=True), transient=True)
 
 
 def _default_root() -> Path:
@@ -230,6 +245,10 @@ def _print(report: ParseReport, output: CompatFormat, *, wide: bool) -> None:
 
 
 def _print_groups(report: ParseReport, output: CompatFormat, *, scaling: bool) -> None:
+    from llmb.analysis.parsed_scaling import group_runs, scaling_of  # slow to load, seldom needed
+    from llmb.catalogue.load import Catalogue
+    from llmb.report import scaling_table as tables
+
     groups = group_runs(report.runs)
     scalings = scaling_of(groups, Catalogue()) if scaling else ()
     match output:

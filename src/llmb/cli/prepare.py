@@ -11,7 +11,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.cli import prepare_submit
 from llmb.cli.checkpoint import MaxFileSize, Processes
-from llmb.cli.options import Json, model_options, takes
+from llmb.cli.common import Json
+from llmb.cli.options import model_options, takes
 from llmb.cli.prepare_access import Size, Workload, access
 from llmb.cli.progress import ByteProgress, CountProgress
 from llmb.cli.root import install_here, say

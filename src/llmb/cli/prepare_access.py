@@ -11,8 +11,8 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload, sizes_of
+from llmb.cli.common import Json
 from llmb.cli.completion import workloads
-from llmb.cli.options import Json
 from llmb.cli.root import can_ask, say
 from llmb.prepare.hub_access import (
     NeededRepository,

@@ -12,7 +12,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload
 from llmb.cli.campaign_options import DryRun, Yes, with_excluded
-from llmb.cli.options import Json, given_of, given_once, takes, value_options
+from llmb.cli.common import Json
+from llmb.cli.options import given_of, given_once, takes, value_options
 from llmb.cli.root import agree, install_here, say
 from llmb.errors import UsageError
 from llmb.jobs.history import open_history

@@ -3,10 +3,10 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from threading import Timer
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +19,6 @@ from rich.progress import (
     Task,
     TextColumn,
     TransferSpeedColumn,
-    track,
 )
 from rich.text import Text
 
@@ -29,18 +28,6 @@ from llmb.shown_text import printable, printable_lines
 
 if TYPE_CHECKING:
     from llmb.bench.jobs import BenchProgress
-
-FROM_FILES = 500
-FROM_BYTES = 1 << 29
-Read = TypeVar("Read")
-
-
-def reading_progress(files: Iterable[Read], count: int, total_bytes: int) -> Iterable[Read]:
-    """``files``, with a bar on stderr if there are many or large ones."""
-    if (count < FROM_FILES and total_bytes < FROM_BYTES) or not sys.stderr.isatty():
-        return files
-    return track(files, "Reading", total=count, console=Console(stderr=True), transient=True)
-
 
 LINE_EVERY_S = 5.0
 GB = 10**9

@@ -15,8 +15,8 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.unspecified import OPEN_CHOICES
-from llmb.cli.common import is_verbose
-from llmb.cli.options import Json, recipe_options, record_options, takes
+from llmb.cli.common import Json, is_verbose
+from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.root import install_here, print_unspecified, say
 from llmb.cli.runs import print_repeats, print_result

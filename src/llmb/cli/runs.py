@@ -10,8 +10,8 @@ import typer
 
 from llmb.analysis.find_runs import named_folders
 from llmb.cli import completion
+from llmb.cli.common import Json
 from llmb.cli.jobs import DEFAULT_LIMIT, listed_jobs
-from llmb.cli.options import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
 from llmb.jobs.find import parse_since

@@ -30,7 +30,8 @@ from llmb.cli.campaign_options import (
     run_campaign,
     with_excluded,
 )
-from llmb.cli.options import Json, given_of, takes, value_options
+from llmb.cli.common import Json
+from llmb.cli.options import given_of, takes, value_options
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import agree, context_here, install_here, say
 from llmb.cli.runs import print_result

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from llmb.cli.options import Json
+from llmb.cli.common import Json
 from llmb.errors import UsageError
 from llmb.report.output import print_output
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from llmb.analysis.analyzed_run import log_identity
 from llmb.analysis.forecast import Expected
+from llmb.analysis.parsed_run import log_identity
 from llmb.analysis.watched import Kind, Outlook
 from llmb.analysis.watched_run import WatchedLog, WatchedRun, Watcher, expectation, expectation_of_file, watch
+from llmb.cli.common import Json
 from llmb.cli.completion import runs
-from llmb.cli.options import Json
 from llmb.cli.root import install_here, say
 from llmb.cli.runs import print_result
 from llmb.errors import EnvironmentProblem, InfrastructureError, InvalidRun, RunFailed, UsageError, UserInterrupt
@@ -39,8 +39,8 @@ from llmb.report.run_report import run_document
 from llmb.report.table import table_lines
 from llmb.report.watch_report import MOST_STEPS, WatchedTitle, watch_document, watch_line, watch_tables
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import identity_of
 from llmb.runs.record import unreadable_record
+from llmb.runs.recorded_identity import identity_of
 
 Say = Callable[[str], None]
 

@@ -11,8 +11,8 @@ from llmb.jobs.task import FOLDERS as TASKS
 from llmb.jobs.task import read_task
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import identity_of
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
+from llmb.runs.recorded_identity import identity_of
 
 RUNS = f"{WORKLOADS}/*/experiments/*/*/*"
 

@@ -18,9 +18,9 @@ from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import identity_of_plan
 from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE
+from llmb.runs.recorded_identity import identity_of_plan
 from llmb.trust import STATE_FOLDER
 
 LOCK_DIGITS = 16

@@ -4,6 +4,7 @@
 import re
 from typing import NamedTuple
 
+from llmb.logs.formats.format import has
 from llmb.logs.formats.known import FORMATS
 
 _PREFIX = (
@@ -14,15 +15,25 @@ _ERROR = re.compile(
     rb"^" + _PREFIX + rb"(?!\S*ChildFailedError)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b[^\r\n]*)",
     re.MULTILINE,
 )
-_FAILURES = (
-    re.compile(rb"Watchdog caught collective operation timeout[^\r\n]*|NCCL WARN [^\r\n]*"),
-    re.compile(rb"\bwhat\(\): {1,4}([^\r\n]*)"),  # an exception of C++
-    re.compile(rb"slurmstepd: error: [^\r\n]*"),
-    re.compile(rb"Fatal Python error: [^\r\n]*"),
-    re.compile(rb"srun: error: [^\r\n]*"),
-    re.compile(rb"[^\r\n]{0,100}\b(?:Killed|oom-kill)\b[^\r\n]*"),
+_ERROR_SIGNS = (b"Error", b"Exception", b"Interrupt")
+_FAILURES = tuple(
+    (signs, re.compile(pattern))
+    for signs, pattern in (
+        (
+            (b"Watchdog caught", b"NCCL WARN "),
+            rb"Watchdog caught collective operation timeout[^\r\n]*|NCCL WARN [^\r\n]*",
+        ),
+        ((b"what(): ",), rb"\bwhat\(\): {1,4}([^\r\n]*)"),  # an exception of C++
+        ((b"slurmstepd: error: ",), rb"slurmstepd: error: [^\r\n]*"),
+        ((b"Fatal Python error: ",), rb"Fatal Python error: [^\r\n]*"),
+        ((b"srun: error: ",), rb"srun: error: [^\r\n]*"),
+        ((b"Killed", b"oom-kill"), rb"[^\r\n]{0,100}\b(?:Killed|oom-kill)\b[^\r\n]*"),
+    )
 )
-"""The first failure of a kind is the cause of the others; a kind comes before those that it may lead to."""
+"""The kinds of failures, each by signs, of which one is found wherever its pattern is, in a tenth of the time.
+
+The first failure of a kind is the cause of the others; a kind comes before those that it may lead to.
+"""
 _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
 """Such as the time limit. Processes that are killed raise exceptions."""
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
@@ -73,13 +84,18 @@ def _after_steps(tail: bytes) -> bytes:
 
 
 def _error(text: bytes) -> str:
-    ended = _ENDED_BY_SLURM.search(text)
-    if errors := _ERROR.findall(text[: ended.start()] if ended else text):
+    ended = _ENDED_BY_SLURM.search(text) if has(text, b" DUE TO ") else None
+    before = text[: ended.start()] if ended else text
+    if _has_any(before, _ERROR_SIGNS) and (errors := _ERROR.findall(before)):
         return _printable(errors[-1])
-    for failure in _FAILURES:
-        if found := failure.search(text):
+    for signs, failure in _FAILURES:
+        if _has_any(text, signs) and (found := failure.search(text)):
             return _printable(found[found.re.groups])
     return ""
+
+
+def _has_any(text: bytes, signs: tuple[bytes, ...]) -> bool:
+    return any(has(text, sign) for sign in signs)
 
 
 def _printable(line: bytes) -> str:

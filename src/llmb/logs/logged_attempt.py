@@ -7,15 +7,18 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD
-from llmb.logs.step_block import StepBlock
 from llmb.logs.step_line import StepLine
 from llmb.metrics.contradictions import Lap
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY, resolve_window
+
+if TYPE_CHECKING:
+    from llmb.logs.step_block import StepBlock
 
 RELATIVE_RULES = ("reference",)
 """Window rules that give numbers as a run has that is numbered from 0: the log's own numbers are meant, as printed."""
@@ -192,7 +195,7 @@ class LoggedAttempt:
             self.clock_s = max(self.clock_s, line.clock_s)
             self._leave(line, 1)
 
-    def add_block(self, block: StepBlock) -> bool:
+    def add_block(self, block: "StepBlock") -> bool:
         """Adds the steps of ``block``. Returns False if they have to be added line by line."""
         if self.number and block.first.step <= self.max_step:
             return False
@@ -231,7 +234,7 @@ class LoggedAttempt:
             return True
         return line.step < (self.max_step - _MOST_LAG * max(self.gaps, default=1) if before is None else before)
 
-    def _add_columns(self, block: StepBlock) -> bool:
+    def _add_columns(self, block: "StepBlock") -> bool:
         if not self.window:
             return True
         first, last = max(self.window.first, block.first.step), min(self.window.last, block.final.step)

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from llmb.logs.configuration import configuration_of
 from llmb.logs.formats.format import MAX_LINE_BYTES, Value, has
 from llmb.logs.formats.nemo2 import Nemo2Reader
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.plain_text import PlainText
-from llmb.logs.step_block import StepBlock, find_block
 from llmb.logs.step_finder import StepFinder
 from llmb.logs.step_line import STEP_LINE_HEAD
+
+if TYPE_CHECKING:
+    from llmb.logs.step_block import StepBlock
 
 CHUNK_BYTES = 1 << 19  # fits in a core's cache between reading and searching
 _HEAD_BYTES = 1 << 16
@@ -135,7 +137,7 @@ class _Pass:
             self.attempt.first_number = self.finder.format.first_number
             self.attempt.means = self.finder.format.mean_of_interval
 
-    def _add_block(self, block: StepBlock | None) -> bool:
+    def _add_block(self, block: "StepBlock | None") -> bool:
         reader = self.finder.reader
         if not block or not isinstance(reader, Nemo2Reader):
             return False
@@ -156,8 +158,20 @@ def _chunks(stream: PlainText, chunk_bytes: int) -> Iterator[_Chunk]:
             newline = text.rfind(b"\n")
             end = max(newline, text.rfind(b"\r", newline + 1)) + 1
             first = text.find(b"\n", 0, end) + 1 or end
-            dense = STEP_LINE_HEAD in text[first : text.find(b"\n", first, end) + 1]
-            ahead.append(_Chunk(text, first, end, pool.submit(find_block, text, first, end) if dense else None))
+            dense = _is_dense(text, first, end)
+            ahead.append(_Chunk(text, first, end, pool.submit(_find_block, text, first, end) if dense else None))
             while len(ahead) > (1 if dense else 0):
                 yield ahead.popleft()
         yield from ahead
+
+
+def _is_dense(text: bytes, first: int, end: int) -> bool:
+    """Whether the complete lines begin and end with a step line."""
+    lines = text[first : text.find(b"\n", first, end) + 1], text[text.rfind(b"\n", first, end - 1) + 1 : end]
+    return all(STEP_LINE_HEAD in line for line in lines)
+
+
+def _find_block(text: bytes, first: int, end: int) -> "StepBlock | None":
+    from llmb.logs.step_block import find_block  # with NumPy, which takes longer to load than most logs to read
+
+    return find_block(text, first, end)

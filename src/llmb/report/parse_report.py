@@ -14,7 +14,6 @@ from typing import Any, get_args
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.logs.outcome import LogOutcome, Status
 from llmb.metrics.statistics import Statistics
-from llmb.report.recipe_report import origin_document
 from llmb.report.table import csv_text
 
 CONVENTIONS = ("published", "full", "logged", "causal")
@@ -190,7 +189,7 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         "mfu_pct": dict(run.mfu_pct),
         "tokens_per_s_per_gpu": run.tokens_per_s_per_gpu,
         "days_per_1t_tokens": run.days_per_1t_tokens,
-        "origin": run.origin and origin_document(run.origin),
+        "origin": run.origin and run.origin.document(),
         "loss": losses if any(value is not None for value in losses.values()) else None,
     }
 

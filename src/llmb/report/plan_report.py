@@ -16,7 +16,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.metrics.window import STEADY
-from llmb.report.recipe_report import identity_document, origin_document, trained_text
+from llmb.report.recipe_report import identity_document, trained_text
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
 from llmb.runs.attention import fp8_product
 from llmb.runs.folder import RunFolder
@@ -32,7 +32,7 @@ def plan_document(
 ) -> dict[str, Any]:
     return {
         **identity_document(plan.recipe),
-        "origin": origin_document(plan.origin),
+        "origin": plan.origin.document(),
         "plan": plan.model_dump(mode="json"),
         "same_run": command,
         "command": list(workers),
@@ -179,7 +179,7 @@ def script_document(order: Order, script: str) -> dict[str, Any]:
     """The JSON of a dry run; its keys are a contract."""
     return {
         **identity_document(order.plan.recipe),
-        "origin": origin_document(order.plan.origin),
+        "origin": order.plan.origin.document(),
         "not_prepared": order.missing and order.missing.what,
         "script": script,
     }
@@ -187,7 +187,7 @@ def script_document(order: Order, script: str) -> dict[str, Any]:
 
 def submit_document(origin: Origin, jobs: Sequence[Job]) -> dict[str, Any]:
     """The JSON of ``llmb submit``; its keys are a contract."""
-    return {"origin": origin_document(origin), **queued_document(jobs)}
+    return {"origin": origin.document(), **queued_document(jobs)}
 
 
 def queued_document(jobs: Sequence[Job]) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def _job_document(item: PlannedJob, job: Any) -> dict[str, Any]:  # noqa: ANN401
         "workload": item.recipe.workload,
         "size": item.recipe.size,
         "dtype": item.recipe.dtype,
-        "origin": origin_document(item.order.plan.origin),
+        "origin": item.order.plan.origin.document(),
         "gpu_type": item.recipe.gpu_type,
         "scale": item.recipe.scale,
         "proxy": bool(item.recipe.proxy_text),

@@ -11,7 +11,7 @@ from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Convention, Lora, Model, Recipe
 from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
-from llmb.checkpoints.origin import Origin, OriginHere
+from llmb.checkpoints.origin import OriginHere
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
 from llmb.metrics.throughput import Throughput, unpacked_reason
@@ -63,7 +63,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
         "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
         "expectations_reason": recipe.expectations_reason,
         "conditions": [condition.model_dump(mode="json") for condition in recipe.conditions],
-        "origin": origin_document(here.origin),
+        "origin": here.origin.document(),
         "not_prepared": here.problem,
         "job": job.model_dump(mode="json"),
         "notes": [*recipe.decisions, *recipe.notes],
@@ -78,10 +78,6 @@ def identity_document(recipe: Recipe) -> dict[str, Any]:
         "recipe": {**{name: getattr(recipe, name) for name in IDENTITY}, **(layers if recipe.proxy else {})},
         "unspecified": [asdict(choice) for choice in recipe.unspecified],
     }
-
-
-def origin_document(origin: Origin) -> dict[str, Any]:
-    return {**origin.model_dump(mode="json"), "text": origin.text}
 
 
 def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterator[Table]:

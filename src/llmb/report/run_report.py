@@ -11,7 +11,7 @@ from llmb.jobs.repeats import Spread, spread_of
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.report.plan_report import plan_title
-from llmb.report.recipe_report import CONVENTION_NAMES, identity_document, origin_document
+from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import Column, Table, interval_of, known, number, number_column, result_table, table_of
 from llmb.report.trace_report import shown_parts
 from llmb.resources.records import HostUse, ResourceUse
@@ -37,7 +37,7 @@ def run_document(run: EndedRun) -> dict[str, Any]:
         "id": run.record.id,
         "label": run.record.label,
         "run_dir": str(run.folder.path),
-        "origin": origin_document(plan.origin),
+        "origin": plan.origin.document(),
         **result.document(),
         "window": (result.window or plan.window).model_dump(mode="json"),
         "expectations": [expectation.model_dump(mode="json") for expectation in plan.recipe.expectations],

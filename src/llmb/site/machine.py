@@ -11,6 +11,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu, Recipe
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem
+from llmb.processes.cores import usable_cores
 from llmb.runs.plan import Plan
 from llmb.tools import ask_program
 
@@ -31,12 +32,6 @@ class Machine:
 
 def this_machine() -> Machine:
     return Machine(gpu_names=_gpu_names(), cores=usable_cores())
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _gpu_names() -> tuple[str, ...]:
