@@ -14,6 +14,7 @@ from llmb.errors import UsageError
 from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD
 from llmb.logs.step_line import StepLine
 from llmb.metrics.contradictions import Lap
+from llmb.metrics.statistics import are_between
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY, resolve_window
 
@@ -28,6 +29,7 @@ _MOST_LAG = 8
 _MOST_RANKS = 1 << 16
 _MOST_GAPS = 64
 _UNKNOWN = 1 << 62
+_ONE = array("q", [1])
 
 
 def _integers() -> "array[int]":
@@ -123,6 +125,8 @@ class LoggedAttempt:
     @property
     def weights(self) -> Sequence[int]:
         """The number of steps that each of the window's lines stands for."""
+        if self.since.count(1) == len(self.since):  # nearly always
+            return self.since
         most = self.interval if self.mean_of == 1 else self.mean_of
         return [min(count, most) for count in self.since]
 
@@ -150,7 +154,7 @@ class LoggedAttempt:
 
     def settle(self) -> None:
         """Call it after the last step: with rule ``auto`` only the steps of the steady state are kept."""
-        if self.rule != STEADY or not all(map(math.isfinite, self.step_time_s)):
+        if self.rule != STEADY or not are_between(-math.inf, self.step_time_s, math.inf):
             return
         self.settled = True
         found = steady_window(self.step_time_s[1:], 1)  # the first step of an attempt includes warm-up
@@ -244,9 +248,9 @@ class LoggedAttempt:
         if step_times is None or tflops is None:
             return False
         inside = slice(first - block.first.step, last - block.first.step + 1)
-        self.step.extend(range(first, last + 1))
+        self.step.frombytes(block.numbers[inside].tobytes())
         self.since.append(self._steps_of(block.first) if first == block.first.step else 1)
-        self.since.extend([1] * (last - first))
+        self.since.extend(_ONE * (last - first))
         self.step_time_s.frombytes(step_times[inside].tobytes())
         self.tflops_per_gpu.frombytes(tflops[inside].tobytes())
         return True

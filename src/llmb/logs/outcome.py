@@ -18,7 +18,7 @@ from llmb.logs.reader import RunLog
 from llmb.logs.recorder_lines import find_recorder
 from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S, RunFacts, contradictions
-from llmb.metrics.statistics import Statistics, describe, describe_means
+from llmb.metrics.statistics import Statistics, are_between, describe, describe_means
 
 MOST_GAPS = 20
 DISTINCT_TIMES = 5
@@ -27,6 +27,7 @@ WIDEST_CLOCK_ERROR = 0.05
 """Relative error of a step time by a clock of whole seconds; with a wider one there is no figure."""
 MOST_TFLOPS = 1e30
 """Other numbers are damage."""
+_BELOW_0 = math.nextafter(0.0, -1.0)
 Status = Literal[
     "success",
     "too_few_steps",
@@ -98,7 +99,8 @@ def _digest(log: RunLog) -> str | None:
     times = attempt.step_time_s
     ends = (attempt.number, attempt.steps, attempt.max_step, attempt.loss_first, attempt.loss_last)
     tells = len(set(times[: 10 * DISTINCT_TIMES])) >= DISTINCT_TIMES
-    return digest_of(ends, attempt.step.tobytes(), times.tobytes(), () if tells else (log.size, log.head, log.tail))
+    columns = [hashlib.sha256(column).digest() for column in (attempt.step, times)]
+    return digest_of(ends, *columns, () if tells else (log.size, log.head, log.tail))
 
 
 def _judged(log: RunLog) -> LogOutcome:
@@ -128,14 +130,14 @@ def _judged(log: RunLog) -> LogOutcome:
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     """The outcome of a run with steps in its window. Lines may stand for steps before it."""
     attempt, weights = log.attempt, log.attempt.weights
-    if max(attempt.mean_of, *weights) > 1:
+    if max(attempt.mean_of, max(weights)) > 1:
         window = Window(first=attempt.step[0] - weights[0] + 1, last=attempt.step[-1], rule=window.rule)
     error_s = attempt.clock_s / sum(weights) if attempt.clock_s else None
     times = _statistics(attempt.step_time_s, weights, error_s)
     if error_s and error_s > WIDEST_CLOCK_ERROR * times.mean:
         return _outcome(attempt, "too_few_steps", _coarse_text(attempt, times), window)
     rates = attempt.tflops_per_gpu
-    tflops = _statistics(rates, weights) if all(0 <= rate < MOST_TFLOPS for rate in rates) else None
+    tflops = _statistics(rates, weights) if are_between(_BELOW_0, rates, MOST_TFLOPS) else None
     steps = f"{_steps_text(window.first, window.last)} of {last + 1 - attempt.first_number}"
     steps += f"{_interval_text(log)}{_attempts_text(attempt)}"
     steps += f"; the clock shows whole seconds: ±{error_s:.2g} s, spread unknown" if error_s else ""
@@ -232,7 +234,8 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
         return f"loss is {attempt.bad_loss} from step {attempt.bad_loss_step}"
     if attempt.bad_grad_norm_step is not None:
         return f"the gradient norm is not finite from step {attempt.bad_grad_norm_step}"
-    if window and (bad := next(filter(_is_no_time, attempt.step_time_s), None)) is not None and not attempt.clock_s:
+    if window and not attempt.clock_s and not are_between(SHORTEST_STEP_S, attempt.step_time_s, LONGEST_STEP_S):
+        bad = next(filter(_is_no_time, attempt.step_time_s))
         return f"a step time in {_steps_text(window.first, window.last)} is {_bad_time_text(bad)}"
     if attempt.skipped_in_window:
         steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"

@@ -20,7 +20,7 @@ from llmb.logs.formats.nemo2 import (
 from llmb.logs.step_line import STEP_LINE_HEAD, StepLine
 
 _HEAD = re.compile(rb"[^|\r\n]*%s\d{1,9}, iteration (\d{1,9})/\d{1,9} \|" % STEP_LINE_HEAD)
-_BAR, _ZERO, _SPACE = b"|0 "
+_BAR, _ZERO, _SPACE, _POINT = b"|0 ."
 _VALUE_BYTES = 8  # fits in a NumPy integer
 Indices = NDArray[np.int64]
 
@@ -44,6 +44,10 @@ class StepBlock:
         return self.final.step - self.first.step + 1
 
     @property
+    def numbers(self) -> Indices:
+        return np.arange(self.first.step, self.final.step + 1)
+
+    @property
     def bodies(self) -> tuple[bytes, bytes]:
         """The fields of the first and of the final line."""
         first, final = (int(self.bars[line, 0]) + 1 for line in (0, -1))
@@ -59,6 +63,8 @@ class StepBlock:
         lengths = ends - starts
         if lengths.max() > _VALUE_BYTES or starts[-1] + _VALUE_BYTES > len(self.text):
             return None
+        if (decimals := _decimals(_gather(self.text, starts, int(lengths[0])), lengths)) is not None:
+            return decimals
         rows = _gather(self.text, starts, _VALUE_BYTES)
         rows[np.arange(_VALUE_BYTES) >= lengths[:, np.newaxis]] = _SPACE
         words, places = np.unique(rows.view(np.uint64), return_inverse=True)  # few of the values differ
@@ -66,6 +72,25 @@ class StepBlock:
             return np.array([float(word) for word in words.view(f"S{_VALUE_BYTES}")])[places.ravel()]
         except ValueError:
             return None
+
+
+def _decimals(rows: NDArray[np.uint8], lengths: Indices) -> NDArray[np.float64] | None:
+    """The numbers in ``rows`` if all are alike, such as 2.719 and 2.691; None if they are not.
+
+    An integer over a power of ten is rounded as the decimal is: both are exact as floats.
+    """
+    if (lengths != lengths[0]).any():
+        return None
+    body = rows[:, :-1] if (rows[:, -1] == _SPACE).all() else rows
+    point = body[0].tobytes().find(b".")
+    if point < 0 or (body[:, point] != _POINT).any():
+        return None
+    digits = np.delete(body, point, axis=1) - _ZERO
+    if (digits > 9).any():
+        return None
+    places = digits.shape[1]
+    numbers: NDArray[np.float64] = digits @ 10 ** np.arange(places)[::-1] / 10.0 ** (places - point)
+    return numbers
 
 
 def find_block(text: bytes, start: int, end: int) -> StepBlock | None:

@@ -20,6 +20,12 @@ LEAST_SPREAD = 0.001
 OUTLIER_SPREADS = 5.0
 SPIKE_NEIGHBORS = 3
 """On each side; up to as many outliers in a row are still a spike."""
+_SORTING_7 = (
+    *((0, 6), (2, 3), (4, 5), (0, 2), (1, 4), (3, 6), (0, 1), (2, 5)),
+    *((3, 4), (1, 2), (4, 6), (2, 3), (4, 5), (1, 2), (3, 4), (5, 6)),
+)
+"""Pairs whose exchange, where the first is greater, sorts seven values: a sorting network. On rows of values at once it
+takes a third of the time of sorting each column."""
 _SLICE = 1 << 14
 """Values whose neighbors are sorted at once: more would take much memory, and leave the core's cache."""
 
@@ -65,8 +71,9 @@ def _near_medians(values: Floats, padded: Floats) -> tuple[Floats, Floats]:
     import numpy as np
 
     half = SPIKE_NEIGHBORS
-    near = np.array([padded[shift : shift + len(values)] for shift in range(2 * half + 1)])
-    near.sort(axis=0)
+    near = [padded[shift : shift + len(values)] for shift in range(2 * half + 1)]
+    for low, high in _SORTING_7:
+        near[low], near[high] = np.minimum(near[low], near[high]), np.maximum(near[low], near[high])
     below, middle, above = near[half - 1 : half + 2]
     lower, upper = np.where(values < middle, middle, below), np.where(values > middle, middle, above)
     return middle, (lower + upper) / 2
@@ -142,6 +149,16 @@ def describe_means(values: Sequence[float], steps: Sequence[int], error: float =
     _, median, low, high = _summary(values)
     half = error + (half_width([value - mean for value in values]) if len(values) > 1 else 0.0)
     return Statistics(count, mean, median, None, None, (mean - half, mean + half) if half else None, low, high)
+
+
+def are_between(low: float, values: Sequence[float], high: float) -> bool:
+    """Whether all values are; nan is not."""
+    if len(values) <= _MANY:
+        return all(low < value < high for value in values)
+    import numpy as np
+
+    array = np.asarray(values, float)
+    return bool(((low < array) & (array < high)).all())
 
 
 def _effective_count(count: int, correlation: float) -> float | None:
