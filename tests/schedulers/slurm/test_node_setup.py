@@ -114,7 +114,7 @@ def test_vboost_ends_when_the_job_is_cancelled(
     assert ended(slurm, job).startswith("CANCELLED")
     # A node that is told twice that the workers have ended, by Slurm and by the script, ends the boost twice.
     expected = {f"{node} boost-slider --vboost 0" for node in NODES}
-    slurm.wait_for("the end of the boost", lambda: {*smi.read_text().splitlines()[2:]} == expected, within_s=60)
+    slurm.wait_for("the end of the boost", lambda: {*smi.read_text().splitlines()[2:]} == expected, within_s=600)
 
 
 @pytest.mark.slurm
