@@ -117,21 +117,18 @@ CASES: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_script_is_as_it_was(name: str) -> None:
+def test_the_script_is_as_it_was_valid_bash_and_without_secrets(name: str) -> None:
     script, golden = script_of(CASES[name]()), GOLDEN / f"{name}.sh"
     if os.environ.get("LLMB_GOLDEN"):
         golden.write_text(script)
     assert script == golden.read_text(), "if this is meant: make golden"
+    assert not holds_secret("", script)
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_golden_script_belongs_to_a_case() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_script_is_valid_bash(name: str) -> None:
-    done = subprocess.run(["bash", "-n"], input=script_of(CASES[name]()), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("scale", "nodes"), [(8, 2), (16, 4), (32, 8), (64, 16), (128, 32), (256, 64), (576, 144)])
@@ -203,11 +200,6 @@ def test_runs_of_an_array_have_folders_of_their_own() -> None:
     )
     assert done.stdout == str(folder.path)
     assert str(job.flags["output"]).replace("%a", "2") == str(folder.batch_output)
-
-
-def test_no_golden_script_holds_a_secret() -> None:
-    for path in GOLDEN.iterdir():
-        assert not holds_secret("", path.read_text())
 
 
 def test_a_port_that_is_in_use_is_not_chosen_and_no_two_jobs_have_one_id(program: Callable[[str, str], None]) -> None:

@@ -3,7 +3,6 @@
 
 import json
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +12,7 @@ from slurm_cluster import SlurmCluster
 from slurm_values import folder_of, job_state, order_of, script_of
 
 from llmb.catalogue.resolve import Request
-from llmb.errors import InfrastructureError, UsageError
-from llmb.jobs.order import Order, array_folder
+from llmb.jobs.order import Order
 from llmb.runs.failure import first_failure
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.slurm.client import cancel_jobs, not_exported, submit
@@ -26,7 +24,6 @@ pytestmark = pytest.mark.slurm
 FOLDER = Shell('"$llmb_folder"')
 TINY = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
 ENDED_S = 600
-GONE_S = 60
 
 Queue = Callable[..., tuple[str, RunFolder]]
 
@@ -79,20 +76,6 @@ def end_marker(folder: RunFolder) -> dict[str, object]:
     return json.loads(folder.job_end.read_text())
 
 
-@pytest.mark.parametrize(
-    ("work", "code", "state"), [(("true",), 0, "COMPLETED"), (("sh", "-c", "exit 7"), 7, "FAILED")]
-)
-def test_the_job_ends_as_its_workers_do(
-    queue: Queue, tmp_path: Path, work: tuple[str, ...], code: int, state: str
-) -> None:
-    job_id, folder = queue(order_of(TINY, install=tmp_path), *work)
-    assert ended(job_id) == state
-    assert job_state(job_id).exit_code == code
-    marker = end_marker(folder)
-    assert (marker["job_id"], marker["exit_code"], marker["signal"]) == (job_id, code, "")
-    assert folder.batch_output.read_text() == ""
-
-
 @pytest.mark.parametrize(("how", "signal"), [((), "TERM"), (("--batch", "--signal=USR1"), "USR1")])
 def test_a_job_that_is_ended_says_by_which_signal(
     queue: Queue, shell: SlurmCluster, tmp_path: Path, how: tuple[str, ...], signal: str
@@ -130,45 +113,25 @@ def test_hostile_values_reach_slurm_as_they_were_written(queue: Queue, shell: Sl
     assert not list(tmp_path.rglob("canary"))
 
 
-@pytest.mark.parametrize("request_by", ["gpus-per-node", "gres"])
-def test_gpus_are_asked_for(queue: Queue, tmp_path: Path, request_by: str) -> None:
-    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=16)
-    config = {"slurm": {"gpu_request": request_by, "gres_type": "h100"}}
-    order = order_of(request, install=tmp_path, config=config)
-    job_id, folder = queue(order, "srun", "sh", "-c", 'echo "$SLURM_NODEID $CUDA_VISIBLE_DEVICES"')
-    assert ended(job_id) == "COMPLETED"
-    assert sorted(folder.log.read_text().splitlines()) == ["0 0,1,2,3,4,5,6,7", "1 0,1,2,3,4,5,6,7"]
+ALL_GPUS = "0,1,2,3,4,5,6,7"
 
 
 @pytest.mark.parametrize(
-    ("shell_variables", "devices"),
+    ("given", "devices"),
     [
-        ({"SBATCH_GPUS_PER_NODE": "null"}, ""),
-        ({"SLURM_GPUS_PER_NODE": "null", "ADDITIONAL_SLURM_PARAMS": "gres=gpu:8"}, "0,1,2,3,4,5,6,7"),
+        ({"config": {"slurm": {"gpu_request": "gpus-per-node"}}}, ALL_GPUS),
+        ({"config": {"slurm": {"gpu_request": "gres", "gres_type": "h100"}}}, ALL_GPUS),
+        ({"shell": {"SBATCH_GPUS_PER_NODE": "null"}}, ""),
+        ({"shell": {"SLURM_GPUS_PER_NODE": "null", "ADDITIONAL_SLURM_PARAMS": "gres=gpu:8"}}, ALL_GPUS),
     ],
+    ids=["gpus-per-node", "gres", "none", "by the shell"],
 )
-def test_gpus_are_asked_for_as_the_shell_says(
-    queue: Queue, tmp_path: Path, shell_variables: dict[str, str], devices: str
-) -> None:
+def test_gpus_are_asked_for(queue: Queue, tmp_path: Path, given: dict[str, object], devices: str) -> None:
     request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=16)
-    order = order_of(request, install=tmp_path, shell=shell_variables)
+    order = order_of(request, install=tmp_path, **given)
     job_id, folder = queue(order, "srun", "sh", "-c", 'echo "$SLURM_NODEID ${CUDA_VISIBLE_DEVICES:-}"')
     assert ended(job_id) == "COMPLETED"
     assert sorted(folder.log.read_text().splitlines()) == [f"0 {devices}", f"1 {devices}"]
-
-
-def test_runs_of_an_array_write_into_folders_of_their_own(queue: Queue, tmp_path: Path) -> None:
-    order = order_of(TINY, install=tmp_path, flags={"array": "1-2"})
-    base = folder_of(order)
-    folders = [array_folder(base, index) for index in (1, 2)]
-    for folder in folders:
-        folder.path.mkdir(parents=True)
-    job_id, _ = queue(order, "sh", "-c", 'exit "$SLURM_ARRAY_TASK_ID"')
-    for index, folder in zip((1, 2), folders, strict=True):
-        assert end_marker(folder)["exit_code"] == index
-        ended(f"{job_id}_{index}")
-        assert job_state(f"{job_id}_{index}").exit_code == index
-        assert folder.batch_output.exists()
 
 
 def test_what_the_shell_says_to_sbatch_does_not_replace_the_script(shell: SlurmCluster, tmp_path: Path) -> None:
@@ -192,27 +155,9 @@ def test_what_the_shell_says_to_sbatch_does_not_replace_the_script(shell: SlurmC
         cancel_jobs([job_id])
 
 
-def test_a_job_that_slurm_refuses_is_a_usage_error(shell: SlurmCluster, queue: Queue, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="invalid partition"):
-        queue(order_of(TINY, install=tmp_path, flags={"partition": "nowhere"}), "true")
-
-
 def test_an_unknown_job_has_an_unknown_state(shell: SlurmCluster) -> None:
     assert job_state("999999").state == "UNKNOWN"
     cancel_jobs(["999999"])
-
-
-@pytest.mark.slow
-def test_a_controller_that_is_away_is_no_users_error(shell: SlurmCluster, queue: Queue, tmp_path: Path) -> None:
-    shell.end("slurmctld")
-    try:
-        with pytest.raises(InfrastructureError, match="Slurm does not answer"):
-            job_state("1")
-    finally:
-        shell.start_controller()
-        shell.wait_for("the controller", lambda: shell.run("scontrol", "ping").stdout.strip().endswith("UP"))
-    job_id, _ = queue(order_of(TINY, install=tmp_path), "true")
-    assert ended(job_id) == "COMPLETED"
 
 
 def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -220,18 +165,3 @@ def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(Exception, match="squeue is not on this machine") as caught:
         job_state("1")
     assert caught.value.exit_code == 3
-
-
-def test_the_cluster_leaves_no_process_behind(tmp_path: Path, needs: Callable[..., None], slurm: SlurmCluster) -> None:
-    other = SlurmCluster(tmp_path)
-    other.start()
-    other.run("sbatch", "--wrap", "sleep 300", f"--output={tmp_path}/job.out")
-    other.stop()
-    end = time.monotonic() + GONE_S
-    while str(tmp_path) in (processes := commands()):  # what was killed is there until the kernel has removed it
-        assert time.monotonic() < end, processes
-        time.sleep(0.1)
-
-
-def commands() -> str:
-    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout

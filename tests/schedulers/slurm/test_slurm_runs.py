@@ -80,17 +80,3 @@ def test_what_is_shown_is_what_is_queued(submit: Submit, slurm: SlurmCluster, tm
         assert json.loads((folder / "run.json").read_text())["status"] == "queued"
     finally:
         slurm.run("scancel", job["job_id"])
-
-
-def test_a_refused_job_leaves_no_run_behind(submit: Submit, tmp_path: Path) -> None:
-    done = submit(*TWO_NODES, "--partition", "nowhere")
-    assert done.returncode == 2
-    assert "invalid partition" in done.stderr
-    assert not list(tmp_path.rglob("run.json"))
-
-
-def test_what_the_engine_cannot_train_is_not_queued(submit: Submit, tmp_path: Path) -> None:
-    done = submit("--scale", "2", "--dtype", "fp8", "--fp8-recipe", "current", "--layers", "2")
-    assert done.returncode == 2
-    assert "with 2 layers nothing is in FP8" in done.stderr
-    assert not list(tmp_path.rglob("run.json"))

@@ -152,11 +152,6 @@ def test_a_job_on_cpus_keeps_the_generic_resources_that_it_is_given() -> None:
     assert "gres" not in job_of(order_of(tiny, shell={"GPUS_PER_NODE": "4"})).flags
 
 
-def test_no_gpus_per_node_are_none() -> None:
-    assert shell_gpus_per_node({"SLURM_GPUS_PER_NODE": "null"}) is None
-    assert shell_gpus_per_node({"GPUS_PER_NODE": "4", "SBATCH_GPUS_PER_NODE": "8"}) == 4
-
-
 @pytest.mark.parametrize("time", ["30", "30:00", "1:30:00", "2-0", "2-12:30", "2-12:30:00", "UNLIMITED"])
 def test_every_form_of_a_time_is_taken(time: str) -> None:
     assert TIME.fullmatch(time)
@@ -204,5 +199,7 @@ def test_without_settings_there_are_defaults(tmp_path: Path) -> None:
 
 def test_slurm_names_the_type_of_gpus_that_a_job_asked_for() -> None:
     assert shell_gpus_per_node({"SLURM_GPUS_PER_NODE": "h100:8"}) == 8
+    assert shell_gpus_per_node({"SLURM_GPUS_PER_NODE": "null"}) is None
+    assert shell_gpus_per_node({"GPUS_PER_NODE": "4", "SBATCH_GPUS_PER_NODE": "8"}) == 4
     with pytest.raises(UsageError, match="SLURM_GPUS_PER_NODE is 'h100:4,a100:4'"):
         shell_gpus_per_node({"SLURM_GPUS_PER_NODE": "h100:4,a100:4"})

@@ -152,14 +152,15 @@ def test_gpus_of_a_node(gres: str, gpus: int | None) -> None:
     assert found.gpus == gpus
 
 
-def test_truncated_output_is_no_crash() -> None:
+def test_what_is_cut_off_makes_no_other_trait_and_no_usable_node() -> None:
     line = NODE.format(state="IDLE+DRAIN") + " Reason=bad nic [root@2026-11-22T10:00:00]\n"
     for text in (CONFIG, MPI, line):
-        for end in range(len(text)):
-            traits_of(parse_settings(text[:end]))
-            mpi_trait(text[:end], "")
-            container_trait(text[:end])
-            parse_node(text[:end])
+        for end in range(0, len(text), 3):
+            cut = text[:end]
+            assert {*traits_of(parse_settings(cut))} <= {"tracking", "binding", "selection", "gpus"}
+            assert {*mpi_trait(cut, "")} <= {"mpi"} and {*container_trait(cut)} <= {"containers"}
+            node = parse_node(cut)
+            assert node is None or not node.usable or "DRAIN" not in cut
 
 
 def test_commands_that_fail_leave_out_their_part(program: Callable[[str, str], None]) -> None:
