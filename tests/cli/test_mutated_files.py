@@ -7,10 +7,11 @@ import json
 import os
 import re
 import resource
+import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import pytest
 from campaign_files import CampaignFiles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from step_lines import step_line
 
 from llmb.analysis.known_run import known_run
 from llmb.campaigns.expansion import expand
@@ -46,6 +46,7 @@ from llmb.traces.summary import summarize
 
 EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "60"))
 RUNS = Path(__file__).parents[1] / "data" / "root" / "workloads"
+SAMPLES = sorted((Path(__file__).parents[1] / "logs" / "samples").iterdir())
 RULES, CODES, CATALOGUE = Rules(), Codes(), Catalogue()
 TOKENS = (
     b"", b"null", b"NaN", b"-Infinity", b"1e999", b"-1", b"0", b"9" * 400, b"1e18", b"9223372036854775808", b'"x"', b"[]", b"{}",
@@ -167,14 +168,6 @@ NCCL_TESTS = b"""0: # Collective test starting: all_reduce_perf
 0:      1048576        262144     float     sum      -1    30.00   34.95   61.17      0    30.00   34.95   61.17      3  2026-05-13 18:01:41
 0: # Avg bus bandwidth    : 62.7
 """
-NEMO = "".join(
-    step_line(step, 6, loss=2.5, step_time_s=0.5, tflops_per_gpu=5.0, consumed_samples=8) for step in range(6)
-).encode()
-MEGATRON = b"".join(
-    b" [2026-05-13 18:01:41] iteration        %d/       6 | consumed samples: 8 | elapsed time per iteration (ms): 500.0 | learning rate: 1.0E-4 | lm loss: 2.5E+00 | grad norm: 1.0 | number of nan iterations:   0 |\n"
-    % step
-    for step in range(1, 7)
-)
 CONFIG = b"""cluster_name: c
 gpu_type: h100
 environment: {NCCL_DEBUG: INFO, LEVEL: 1}
@@ -207,8 +200,7 @@ READERS: dict[str, tuple[str, Callable[[Path], bytes], Callable[[Path], object]]
     "export of Nsight Systems": ("profile_0.sqlite", lambda path: sqlite_export(path.with_suffix(".seed")), traces),
     "NCCL log": ("rank-0.log", lambda _: NCCL, nccl),
     "nccl-tests": ("tests.txt", lambda _: NCCL_TESTS, nccl),
-    "training log": ("log.out", lambda _: NEMO, logs),
-    "training log of Megatron": ("log.out", lambda _: MEGATRON, logs),
+    **{path.stem: ("log.out", lambda _, path=path: path.read_bytes(), logs) for path in SAMPLES},
     "cluster configuration": ("cluster_config.yaml", lambda _: CONFIG, cluster_config),
     "reference configuration": ("cluster_config.yaml", lambda _: reference_config("flat"), cluster_config),
     "reference configuration 2": ("cluster_config.yaml", lambda _: reference_config("version2"), cluster_config),
@@ -259,85 +251,36 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, reader: str, 
         read(path)
 
 
-SAMPLES = Path(__file__).parents[1] / "logs" / "samples"
-NUMBERS = (b"0", b"-1", b"nan", b"inf", b"-inf", b"1e308", b"1e-320", b"1" + b"0" * 400, b"1,5", b"", b"\xef\xbc\x91")
-NUMBER = re.compile(rb"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 LONG_LINE = 10_000_000
 LONGEST_S, MOST_BYTES = 60, 1 << 30
-DAMAGED: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
-    **{path.stem: ("log.out", path.read_bytes(), logs) for path in sorted(SAMPLES.iterdir())},
-    "nccl": ("rank-0.log", NCCL, nccl),
-    "nccl-tests": ("tests.txt", NCCL_TESTS, nccl),
-    "trace": ("trace.json", trace_text(), traces),
-    "trace of a CPU": ("trace.json", cpu_trace_text(), traces),
-}
-
-
-def damaged(seed: bytes, other: bytes) -> Iterator[bytes]:
-    """All cases of a file; ``other`` is one of another format."""
-    yield from (b"", b"\0" * 10_000, b"\n" * 10_000, seed + seed, seed + other, other + seed)
-    yield from (seed.replace(b" ", b"\0"), seed + b"\0" * 1000, seed.decode("utf-8", "replace").encode("utf-16"))
-    yield from (seed.decode("utf-8", "replace").encode("utf-16-le"), b"\xff" + seed, seed.replace(b"\n", b""))
-    yield from (text for number in NUMBERS for text in with_number(seed, number))
-    lines = seed.splitlines(keepends=True)
-    for place in range(0, len(lines), max(1, len(lines) // 100)):
-        whole, line = b"".join(lines[:place]), lines[place]
-        yield from (whole, whole + line[: len(line) // 2], whole + b"".join(lines[place + 1 :]))
-        yield whole + b"".join(reversed(lines[place:]))
-
-
-def with_number(seed: bytes, number: bytes) -> Iterator[bytes]:
-    """In place of all numbers, and of each kind of them: those that follow the same text."""
-    yield NUMBER.sub(lambda _: number, seed)
-    for before in sorted({seed[max(0, found.start() - 6) : found.start()] for found in NUMBER.finditer(seed)})[:60]:
-        if len(before) > 3:
-            yield re.sub(re.escape(before) + NUMBER.pattern, lambda _, before=before: before + number, seed)
-
-
-def check(path: Path, read: Callable[[Path], object], text: bytes) -> None:
-    path.write_bytes(text)
-    try:
-        read(path)
-    except LlmbError as error:
-        assert path.name in str(error), error
-
-
-def others() -> dict[str, bytes]:
-    names = list(DAMAGED)
-    return {name: DAMAGED[other][1] for name, other in zip(names, names[1:] + names[:1], strict=True)}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_sample_of_the_damage_is_reported(tmp_path: Path, name: str) -> None:
-    file_name, seed, read = DAMAGED[name]
-    cases = list(damaged(seed, others()[name]))
-    for text in cases[:: max(1, len(cases) // 25)]:
-        check(tmp_path / file_name, read, text)
 
 
 @pytest.mark.measured
-@pytest.mark.parametrize("name", DAMAGED)
-def test_all_damage_is_reported(tmp_path: Path, name: str) -> None:
-    file_name, seed, read = DAMAGED[name]
-    for text in damaged(seed, others()[name]):
-        began_s = time.process_time()
-        check(tmp_path / file_name, read, text)
-        assert time.process_time() - began_s < LONGEST_S
+@pytest.mark.parametrize("reader", [name for name, (_, _, read) in READERS.items() if read in (traces, nccl, logs)])
+def test_long_lines_take_no_quadratic_time_and_little_memory(tmp_path: Path, reader: str) -> None:
+    name, seed_of, read = READERS[reader]
+    path = tmp_path / name
+    seed = seed_of(path)
     for long in (b"x" * LONG_LINE, seed.replace(b"\n", b" ") * (LONG_LINE // len(seed)), b"9" * LONG_LINE):
         for text in (long, seed + long, seed + long + b"\n" + seed):
+            path.write_bytes(text)
             began_s = time.process_time()
-            check(tmp_path / file_name, read, text)
+            with suppress(LlmbError):
+                read(path)
             assert time.process_time() - began_s < LONGEST_S
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < MOST_BYTES
 
 
+NUMBER = re.compile(rb"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+
+
 def test_a_damaged_log_takes_no_other_down(tmp_path: Path) -> None:
-    """Of all damage there is one result for each file, and the undamaged log has its figures."""
-    for name, (_, seed, read) in DAMAGED.items():
-        if read is logs:
-            for number in NUMBERS:
-                (tmp_path / f"{name}-{number[:4].hex()}.out").write_bytes(NUMBER.sub(lambda _, new=number: new, seed))
-    (tmp_path / "good.out").write_bytes(DAMAGED["megatron_lm"][1])
+    """There is one result for each file, and the undamaged log has its figures."""
+    for sample in SAMPLES:
+        for number in (b"0", b"-1", b"nan", b"inf", b"1e308", b"1" + b"0" * 400, b"1,5", b""):
+            text = NUMBER.sub(lambda _, new=number: new, sample.read_bytes())
+            (tmp_path / f"{sample.stem}-{number[:4].hex()}.out").write_bytes(text)
+    shutil.copy(SAMPLES[0].with_name("megatron_lm.log"), tmp_path / "good.out")
     found = find_all_logs([tmp_path])
     runs = [known_run(parse_file(path, "reference")) for path in found.logs]
     document = parse_document(parse_report([tmp_path], "reference", runs, full_names=False))
