@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb bench``: measured in another process, kept, compared with the measurement before."""
+"""``llmb bench``: measured in other processes, kept, compared with the measurement before."""
 
 import json
 import os
@@ -16,36 +16,33 @@ from llmb.bench.kept_measurements import read_measurements, write_measurements
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.cli.bench import app
 from llmb.cli.bench_jobs import save_and_show
-from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
+from llmb.cli.main import app as main_app
+from llmb.cli.main import exit_code_of
+from llmb.errors import RunFailed
 from llmb.report.bench_report import history_tables, measurement_tables
 from llmb.report.table import table_lines
 from llmb.runs.folder import NotWritable
+from llmb.traces.nccl_tests import read_test_tables
 
-QUICK = ("gemm", "--device", "cpu", "--repeat", "3", "--seconds", "0", "--json")
+QUICK = ("bench", "gemm", "--device", "cpu", "--repeat", "3", "--seconds", "0", "--dtype", "bf16,fp32")
+FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
 
 
 @pytest.fixture
 def llmb(forked_python, tmp_path):
     environ = {**os.environ, "LLMB_INSTALL": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
-    def call(*arguments):
-        command = [forked_python, "-m", "llmb.cli.main", "bench", *arguments]
-        return subprocess.run(command, env=environ, capture_output=True, text=True)
+    def call(*arguments, code=0):
+        command = [forked_python, "-m", "llmb.cli.main", *arguments]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done
 
     return call
 
 
-def error_of(monkeypatch, tmp_path, *arguments) -> LlmbError:
-    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    error = CliRunner().invoke(app, list(arguments)).exception
-    assert isinstance(error, LlmbError), error
-    return error
-
-
 def test_products_are_measured_kept_and_compared(llmb, tmp_path) -> None:
-    first, second = (llmb(*QUICK, "--dtype", "bf16,fp32") for _ in range(2))
-    assert first.returncode == 0, first.stderr
-    document = json.loads(first.stdout)
+    document, second = json.loads(llmb(*QUICK, "--json").stdout), llmb(*QUICK)
     rows = document["measurements"]
     assert {(row["case"], row["dtype"]) for row in rows} >= {
         (f"{name}_{way}", dtype)
@@ -64,8 +61,13 @@ def test_products_are_measured_kept_and_compared(llmb, tmp_path) -> None:
     kept = read_measurements(tmp_path)
     assert [file.model_dump(mode="json")["node"] for file in kept] == [document["node"]] * 2
     assert kept[0].measurements[0].time_s == rows[0]["time_s"]
-    assert second.returncode == 0
-    listed = json.loads(llmb("list", "--json").stdout)["changes"]
+    lines = second.stdout.splitlines()
+    assert lines[0] == (
+        "shapes of pretrain_llama3.1 tiny bf16 on 1 x cpu, MBS 1, sequence length 128 (the default; see -w and -s)"
+    )
+    assert lines[1].startswith("Matrix products of pretrain_llama3.1 tiny, ")
+    assert "saved to " in second.stderr
+    listed = json.loads(llmb("bench", "list", "--json").stdout)["changes"]
     assert len(listed) == len(rows) and all(change["times_measured"] == 2 for change in listed)
     first_s, second_s = (file.measurements[0].time_s for file in kept)
     assert listed[0]["change_pct"] == pytest.approx(100 * (first_s / second_s - 1))
@@ -81,8 +83,7 @@ def test_products_are_measured_kept_and_compared(llmb, tmp_path) -> None:
 )
 def test_the_other_parts_are_measured(llmb, arguments, cases) -> None:
     seconds = () if arguments[0] == "launch" else ("--seconds", "0.2")
-    done = llmb(*arguments, "--device", "cpu", "--repeat", "3", "--json", *seconds)
-    assert done.returncode == 0, done.stderr
+    done = llmb("bench", *arguments, "--device", "cpu", "--repeat", "3", "--json", *seconds)
     rows = json.loads(done.stdout)["measurements"]
     assert {row["case"] for row in rows} == cases
     assert {row["sustained"] for row in rows} == ({False} if arguments[0] == "launch" else {False, True})
@@ -93,19 +94,9 @@ def test_the_other_parts_are_measured(llmb, arguments, cases) -> None:
         )
 
 
-def test_a_table_says_first_whose_shapes_it_has(llmb) -> None:
-    done = llmb(*QUICK[:-1])
-    lines = done.stdout.splitlines()
-    assert lines[0] == (
-        "shapes of pretrain_llama3.1 tiny fp32 on 1 x cpu, MBS 1, sequence length 128 (the default; see -w and -s)"
-    )
-    assert lines[1].startswith("Matrix products of pretrain_llama3.1 tiny, ")
-    assert "saved to " in done.stderr
-
-
-def test_out_of_memory_names_the_shape_after_what_was_measured(llmb, tmp_path) -> None:
-    done = llmb("memory", "--device", "cpu", "--size", "64KiB", "--size", "1000TB", "--seconds", "0", "--json")
-    assert done.returncode == 4
+def test_out_of_memory_names_the_shape_after_what_was_measured(llmb) -> None:
+    sizes = ("--size", "64KiB", "--size", "1000TB")
+    done = llmb("bench", "memory", "--device", "cpu", *sizes, "--seconds", "0", "--json", code=4)
     assert [row["size_bytes"] for row in json.loads(done.stdout)["measurements"]] == [65_536]
     error = json.loads(done.stderr.splitlines()[-1])["error"]
     assert error["what"] == "out of memory: copy 1,000,000,000,000,000 bytes"
@@ -145,25 +136,28 @@ def test_an_end_from_outside_leaves_nothing_behind(tmp_path, number, code, text)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "text"),
+    ("words", "code", "said"),
     [
-        (("gemm", "--dtype", "fp9"), UsageError, "unknown dtype 'fp9'"),
-        (("gemm", "--dtype", "bf16,bf16"), UsageError, "each of them once"),
-        (("gemm", "-s", "8b"), UsageError, "--size needs --workload"),
-        (("attention", "--dtype", "fp8"), UsageError, "not computed in fp8"),
-        (("memory", "--size", "many"), UsageError, "'many' is not a size"),
+        ("gemm --dtype fp9", 2, "unknown dtype 'fp9'"),
+        ("gemm --dtype bf16,bf16", 2, "each of them once"),
+        ("gemm -s 8b", 2, "--size needs --workload"),
+        ("attention --dtype fp8", 2, "not computed in fp8"),
+        ("memory --size many", 2, "'many' is not a size"),
+        ("collectives --ranks 1 --device cpu", 2, "collectives need two ranks"),
+        ("collectives --min-size 1GiB --device cpu", 2, "above the largest"),
+        ("collectives --min-size 8", 2, "'8' is not a size"),
+        ("collectives --wait", 2, "--wait is for jobs"),
+        ("gpus --dry-run", 2, "--dry-run is for jobs"),
+        ("list --benchmark gem", 2, "did you mean 'gemm'?"),
+        ("transfer", 3, "  do:    "),
+        ("gemm --device cuda", 3, "  do:    "),
     ],
 )
-def test_mistakes_are_told_before_anything_is_measured(monkeypatch, tmp_path, arguments, kind, text) -> None:
-    error = error_of(monkeypatch, tmp_path, *arguments)
-    assert isinstance(error, kind) and text in str(error)
-
-
-@pytest.mark.parametrize("arguments", [("transfer",), ("gemm", "--device", "cuda")])
-def test_without_a_gpu_the_error_says_what_can_be_done(monkeypatch, tmp_path, arguments) -> None:
+def test_mistakes_are_told_before_anything_is_measured(monkeypatch, tmp_path, capsys, words, code, said) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    error = error_of(monkeypatch, tmp_path, *arguments)
-    assert isinstance(error, EnvironmentProblem) and error.do
+    assert exit_code_of(main_app, ["bench", *words.split()]) == code
+    assert said in capsys.readouterr().err
 
 
 def test_an_empty_list_says_how_to_measure(monkeypatch, tmp_path) -> None:
@@ -242,3 +236,81 @@ def test_a_busy_machine_is_told() -> None:
     for row, told in ((calm, False), (busy, True)):
         (table,) = measurement_tables(gpu_file().model_copy(update={"measurements": (row,)}), "Matrix products of x")
         assert ("up to 3 times faster" in table.caption) is told
+
+
+def bus_factor(collective, ranks):
+    """By hand: what each rank has to send, over the size."""
+    return FACTORS[collective] * (ranks - 1) / ranks if collective in FACTORS else 1
+
+
+def check_rows(document, ranks, iterations):
+    for row in document["measurements"]:
+        assert row["ranks"] == ranks and row["repetitions"] == iterations and row["backend"] == "gloo"
+        assert row["bandwidth_gb_per_s"] == pytest.approx(row["size_bytes"] / row["time_s"] / 1e9)
+        expected = row["bandwidth_gb_per_s"] * bus_factor(row["case"], ranks)
+        assert row["bus_bandwidth_gb_per_s"] == pytest.approx(expected)
+        unchecked = row["shape"] == "in place" and row["case"] in ("alltoall", "sendrecv")
+        assert row["wrong"] == (None if unchecked else 0)
+
+
+def test_collectives_of_two_processes_are_measured_checked_and_kept(llmb, tmp_path) -> None:
+    sizes = ("--max-size", "4KiB", "--factor", "32", "--iterations", "2", "--warmup", "1")
+    document = json.loads(llmb("bench", "collectives", "--device", "cpu", "--ranks", "2", *sizes, "--json").stdout)
+    check_rows(document, 2, 2)
+    found = {(row["case"], row["shape"], row["size_bytes"]) for row in document["measurements"]}
+    both = ("in place", "out of place")
+    whole = {(case, way, size) for case in ("sendrecv",) for way in both for size in (8, 256)}
+    parts = {(case, way, 256) for case in ("all_gather", "reduce_scatter", "alltoall") for way in both}
+    assert found == whole | parts | {("all_reduce", "in place", size) for size in (8, 256)}
+    assert document["not_measured"] == []
+    (kept,) = read_measurements(tmp_path)
+    assert [row.model_dump(mode="json")["time_s"] for row in kept.measurements] == [
+        row["time_s"] for row in document["measurements"]
+    ]
+
+
+@pytest.mark.slow
+def test_four_processes_print_the_table_that_llmb_nccl_reads(llmb, tmp_path) -> None:
+    sizes = ("--min-size", "1KiB", "--max-size", "1MiB", "--factor", "1024", "--iterations", "5")
+    text = llmb("bench", "collectives", "--device", "cpu", "--ranks", "4", *sizes).stdout
+    path = tmp_path / "gloo.txt"
+    path.write_text(text)
+    tables = read_test_tables(path)
+    assert [table.name for table in tables] == ["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]
+    (kept,) = read_measurements(tmp_path)
+    exact = {(row.case, row.shape, row.size_bytes): row for row in kept.measurements}
+    for table in tables:
+        assert table.ranks == 4 and [row.size_bytes for row in table.rows] == [1024, 2**20]
+        for row in table.rows:
+            for way, shape in ((row.in_place, "in place"), (row.out_of_place, "out of place")):
+                if way is None:
+                    assert (table.name, shape) == ("all_reduce", "out of place")
+                    continue
+                known = exact[table.name, shape, row.size_bytes]
+                direct = row.size_bytes / known.time_s / 1e9 * bus_factor(table.name, 4)
+                assert way.bus_gb_s == pytest.approx(direct, abs=0.0051)
+                assert way.wrong in (0, None)
+    shown = llmb("nccl", str(path)).stdout
+    assert "reduce_scatter on 4 ranks, gloo.txt" in shown
+    check_rows(json.loads(kept.model_dump_json()), 4, 5)
+
+
+def test_a_size_that_memory_has_no_place_for_is_named(llmb) -> None:
+    arguments = ("--device", "cpu", "--ranks", "2", "--min-size", "8B", "--max-size", "4096TiB", "--factor", str(2**49))
+    done = llmb("bench", "collectives", "sendrecv", *arguments, "--iterations", "1", code=4)
+    assert "out of memory: sendrecv 4,503,599,627,370,496 bytes" in done.stderr.replace("\n", " ")
+    assert "sendrecv_perf" in done.stdout  # the smaller size was measured
+
+
+def test_the_same_product_on_every_process_is_compared_and_kept(llmb, tmp_path) -> None:
+    done = llmb("bench", "gpus", "--device", "cpu", "--ranks", "2", "--seconds", "0.2", "--json")
+    document = json.loads(done.stdout)
+    assert [one["local_rank"] for one in document["devices"]] == [0, 1]
+    assert document["exclude"] is None and document["missing_nodes"] == []
+    (kept,) = read_measurements(tmp_path)
+    assert [(row.benchmark, row.rank, row.sustained) for row in kept.measurements] == [
+        ("gpus", 0, True),
+        ("gpus", 1, True),
+    ]
+    for row in kept.measurements:
+        assert row.tflops == pytest.approx(2 * 1024**3 / row.time_s / 1e12)

@@ -68,7 +68,7 @@ def test_lists_make_a_campaign(environ: dict[str, str]) -> None:
 
 
 def test_a_campaign_is_queued_twice_only_if_that_is_asked_for(
-    environ: dict[str, str], install: Path, program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+    environ: dict[str, str], install: Path, program: Callable[[str, str], None]
 ) -> None:
     """Its client may have been killed after the last job was queued."""
     program("sbatch", f"echo x >>{install}/asked; wc -l <{install}/asked")

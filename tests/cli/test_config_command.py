@@ -141,28 +141,46 @@ def test_what_cannot_be_written_is_refused(llmb: Run, install: Path, arguments: 
     assert (install / "cluster_config.yaml").read_text() == SITE
 
 
-def test_a_file_that_is_no_yaml_is_reported_with_its_line(llmb: Run, install: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "commands", "words"),
+    [
+        (
+            b"gpu_type: h100\nslurm: [\n",
+            ("show", "set gpu_type b200", "migrate"),
+            "cluster_config.yaml cannot be used:\n  {path}:3: not valid YAML",
+        ),
+        # YAML would take the second block alone, and jobs would lose their account.
+        (
+            b"slurm:\n  account: a\nslurm:\n  partition: b\n",
+            ("show", "set slurm.partition c"),
+            "cluster_config.yaml:3: duplicate key 'slurm'",
+        ),
+        ("gpu_type: h100\n".encode("utf-16"), ("set slurm.account a",), "it is not UTF-8"),
+        # And not: the account cannot be 'a'.
+        (b"vboost: 99\n", ("set slurm.account a",), "cluster_config.yaml cannot be used:"),
+        (
+            b"environment: &all {A: b}\nworkloads:\n  w:\n    environment: *all\n",
+            ("set workloads.w.environment.A c",),
+            "workloads.w.environment.A is written there in a way that llmb does not edit",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_reported_with_its_place_and_stays(
+    llmb: Run, install: Path, content: bytes, commands: tuple[str, ...], words: str
+) -> None:
     path = install / "cluster_config.yaml"
-    path.write_text("gpu_type: h100\nslurm: [\n")
-    for command in (("show",), ("set", "gpu_type", "b200"), ("migrate",)):
-        done = llmb("config", *command)
+    path.write_bytes(content)
+    for command in commands:
+        done = llmb("config", *command.split())
         assert done.returncode == 2
-        assert f"cluster_config.yaml cannot be used:\n  {path}:3: not valid YAML" in done.stderr
+        assert words.format(path=path) in done.stderr
+        assert "slurm.account" not in done.stderr
+    assert path.read_bytes() == content
 
 
 def test_a_cpu_has_the_variables_of_what_it_can_run(llmb: Run) -> None:
     assert llmb("config", "set", "gpu_type", "cpu").returncode == 0
     assert llmb("config", "show", "-w", "pretrain_llama3.1").returncode == 0
-
-
-def test_a_file_that_cannot_be_edited_is_left_to_the_user(llmb: Run, install: Path) -> None:
-    path = install / "cluster_config.yaml"
-    text = "environment: &all {A: b}\nworkloads:\n  w:\n    environment: *all\n"
-    path.write_text(text)
-    done = llmb("config", "set", "workloads.w.environment.A", "c")
-    assert done.returncode == 2
-    assert "workloads.w.environment.A is written there in a way that llmb does not edit" in done.stderr
-    assert path.read_text() == text
 
 
 def test_a_file_of_the_reference_suite_is_shown_and_not_edited(llmb: Run, install: Path) -> None:
@@ -201,15 +219,6 @@ def test_a_value_stays_as_it_is_written(llmb: Run, install: Path, text: str) -> 
     assert (found["vboost"][0], found["binding.cpu"][0]) == (1, 4)
 
 
-def test_a_duplicate_key_is_reported_with_its_line(llmb: Run, install: Path) -> None:
-    """YAML would take the second block alone, and jobs would lose their account."""
-    (install / "cluster_config.yaml").write_text("slurm:\n  account: a\nslurm:\n  partition: b\n")
-    for arguments in (("show",), ("set", "slurm.partition", "c")):
-        done = llmb("config", *arguments)
-        assert done.returncode == 2
-        assert "cluster_config.yaml:3: duplicate key 'slurm'" in done.stderr
-
-
 def test_the_ends_of_lines_stay(llmb: Run, install: Path) -> None:
     file = install / "cluster_config.yaml"
     file.write_bytes(b"gpu_type: h100\r\nslurm:\r\n  account: a # x\r\n")
@@ -217,22 +226,6 @@ def test_the_ends_of_lines_stay(llmb: Run, install: Path) -> None:
     assert file.read_bytes() == b"gpu_type: h100\r\nslurm:\r\n  account: a # x\r\n  partition: batch\r\n"
     assert llmb("config", "unset", "slurm.account").returncode == 0
     assert file.read_bytes() == b"gpu_type: h100\r\nslurm:\r\n  partition: batch\r\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        ("gpu_type: h100\n".encode("utf-16"), "it is not UTF-8"),
-        (b"vboost: 99\n", "cluster_config.yaml cannot be used:"),  # and not: the account cannot be 'a'
-    ],
-)
-def test_a_file_that_was_wrong_before_is_what_is_reported(llmb: Run, install: Path, content: bytes, what: str) -> None:
-    file = install / "cluster_config.yaml"
-    file.write_bytes(content)
-    done = llmb("config", "set", "slurm.account", "a")
-    assert (done.returncode, file.read_bytes()) == (2, content)
-    assert what in done.stderr
-    assert "slurm.account" not in done.stderr
 
 
 @pytest.mark.parametrize("key", ["gpu_type", "slurm.partitions.blackwell.gpu_type"])

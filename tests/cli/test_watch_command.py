@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job_rows import job_row
 from recorded_runs import gpu_record, write_run
 from slowed_runs import Slow, slowed
 from step_lines import step_line
@@ -215,20 +216,9 @@ def labeled(install: Path, number: int, mean_s: float, status: str) -> Job:
     """A run of the label ``night`` in the history, and its folder; its scheduler is not asked."""
     record = gpu_record().model_copy(update={"label": "night"})
     run_dir = write_run(install / "workloads" / "pretrain_llama3.1" / "experiments" / "exp", record, [mean_s] * 50)
-    recipe = {"workload": "pretrain_llama3.1", "size": "8b", "dtype": "bf16", "gpu_type": "h100", "scale": 8}
-    return Job(
-        key=f"k{number}",
-        job_id=str(4000 + number),
-        run_dir=str(run_dir),
-        experiment="exp",
-        submitted_s=float(number),
-        state="COMPLETED",
-        status=status,  # type: ignore[arg-type]
-        scheduler="slurm",
-        label="night",
-        checked_s=1.0,
-        **recipe,  # type: ignore[arg-type]
-    )
+    recipe = {"size": "8b", "dtype": "bf16", "gpu_type": "h100", "scale": 8}
+    row = {"job_id": str(4000 + number), "submitted_s": float(number), "state": "COMPLETED", "checked_s": 1.0}
+    return job_row(f"k{number}", run_dir=str(run_dir), experiment="exp", status=status, label="night", **recipe, **row)
 
 
 def test_a_label_is_its_run_that_lasts_or_its_newest(tmp_path: Path) -> None:
