@@ -9,6 +9,7 @@ from campaign_files import OPTIONS, CampaignFiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmb.campaigns.campaign import new_campaign
 from llmb.campaigns.entry import Entry
 from llmb.campaigns.expansion import expand
 from llmb.campaigns.files import read_campaign_file
@@ -283,3 +284,8 @@ def test_what_is_no_text_file_is_named(files: CampaignFiles, tmp_path: Path, nam
     (tmp_path / "large.txt").write_bytes(b"\n" * 5_000_000)
     with pytest.raises(UsageError, match="larger than 4 MiB"):
         read_campaign_file(tmp_path / "large.txt", files.keys, files.split)
+
+
+def test_names_of_campaigns_sort_by_time_within_a_second_too() -> None:
+    names = [new_campaign("weekly.txt", (), "").campaign for _ in range(50)]
+    assert names == sorted(set(names))

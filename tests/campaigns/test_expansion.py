@@ -27,14 +27,6 @@ def briefly(expansion: Expansion) -> list[tuple[str, str, str, int]]:
     return [(job.request.workload, job.request.size, job.request.dtype, job.scale) for job in expansion.jobs]
 
 
-def test_lists_are_combined_largest_first(catalogue: Catalogue) -> None:
-    found = expanded(catalogue, workloads=(LLAMA,), sizes=("8b", "70b"), dtypes=("bf16", "fp8"), scales=(64, 128))
-    assert not found.problems
-    assert briefly(found) == [
-        (LLAMA, size, dtype, scale) for scale in (128, 64) for size in ("8b", "70b") for dtype in ("bf16", "fp8")
-    ]
-
-
 def test_one_recipe_alone_takes_its_defaults(catalogue: Catalogue) -> None:
     assert briefly(expanded(catalogue, workloads=(LLAMA,), sizes=("8b",))) == [(LLAMA, "8b", "bf16", 8)]
     assert briefly(expanded(catalogue, workloads=(f"{LLAMA}_8b",), dtypes=("fp8",))) == [(LLAMA, "8b", "fp8", 8)]
@@ -91,15 +83,6 @@ def test_proxies_are_taken_where_they_are_asked_for(catalogue: Catalogue) -> Non
     assert [(job.scale, job.proxy) for job in found.jobs] == [(64, True), (32, True), (1, True)]
     one = expanded(catalogue, workloads=(LLAMA,), sizes=("405b",), scales=(512,), dtypes=("fp8",), proxy=True)
     assert one.problems == ["-: pretrain_llama3.1 405b fp8 has no proxy for 512 GPUs; valid: 1, 32, 64, 128"]
-
-
-def test_repeats_and_a_profiled_run_more(catalogue: Catalogue) -> None:
-    selection = Selection(workloads=(f"{LLAMA}_8b",), dtypes=("bf16",), scales=(8, 16))
-    entry = Entry(where="-", selection=selection, repeats=2, add_profile=True)
-    found = expanded(catalogue, "h100", entry)
-    assert [(job.scale, job.repeat, job.profiled) for job in found.jobs] == [
-        (scale, repeat, repeat == 3) for scale in (16, 8) for repeat in (1, 2, 3)
-    ]
 
 
 @pytest.mark.parametrize(

@@ -129,19 +129,8 @@ def test_a_real_environment_without_a_network(call: Install, tmp_path: Path, mon
     """llmb itself comes from a wheel of this source; what it needs is seen through a path to this Python's packages."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        wheels,
-        ROOT,
-    ]
-    subprocess.run(build, check=True, capture_output=True)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", wheels]
+    subprocess.run([*build, ROOT], check=True, capture_output=True)
     (own,) = wheels.glob("llmb-*.whl")
     for name in NEEDED:
         stub_wheel(wheels, name)

@@ -11,52 +11,32 @@ from llmb.install.image_sources import RegistryImage, image_name, image_source, 
 from llmb.install.image_tools import explained
 from llmb.install.images import ImageRequest, import_image, read_checksum, sha256_of, tool_command
 
+NEMO = "nvcr.io#nvidia/nemo:26.04.01"
+DIGEST = "0" * 64
+
 
 @pytest.mark.parametrize(
     ("text", "name", "enroot", "apptainer"),
     [
-        (
-            "nvcr.io/nvidia/nemo:26.04.01",
-            "nvidia+nemo+26.04.01",
-            "docker://nvcr.io#nvidia/nemo:26.04.01",
-            "docker://nvcr.io/nvidia/nemo:26.04.01",
-        ),
-        (
-            "docker://nvcr.io#nvidia/nemo:26.04.01",
-            "nvidia+nemo+26.04.01",
-            "docker://nvcr.io#nvidia/nemo:26.04.01",
-            "docker://nvcr.io/nvidia/nemo:26.04.01",
-        ),
-        (
-            "docker://$oauthtoken@nvcr.io#nvidia/nemo:25.09",
-            "nvidia+nemo+25.09",
-            "docker://$oauthtoken@nvcr.io#nvidia/nemo:25.09",
-            "docker://nvcr.io/nvidia/nemo:25.09",
-        ),
-        ("docker://python", "python+latest", "docker://python:latest", "docker://python:latest"),
-        ("nvidia/cuda:13", "nvidia+cuda+13", "docker://nvidia/cuda:13", "docker://nvidia/cuda:13"),
-        ("localhost:5000/a/b:1", "a+b+1", "docker://localhost:5000#a/b:1", "docker://localhost:5000/a/b:1"),
+        ("nvcr.io/nvidia/nemo:26.04.01", "nvidia+nemo+26.04.01", NEMO, "nvcr.io/nvidia/nemo:26.04.01"),
+        (f"docker://{NEMO}", "nvidia+nemo+26.04.01", NEMO, "nvcr.io/nvidia/nemo:26.04.01"),
+        ("docker://$oauthtoken@nvcr.io#a/b:25.09", "a+b+25.09", "$oauthtoken@nvcr.io#a/b:25.09", "nvcr.io/a/b:25.09"),
+        ("docker://python", "python+latest", "python:latest", "python:latest"),
+        ("nvidia/cuda:13", "nvidia+cuda+13", "nvidia/cuda:13", "nvidia/cuda:13"),
+        ("localhost:5000/a/b:1", "a+b+1", "localhost:5000#a/b:1", "localhost:5000/a/b:1"),
         ("dockerd://llmb:0.1", "llmb+0.1", "dockerd://llmb:0.1", "docker-daemon://llmb:0.1"),
-        (
-            "dockerd://nvcr.io/nvidia/nemo:1",
-            "nvcr.io+nvidia+nemo+1",
-            "dockerd://nvcr.io/nvidia/nemo:1",
-            "docker-daemon://nvcr.io/nvidia/nemo:1",
-        ),
-        (
-            f"ghcr.io/a/b@sha256:{'0' * 64}",
-            f"a+b+sha256-{'0' * 64}",
-            f"docker://ghcr.io#a/b:sha256:{'0' * 64}",
-            f"docker://ghcr.io/a/b@sha256:{'0' * 64}",
-        ),
+        ("dockerd://a.io/b:1", "a.io+b+1", "dockerd://a.io/b:1", "docker-daemon://a.io/b:1"),
+        (f"a.io/b@sha256:{DIGEST}", f"b+sha256-{DIGEST}", f"a.io#b:sha256:{DIGEST}", f"a.io/b@sha256:{DIGEST}"),
     ],
 )
 def test_names_of_an_image(text: str, name: str, enroot: str, apptainer: str) -> None:
+    """What a program gets begins with docker:// unless another scheme is given here."""
     source = image_source(text)
     assert isinstance(source, RegistryImage)
     assert image_name(source, "pyxis") == f"{name}.sqsh"
     assert image_name(source, "apptainer") == f"{name}.sif"
-    assert (source.for_enroot, source.for_apptainer) == (enroot, apptainer)
+    expected = [found if "://" in found else f"docker://{found}" for found in (enroot, apptainer)]
+    assert [source.for_enroot, source.for_apptainer] == expected
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_an_image_that_was_there_before_is_not_removed(run: Run, small: Path, tm
 
 
 def test_a_removal_takes_what_a_killed_import_left(
-    run: Run, program: Callable[[str, str], None], small: Path, tmp_path: Path
+    run: Run, program: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     program("enroot", "exit 1")
     with pytest.raises(Exception, match="exit code 1"):

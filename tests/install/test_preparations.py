@@ -34,14 +34,8 @@ def test_sizes_of_the_documents_that_the_gpu_type_trains_are_prepared() -> None:
 
 
 def test_preparations_in_the_background_are_followed_by_commands() -> None:
-    given = Answers(
-        workloads=("finetune_llama3",),
-        gpu_type="h100",
-        scheduler="slurm",
-        prepare="job",
-        environment="existing",
-        python="/p/python",
-    )
+    python = {"environment": "existing", "python": "/p/python"}
+    given = Answers(workloads=("finetune_llama3",), gpu_type="h100", scheduler="slurm", prepare="job", **python)
     found = [command for _, command in next_commands(Catalogue(), given, Path("/r"), jobs=True)]
     assert found[1:3] == [
         "/p/python -P -m llmb.cli.main jobs list",

@@ -29,12 +29,17 @@ def states(done: Any) -> dict[str, str]:
     return {item["name"]: item["state"] for item in json.loads(done.stdout)["steps"]}
 
 
-def test_a_repeat_does_nothing_and_needs_no_answer(here: Install, call: Install, root: Path) -> None:
+def test_a_repeat_does_nothing_and_needs_no_answer_and_a_removal_leaves_no_trace(
+    here: Install, call: Install, root: Path
+) -> None:
+    empty = tree(root.parent)
     assert set(states(here(*LLAMA, "--json")).values()) == {"done"}
     before = tree(root)
     again = call(root, "--json")
     assert set(states(again).values()) == {"kept"}
     assert tree(root) == before
+    call(root, "--remove", "--yes")
+    assert tree(root.parent) == empty
 
 
 def test_launch_and_settings_lead_to_the_installation(here: Install, root: Path, small_python: Path) -> None:
@@ -56,7 +61,7 @@ def test_it_is_extended_with_a_workload(here: Install, call: Install, root: Path
     assert json.loads(done.stdout)["workloads"] == ["pretrain_llama3.1", "pretrain_nemotron4"]
 
 
-def test_a_failed_step_is_named_and_resumed(here: Install, small_python: Path, root: Path) -> None:
+def test_a_failed_step_is_named_and_resumed(here: Install, small_python: Path) -> None:
     works = small_python.read_text()
     small_python.write_text("#!/bin/sh\necho \"No module named 'torch'\" >&2\nexit 1\n")
     with pytest.raises(EnvironmentProblem) as caught:
@@ -70,13 +75,6 @@ def test_a_failed_step_is_named_and_resumed(here: Install, small_python: Path, r
         "settings": "done",
         "scripts": "done",
     }
-
-
-def test_undo_leaves_no_trace(here: Install, call: Install, root: Path, tmp_path: Path) -> None:
-    before = tree(tmp_path)
-    here(*LLAMA)
-    call(root, "--remove", "--yes")
-    assert tree(tmp_path) == before
 
 
 def test_undo_keeps_what_others_wrote(here: Install, call: Install, root: Path) -> None:

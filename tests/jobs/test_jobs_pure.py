@@ -269,14 +269,6 @@ def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
     assert "last step" in text
 
 
-def test_verdicts_are_listed_if_there_are_any() -> None:
-    rows = [job_row(job_id="1", verdict="regressed", step_time_s=13.15), job_row(job_id="2")]
-    table = jobs_table(rows, 2)
-    place = [column.header for column in table.columns].index("verdict")
-    assert [row[place] for row in table.rows] == ["regressed", ""]
-    assert "verdict" not in [column.header for column in jobs_table(rows[1:], 1).columns]
-
-
 def test_a_job_is_shown_with_its_verdict(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", gpu_record(), times_around(13.15))
     row = job_row(run_dir=str(folder), status="success")
@@ -287,7 +279,11 @@ def test_a_job_is_shown_with_its_verdict(tmp_path: Path) -> None:
     assert "verdict" not in dict(line[:2] for line in job_table(row, None).rows)
 
 
-def test_a_proxy_is_not_listed_as_its_model() -> None:
+def test_verdicts_are_listed_if_there_are_any_and_a_proxy_not_as_its_model() -> None:
     proxy = job_row(workload="pretrain_llama3.1", size="405b", proxy="PROXY (8 of 126 layers)")
-    (row,) = jobs_table([proxy], 1).rows
-    assert row[2].startswith("pretrain_llama3.1 405b PROXY (8 of 126 layers) ")
+    rows = [job_row(job_id="1", verdict="regressed", step_time_s=13.15), proxy]
+    table = jobs_table(rows, 2)
+    place = [column.header for column in table.columns].index("verdict")
+    assert [row[place] for row in table.rows] == ["regressed", ""]
+    assert table.rows[1][2].startswith("pretrain_llama3.1 405b PROXY (8 of 126 layers) ")
+    assert "verdict" not in [column.header for column in jobs_table([proxy], 1).columns]

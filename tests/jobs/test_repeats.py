@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fake_steps import steps_of
+from job_rows import job_row
 from typer.testing import CliRunner
 
 from llmb.catalogue.load import Catalogue
@@ -21,7 +22,6 @@ from llmb.cli.main import app
 from llmb.cli.run import requests_of, run_several
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
-from llmb.jobs.job import Job
 from llmb.jobs.local_run import LocalRun, plan_here
 from llmb.jobs.repeats import Turn, interleaved, remaining, spread_of
 from llmb.jobs.store import Filter
@@ -106,24 +106,11 @@ class QuickRun(LocalRun):
         record = new_record(self.plan, (), label=self.label)
         write_record(folder, record.model_copy(update={"status": end, "result": result, "exit_code": 0}))
         recipe = self.plan.recipe
-        row = Job(
-            key=folder.path.parent.name,
-            scheduler="local",
-            job_id=folder.path.parent.name,
-            run_dir=str(folder.path),
-            experiment=folder.name,
-            workload=recipe.workload,
-            size=recipe.size,
-            dtype=recipe.dtype,
-            gpu_type=recipe.gpu_type,
-            scale=recipe.scale,
-            submitted_s=seconds,
-            label=self.label,
-            run_id=record.run_id,
-            identity=identity_of(record).key,
-            state="COMPLETED",
-            status=end,  # type: ignore[arg-type]
-        )
+        name, identity = folder.path.parent.name, identity_of(record).key
+        ran = {"job_id": name, "scheduler": "local", "dtype": recipe.dtype, "scale": recipe.scale, "label": self.label}
+        ended = {"run_id": record.run_id, "identity": identity, "state": "COMPLETED", "status": end}
+        folders = {"run_dir": str(folder.path), "experiment": folder.name}
+        row = job_row(name, submitted_s=seconds, **folders, **ran, **ended)
         with open_history(self.install, say) as store:
             store.restore([row])  # which may have been rebuilt with it just now
         return EndedRun(folder, record, result)
@@ -223,6 +210,8 @@ def test_progress_and_table_name_the_runs(call: Caller, capsys: pytest.CaptureFi
     assert "mean of 2 runs 1.5 s, median 1.5 s, std 0.7071 s (47.14 %), from 1 to 2 s" in out
     assert "llmb: repeat 3 of 3: pretrain_llama3.1 tiny fp32 on 1 x cpu\n" in err
     assert "did not succeed" in err
+    run_several(call.locals_of("fp32", "bf16"), 2, start_new=False, json=False)
+    assert "llmb: run 2 of 4: pretrain_llama3.1 tiny bf16 on 1 x cpu, repeat 1 of 2\n" in capsys.readouterr().err
 
 
 def test_a_dry_run_shows_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -234,11 +223,6 @@ def test_a_dry_run_shows_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert found == [("fp32", 1), ("bf16", 1), ("bf16", 2), ("fp32", 2)]
     assert "fp32 on 1 x cpu, repeat 2 of 2" in CliRunner().invoke(app, [*words, "--dry-run"]).stdout
     assert list(tmp_path.iterdir()) == []
-
-
-def test_progress_of_several_recipes_counts_the_runs_too(call: Caller, capsys: pytest.CaptureFixture[str]) -> None:
-    run_several(call.locals_of("fp32", "bf16"), 2, start_new=False, json=False)
-    assert "llmb: run 2 of 4: pretrain_llama3.1 tiny bf16 on 1 x cpu, repeat 1 of 2\n" in capsys.readouterr().err
 
 
 class SharedRun(QuickRun):

@@ -41,18 +41,9 @@ def store(install: Path) -> Iterator[Store]:
 def job(install: Path) -> Callable[..., Job]:
     def made(number: int, **fields: object) -> Job:
         run_dir = install / "workloads" / "w" / "experiments" / "exp" / f"exp_{number}" / "exp"
-        usual: dict[str, object] = {
-            "key": f"k{number}",
-            "job_id": str(4000 + number),
-            "run_dir": str(run_dir),
-            "workload": "w",
-            "size": "8b",
-            "submitted_s": 1000.0 + number,
-            "state": "COMPLETED",
-            "status": "success",
-            "checked_s": 1.0,
-        }
-        return job_row(**(usual | fields))
+        run = {"job_id": str(4000 + number), "run_dir": str(run_dir), "workload": "w", "size": "8b"}
+        ended = {"submitted_s": 1000.0 + number, "state": "COMPLETED", "status": "success", "checked_s": 1.0}
+        return job_row(**{"key": f"k{number}", **run, **ended, **fields})
 
     return made
 
@@ -159,17 +150,12 @@ def test_the_link_leads_to_the_newest_run_wherever_the_root_is_mounted(install: 
     assert (install / "latest").resolve() == folder.path.resolve()
     assert not (install / "latest").readlink().is_absolute()
     assert sorted(path.name for path in install.iterdir()) == ["latest", "workloads"]
-
-
-def test_what_is_no_link_stays(install: Path, folder: RunFolder) -> None:
+    (install / "latest").unlink()
     (install / "latest").write_text("mine")
     link_latest(install, folder)
-    assert (install / "latest").read_text() == "mine"
-
-
-def test_a_root_that_cannot_be_written_has_no_link(tmp_path: Path, folder: RunFolder) -> None:
-    link_latest(tmp_path / "missing", folder)
-    assert not (tmp_path / "missing").exists()
+    assert (install / "latest").read_text() == "mine", "it is no link"
+    link_latest(install / "missing", folder)
+    assert not (install / "missing").exists()
 
 
 def test_a_result_is_found_through_the_link(

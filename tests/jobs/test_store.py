@@ -53,10 +53,7 @@ def test_a_key_is_taken_once_and_a_group_is_added_whole_or_not_at_all(store: Sto
     with pytest.raises(KeyTaken):
         store.add([job_row("new"), job_row()])
     assert [found.key for found in store.jobs()] == ["a"]
-
-
-def test_a_job_is_repeated_by_one_other_alone(store: Store) -> None:
-    store.add([job_row(), job_row("again", retry_of="a")])
+    store.add([job_row("again", retry_of="a")])
     with pytest.raises(KeyTaken):
         store.add([job_row("and again", retry_of="a")])
 
@@ -137,7 +134,7 @@ def test_a_state_of_a_later_slurm_can_be_selected_once_a_job_has_it(store: Store
 
 def test_two_processes_hammer_it_and_nothing_is_lost_or_taken_twice(path: Path) -> None:
     both = [writer("hammer", str(path), name) for name in ("one", "two")]
-    outputs = [process.communicate(timeout=120) for process in both]
+    outputs = [process.communicate(timeout=6000) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     won = [int(number) for out, _ in outputs for number in out.split()]
     assert sorted(won) == list(range(40))
@@ -152,7 +149,7 @@ def test_two_processes_hammer_it_and_nothing_is_lost_or_taken_twice(path: Path) 
 def test_a_process_killed_in_a_transaction_leaves_the_state_before_it(path: Path, store: Store) -> None:
     store.add([job_row()])
     process = writer("die", str(path))
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert process.returncode == -9
     assert store.jobs() == [job_row()]
     store.close()
@@ -164,7 +161,7 @@ def test_a_process_killed_in_a_transaction_leaves_the_state_before_it(path: Path
 
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path, small_disk: Callable[[str], list[str]]) -> None:
     process = writer("fill", str(tmp_path / "disk" / "jobs.sqlite"), prefix=small_disk("512k"))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     taken, kind, said = out.strip().split("|")
     assert (kind, said) == ("NotWritable", "the history of jobs cannot be used: database or disk is full"), err
     with Store(tmp_path / "kept" / "jobs.sqlite") as store:
@@ -210,16 +207,11 @@ def test_a_history_of_a_later_version_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_text_that_is_not_utf8_is_an_error_with_advice(path: Path, store: Store) -> None:
+def test_a_text_that_is_not_utf8_is_an_error_with_advice(store: Store) -> None:
     store.add([job_row()])
     store.db.execute("UPDATE jobs SET reason = CAST(x'ff41' AS TEXT)")
     with pytest.raises(EnvironmentProblem, match="Could not decode to UTF-8"):
         store.jobs()
-
-
-def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match="unable to open"):
-        Store(tmp_path / "nowhere" / "jobs.sqlite")
 
 
 def test_people_may_read_while_somebody_writes(path: Path, store: Store) -> None:

@@ -18,10 +18,8 @@ from llmb.runs.claim import create_run_folder
 from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt, tail
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.record import BegunJob, JobEnd, RunRecord, queued_record, read_record
+from llmb.runs.record import BegunJob, JobEnd, queued_record, read_record
 from llmb.runs.steps import read_steps, step_to_json
-
-Begin = Callable[..., RunRecord]
 
 
 @pytest.fixture

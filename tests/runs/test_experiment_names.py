@@ -63,7 +63,8 @@ def test_the_program_and_its_arguments_are_named() -> None:
 
 
 def test_a_run_on_a_cpu_has_a_short_name(tiny_plan: Callable[..., EnginePlan]) -> None:
-    assert experiment_name(tiny_plan()) == "pretrain_llama3.1_tiny_fp32_gpus2_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8"
+    name = experiment_name(tiny_plan(scale=4, overrides={"gbs": 16}))
+    assert name == "pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs16"
 
 
 def test_a_name_with_every_setting_fits_into_the_name_of_a_file() -> None:

@@ -54,12 +54,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_runs_of_another_configuration_have_another_identity(what: str) -> None:
-    assert identity_of(OTHERS[what]).key != identity_of(BASE).key
-    changed = differences(identity_of(BASE).configuration, identity_of(OTHERS[what]).configuration)
-    assert changed, what
+def test_runs_of_another_configuration_have_another_identity() -> None:
     assert len({identity_of(record).key for record in (BASE, *OTHERS.values())}) == len(OTHERS) + 1
+    own = identity_of(BASE).configuration
+    assert [name for name, other in OTHERS.items() if not differences(own, identity_of(other).configuration)] == []
 
 
 def test_tensor_parallelism_of_experts_is_part_of_the_identity() -> None:

@@ -11,7 +11,6 @@ from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
 from llmb.report.plan_report import plan_table
 from llmb.runs.choices import Choices
-from llmb.runs.experiment import experiment_name
 from llmb.runs.host import Device
 from llmb.runs.parallelism import DpSharding, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan, with_documents
@@ -107,6 +106,7 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
             "the number of replicas EDP 2: valid are 2, 4",
         ),
         ("pretrain_llama3.1", {"overrides": {"pp": 2, "gbs": 1}}, "GA 1 is below PP 2"),
+        ("pretrain_llama3.1", {"checkpoint_interval": 0}, "--checkpoint-interval is 0"),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),
         ("pretrain_llama3.1", {"window": "late"}, "not a window"),
         ("pretrain_llama3.1", {"document_tokens": -1}, "--document-tokens is -1; it must be 0 or at least 2"),
@@ -185,11 +185,6 @@ def test_a_recipe_that_packs_trains_on_documents_like_its_own() -> None:
     assert packed.training.document_tokens == 157
     assert packed.expectations == recipe.expectations
     assert with_documents(packed, packed.training) == packed
-
-
-def test_the_experiment_name_carries_the_configuration(tiny_plan: Callable[..., EnginePlan]) -> None:
-    name = experiment_name(tiny_plan(scale=4, overrides={"gbs": 16}))
-    assert name == "pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs16"
 
 
 def test_the_table_of_a_plan_says_what_is_trained(tiny_plan: Callable[..., EnginePlan]) -> None:

@@ -21,7 +21,7 @@ from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profile_report import keep_breakdown, report_profile
 from llmb.runs.profiling import Profile, Profiling, listed
 from llmb.runs.result import RunEvidence, conclude
-from llmb.runs.steps import Step, step_from_json, step_to_json
+from llmb.runs.steps import Step
 
 
 def gpu_plan(profiling: Profiling, steps: int | None = None) -> Plan:
@@ -156,12 +156,6 @@ def test_a_traced_run_has_no_step_time() -> None:
     plan = gpu_plan(Profiling(nccl_trace=True))
     result = conclude(RunEvidence(plan, steps_of(plan)))
     assert result.step_time_s == Missing("1 of the 1 steps of the window were traced, which slows them down")
-
-
-def test_a_step_says_that_it_was_profiled() -> None:
-    line = step_to_json(step_of(3, 1.0, profiled=True))
-    assert json.loads(line)["profiled"] is True
-    assert step_from_json(line).profiled
 
 
 def write_trace(path: Path, durations: Iterable[float]) -> None:

@@ -86,13 +86,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@given(loss=numbers, grad_norm=numbers, time=st.floats(min_value=0, max_value=1e6))
-def test_a_step_survives_its_line_bit_by_bit(loss: float, grad_norm: float, time: float) -> None:
-    written = step(loss=loss, grad_norm=grad_norm, step_time_s=time)
+@given(loss=numbers, grad_norm=numbers, time=st.floats(min_value=0, max_value=1e6), profiled=st.booleans())
+def test_a_step_survives_its_line_bit_by_bit(loss: float, grad_norm: float, time: float, profiled: bool) -> None:
+    written = step(loss=loss, grad_norm=grad_norm, step_time_s=time, profiled=profiled)
     line = step_to_json(written)
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     read = step_from_json(line)
-    assert read.step_time_s == time
+    assert (read.step_time_s, read.profiled) == (time, profiled)
     for before, after in ((loss, read.loss), (grad_norm, read.grad_norm)):
         assert before == after or (math.isnan(before) and math.isnan(after))
     assert read.finite == (math.isfinite(loss) and math.isfinite(grad_norm))

@@ -35,20 +35,18 @@ def package_of(root: Path) -> Path:
     return root / "src" / "llmb"
 
 
-def test_a_checkout_without_changes(checkout: Path) -> None:
-    assert source_version(package_of(checkout)) == (git(checkout, "rev-parse", "HEAD"), False, None)
+def test_only_what_was_changed_in_the_package_is_a_modification(checkout: Path) -> None:
+    package = package_of(checkout)
+    assert source_version(package) == (git(checkout, "rev-parse", "HEAD"), False, None)
     (checkout / "notes.txt").write_text("not part of the package")
-    assert source_version(package_of(checkout)).modified is False
-
-
-def test_a_change_and_a_new_file_are_modifications(checkout: Path) -> None:
-    (package_of(checkout) / "new.py").write_text("")
-    assert source_version(package_of(checkout)).modified is True
+    assert source_version(package).modified is False
+    (package / "new.py").write_text("")
+    assert source_version(package).modified is True
     git(checkout, "add", ".")
     git(checkout, "commit", "-qm", "Second")
-    assert source_version(package_of(checkout)).modified is False
-    (package_of(checkout) / "new.py").write_text("x = 1")
-    assert source_version(package_of(checkout)).modified is True
+    assert source_version(package).modified is False
+    (package / "new.py").write_text("x = 1")
+    assert source_version(package).modified is True
 
 
 def test_a_worktree_packed_references_and_a_detached_head(checkout: Path, tmp_path: Path) -> None:

@@ -21,14 +21,6 @@ WORDS = {
     "gpu_type": "h100",
 }
 WORK = Work(ranks=4, on_gpu=False, layer_passes=16, comparable_layers=True, recompute="none")
-QUIET = {
-    "data_wait_s": 0.0,
-    "pause_s": 0.0,
-    "layer_s_median": 0.01,
-    "layer_s_max": 0.0101,
-    "slowest_layer_rank": 0,
-    "outside_layers_s": 0.0,
-}
 
 
 def step(number: int, **values: Any) -> Step:
