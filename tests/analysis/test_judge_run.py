@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.find_runs import find_ended_runs
-from llmb.analysis.judge_run import judge_acceptance, judge_against
+from llmb.analysis.judge_run import judge_acceptance, judge_against, judge_published
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.errors import LlmbError, NoVerdict, Regressed, UsageError
@@ -343,7 +343,10 @@ def test_a_table_has_the_sentence_first_and_fits_80_columns(tmp_path: Path, monk
     first, second, *rest = result.stdout.splitlines()
     assert first.startswith("REGRESSED (soft): pretrain_llama3.1 8b bf16 on 8 x h100, run ")
     assert second.startswith("7.2 % slower than published (")
-    assert max(map(len, result.stdout.splitlines())) <= 80
+    (run,) = find_ended_runs(str(tmp_path / "runs"), tmp_path, lambda _: None).runs
+    table = verdict_table(judge_published(run))
+    assert max(len(line.text) for line in table_lines(table, 80)) <= 80
+    assert next(plain_lines(table)) == first
     assert any(line.split() == ["step", "time", "s", "13.15", "12.27"] for line in rest)
     assert any(re.search(r"NeMo 25\.02\.01 +makes it soft", line) for line in rest)
     assert "tolerance: 5.3 %: 95 % of the published throughput" in result.stdout

@@ -125,6 +125,7 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "time": (record_of(started_at="tomorrow"), "started_at: Value error, 'tomorrow' is not a time"),
     "status": (record_of(status="done"), "it is damaged: status"),
     "binary steps": (lambda folder: folder.steps.write_bytes(b"\xff\x00\n{}\n"), "the line is not a complete step"),
+    "folder of steps": (lambda folder: (folder.steps.unlink(), folder.steps.mkdir()), "is a directory"),
     "other steps": (text_of(lambda text: text.replace('"loss": 9', '"loss": {}'), "steps"), "not a complete step"),
 }
 
@@ -187,7 +188,7 @@ def test_a_record_that_cannot_be_read_is_named_and_takes_no_other_run_along(bad:
     change(bad)
     found = commands(bad)
     if kind not in ("huge number", "large steps"):  # it may be watched: the steps are read as they come
-        found["watch"] = called("watch", bad.path, "--once")
+        found["watch"] = called("watch", bad.path)
     for command, text in found.items():
         if command == "parse" and bad.log.is_file():
             continue  # the log has the run's steps

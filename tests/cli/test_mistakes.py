@@ -64,6 +64,7 @@ MISTAKES = [
     (f"{TINY} --fp8-recipe delayed", 2, "add --dtype fp8"),
     (f"{TINY} --load-checkpoint missing", 2, "missing"),
     ("run pretrain_llama3.1 tiny -s 8b", 2, "the size has two values"),
+    ("show -w pretrain_llama3.1_8b -s 70b", 2, "--size"),
     ("list pretrain_qwen3 -w pretrain_nemotron4", 2, "the workload has two values"),
     ("list one two", 2, "unexpected extra argument"),
     ("jobs list --limit -1", 2, "--limit is '-1'; it must be at least 0"),

@@ -236,6 +236,8 @@ def test_a_label_is_its_run_that_lasts_or_its_newest(tmp_path: Path) -> None:
 def test_expectations_of_a_file_are_those_of_judge(called: Called, tmp_path: Path) -> None:
     with open_history(tmp_path, print) as store:
         store.add([labeled(tmp_path, 1, 13.0, "success")])
+    published = json.loads(called("watch", "night", "--once", "--json")[0])["expectation"]["expected"]
+    assert (published["step_time_s"], published["source"].partition(",")[0]) == (12.27, "published")
     file = tmp_path / "expected.yaml"
     file.write_text("tolerance_pct: 2\nexpectations:\n- {size: 8b, dtype: fp8, step_time_s: 9}\n")
     assert "no entry of" in called("watch", "night", "--once", "--expect", str(file), code=2)[1]

@@ -145,7 +145,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(PIECES | st.binary(max_size=20), max_size=12).map(b"".join), st.integers(1, 3000))
 def test_chunks_do_not_change_what_is_read(text, chunk_bytes):
     assert repr(asdict(read(text, chunk_bytes))) == repr(asdict(read(text)))

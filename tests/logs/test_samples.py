@@ -46,45 +46,14 @@ SAMPLES = {
     "nemo1": Sample("nemo1", 0, *FROM_0, None),
     "nemo2": Sample("nemo2", 0, *FROM_0, 560.0),  # two significant digits
     "megatron_lm": Sample(
-        "megatron",
-        1,
-        *FROM_1,
-        560.5,
-        {
-            f"layout.{k}": v
-            for k, v in {
-                "gpus": 64,
-                "tp": 4,
-                "pp": 2,
-                "cp": 1,
-                "mbs": 1,
-                "gbs": 128,
-                "seq_len": 8192,
-                "layers": 32,
-            }.items()
-        },
+        "megatron", 1, *FROM_1, 560.5, layout(gpus=64, tp=4, pp=2, cp=1, mbs=1, gbs=128, seq_len=8192, layers=32)
     ),
     "megatron_bridge": Sample(
-        "megatron",
-        1,
-        *FROM_1,
-        560.5,
-        {
-            f"layout.{k}": v
-            for k, v in {"tp": 1, "pp": 1, "cp": 1, "mbs": 1, "gbs": 32, "seq_len": 4096, "layers": 80}.items()
-        },
+        "megatron", 1, *FROM_1, 560.5, layout(tp=1, pp=1, cp=1, mbs=1, gbs=32, seq_len=4096, layers=80)
     ),
     "torchtitan": Sample(
-        "torchtitan",
-        1,
-        (35, 40),
-        (2.33, 2.38),
-        564.5,
-        {"gpu_type": "h100"}
-        | {
-            f"layout.{k}": v
-            for k, v in {"gpus": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "mbs": 2, "gbs": 16, "seq_len": 8192}.items()
-        },
+        *("torchtitan", 1, (35, 40), (2.33, 2.38), 564.5),
+        (("gpu_type", "h100"), *layout(gpus=8, tp=2, pp=1, cp=1, ep=1, mbs=2, gbs=16, seq_len=8192)),
     ),
     "maxtext": Sample("maxtext", 0, *FROM_0, 559.5, (("workload", "llama3.1-8b"), *layout(seq_len=8192))),
     "deepspeed": Sample("deepspeed", 1, *FROM_1, None),
@@ -252,11 +221,11 @@ def test_two_runs_in_one_file_are_two_attempts(name):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_file_cut_at_every_place_has_no_value_that_the_whole_has_not(name):
+def test_a_file_that_is_cut_has_no_value_that_the_whole_has_not(name):
     text = text_of(name)
     whole = read(text, rule="all")
     known = set(zip(whole.attempt.step, whole.attempt.step_time_s, strict=True))
-    for cut in range(len(text) - 300, len(text)):
+    for cut in range(len(text) - 300, len(text), 3):
         attempt = read(text[:cut], rule="all").attempt
         assert set(zip(attempt.step, attempt.step_time_s, strict=True)) <= known, cut
         if name not in ("huggingface", "deepspeed"):  # no line has the total: a run that is cut is a step shorter

@@ -184,7 +184,7 @@ ODDITIES = (
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(stretches(), min_size=1, max_size=5).map("".join),
     st.integers(100, 6000),

@@ -16,6 +16,7 @@ from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, read_record, write_record
+from llmb.runs.result import NOT_SUCCESSFUL
 from llmb.runs.steps import step_to_json
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -56,7 +57,7 @@ def fail(folder: RunFolder, reason: str) -> None:
     """Writes into the record that the run failed, whatever its steps are."""
     record = read_record(folder)
     assert record.result
-    result = record.result.model_copy(update={"status": "failed", "reason": reason, "step_time_s": None})
+    result = record.result.model_copy(update={"status": "failed", "reason": reason, "step_time_s": NOT_SUCCESSFUL})
     write_record(
         folder, record.model_copy(update={"status": "failed", "reason": reason, "exit_code": 4, "result": result})
     )
