@@ -105,6 +105,13 @@ def see(page: str, what: str = "") -> str:
     return f"see 'llmb docs {page}'{what and ' '}{what}"
 
 
+def itemized(items: Iterable[object], most: int = 20) -> str:
+    """The lines of an error below its first, one for each item; of more than ``most``, how many are left out."""
+    found = list(items)
+    more = [f"and {len(found) - most} more"] if len(found) > most else []
+    return "".join(f"\n  - {item}" for item in (*found[:most], *more))
+
+
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
     """An error for a value outside a closed set, with the closest valid spelling when there is one."""
     names = [str(choice) for choice in choices]

@@ -14,7 +14,7 @@ from llmb.catalogue.published import Expectation, PublishedFlops
 from llmb.catalogue.records import Dtype, Layout, Model, Packing, Recipe, Record
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 from llmb.catalogue.unspecified import DEFAULT, OPEN_CHOICES, Unspecified
-from llmb.errors import UsageError, unknown
+from llmb.errors import UsageError, itemized, unknown
 from llmb.options.forms import WORD
 from llmb.options.option import Option
 
@@ -54,7 +54,7 @@ def by_size(row: LayoutRow) -> tuple[bool, int]:
 
 
 def scales_above(tables: Iterable[LayoutTable]) -> list[str]:
-    """The scales above the largest that is listed, in words."""
+    """The scales above the largest that is itemized, in words."""
     largest = max((table.rows[-1].gpus, table.above_largest) for table in tables)
     return {"any": ["any"], "double": [f"doublings of {largest[0]}"], "refuse": []}[largest[1]]
 
@@ -130,7 +130,7 @@ class Request:
 
 
 class ScaleChoices(NamedTuple):
-    """The scales that are listed, and the rule for scales above the largest."""
+    """The scales that are itemized, and the rule for scales above the largest."""
 
     full: tuple[int, ...]
     proxies: tuple[int, ...]
@@ -239,8 +239,8 @@ def sizes_of(workload: WorkloadFile) -> list[str]:
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
     """GPU types that a size runs on: those of its layouts and those that may borrow one."""
-    listed = _unique(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
-    return _unique([*listed, *(gpu for gpu, base in workload.borrowed_layouts.items() if base in listed)])
+    itemized = _unique(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
+    return _unique([*itemized, *(gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized)])
 
 
 def gpu_type_of(catalogue: Catalogue, request: Request) -> str:
@@ -337,7 +337,7 @@ def _default_scale(picks: Iterable[_Pick]) -> int:
 
 
 def _scale_error(
-    workload: WorkloadFile, request: Request, release: str | None, scale: int, listed: Sequence[LayoutRow], above: str
+    workload: WorkloadFile, request: Request, release: str | None, scale: int, itemized: Sequence[LayoutRow], above: str
 ) -> UsageError:
     others = {
         table.release: table
@@ -346,9 +346,9 @@ def _scale_error(
     }
     elsewhere = [name for name, table in others.items() if _has(table, scale)]
     advice = f"add --release {elsewhere[0]}" if elsewhere else "specify --gbs too, to run a custom layout"
-    choices = [scale_name(row) for row in sorted(listed, key=by_size)]
+    choices = [scale_name(row) for row in sorted(itemized, key=by_size)]
     if above == "double":
-        choices.append(f"doublings of {max(row.gpus for row in listed)}")
+        choices.append(f"doublings of {max(row.gpus for row in itemized)}")
     if scale < 1:
         return UsageError(f"--scale is {scale}; it must be at least 1", choices=choices)
     return UsageError(f"{request.workload} {request.size} has no layout for {scale} GPUs", choices=choices, do=advice)
@@ -409,8 +409,8 @@ def _recipe(
 
 
 def layout_error(problems: Sequence[str]) -> UsageError:
-    lines = "\n".join(f"  - {problem}" for problem in problems)
-    return UsageError(f"this layout is invalid:\n{lines}", do="change these sizes; 'llmb show' prints the recipe's")
+    do = "change these sizes; 'llmb show' prints the recipe's"
+    return UsageError(f"this layout is invalid:{itemized(problems)}", do=do)
 
 
 def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:

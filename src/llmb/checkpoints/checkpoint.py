@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, Training
 from llmb.checkpoints.origin import Origin, WeightsOrigin
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.trust import check_links
 
@@ -68,7 +68,6 @@ WEIGHTS = "weights"
 CONTEXT = "context"
 """Configuration and tokenizer of imported weights."""
 PARTIAL = ".partial"
-MOST_PROBLEMS = 10
 NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
 """Fields of a model that may differ between checkpoint and run: names, and fields that only affect new models."""
 
@@ -154,15 +153,13 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
     except OSError as error:
         raise UsageError(f"the checkpoint cannot be read: {error.strerror}", where=str(error.filename)) from error
     if missing:
-        lines = "\n".join(f"  - {line}" for line in missing[:MOST_PROBLEMS])
-        raise UsageError(f"the checkpoint is incomplete:\n{lines}", where=str(path), do="load another one")
+        raise UsageError(f"the checkpoint is incomplete:{itemized(missing)}", where=str(path), do="load another one")
     return SavedCheckpoint(path.absolute(), record)
 
 
 def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
     """For files of the checkpoint at ``path`` whose content is not what was saved."""
-    lines = "\n".join(f"  - {line}" for line in damaged[:MOST_PROBLEMS])
-    return UsageError(f"the checkpoint is damaged:\n{lines}", where=str(path), do="load another one")
+    return UsageError(f"the checkpoint is damaged:{itemized(damaged)}", where=str(path), do="load another one")
 
 
 def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:

@@ -15,7 +15,7 @@ import yaml
 from llmb.catalogue.records import Model
 from llmb.catalogue.yaml_check import LOADER
 from llmb.checkpoints.checkpoint import WEIGHTS
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.huggingface.formats import format_of
 
 SIGNS = (f"{WEIGHTS}/metadata.json", f"{WEIGHTS}/common.pt", "context/model.yaml", "context/io.json")
@@ -89,9 +89,8 @@ def check_nemo_config(folder: NemoFolder, model: Model) -> None:
         what = f"checkpoints of NeMo 2 are read for Llama 3 and 3.1 only, not for {name}"
         raise UsageError(what, where=str(folder.path), do=CONVERT)
     if differences := list(nemo_differences(folder.config, model)):
-        lines = "\n".join(f"  - {line}" for line in differences)
         do = "give its workload and size with -w and -s; see 'llmb list'"
-        raise UsageError(f"this is another model than {name}:\n{lines}", where=where, do=do)
+        raise UsageError(f"this is another model than {name}:{itemized(differences)}", where=where, do=do)
 
 
 def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Model, Record
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 
 Parts = Mapping[str, object]
 """Required values of a model's fields, by name; ``moe.router`` is the router of its experts, None if it has none."""
@@ -94,9 +94,8 @@ def format_of(model: Model) -> WeightsFormat:
     found = next((known for known in known_formats() if not problems[known.model_class]), None)
     if found is None:
         nearest = min(problems, key=lambda name: len(problems[name]))
-        lines = "\n".join(f"  - {line}" for line in problems[nearest])
-        what = f"{model.model} {model.size} has no form in Hugging Face's formats; it is no {nearest}:\n{lines}"
-        raise UsageError(what)
+        what = f"{model.model} {model.size} has no form in Hugging Face's formats; it is no {nearest}:"
+        raise UsageError(what + itemized(problems[nearest]))
     return found
 
 

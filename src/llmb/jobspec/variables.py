@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.secrets import HIDDEN, has_secret, holds_secret, without_secrets
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -67,7 +67,7 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
         variables[name] = value
     problems.extend(problem for problem in variable_problems(variables) if problem not in problems)
     if problems:
-        raise UsageError("--env cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems), do=ADVICE)
+        raise UsageError(f"--env cannot be used:{itemized(problems)}", do=ADVICE)
     return variables
 
 

@@ -11,7 +11,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.checkpoints.checksums import damaged_files, file_checksum
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.jobs.locks import file_lock
 from llmb.prepare.hub import DATASETS, OnBytes, fetch_dataset, fetch_tokenizer
 from llmb.prepare.needed import check_installed
@@ -193,8 +193,7 @@ def _check_samples(work: _Work, existing: SampleFiles) -> None:
 
 def _check_checksums(work: _Work, folder: Path, crc32: dict[str, str]) -> None:
     if work.request.verify and (damage := list(damaged_files(folder, crc32, threads=2))):
-        lines = "\n".join(f"  - {line}" for line in damage)
-        raise UsageError(f"prepared files are damaged:\n{lines}", where=str(folder), do=FORCE)
+        raise UsageError(f"prepared files are damaged:{itemized(damage)}", where=str(folder), do=FORCE)
 
 
 def _all_packed(work: _Work, samples: SampleFiles) -> tuple[PackedFolder, ...]:

@@ -14,7 +14,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
-from llmb.errors import UsageError, closest, see
+from llmb.errors import UsageError, closest, itemized, see
 from llmb.options.forms import WORD
 from llmb.options.option import Option
 from llmb.options.text import NONE_WORDS, read_value, valid_values
@@ -177,9 +177,8 @@ def read_variables(
             problems.append(problem)
     problems.extend(_exclusions(variables, reading.honored))
     if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
         raise UsageError(
-            f"the environment has invalid or unsupported variables:\n{lines}",
+            f"the environment has invalid or unsupported variables:{itemized(problems)}",
             where="environment variables",
             do=f"correct or unset them; {see('environment')}",
         )

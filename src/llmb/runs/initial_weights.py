@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmb.checkpoints.checkpoint import CheckpointRecord, model_differences, read_checkpoint, read_checkpoint_record
 from llmb.checkpoints.origin import WeightsOrigin, identity_of
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.runs.plan import Plan
 
 
@@ -20,8 +20,7 @@ def check_weights(plan: Plan) -> None:
     if plan.weights is not None and loads_weights(plan):
         checkpoint = read_checkpoint(Path(plan.weights.path))
         if problems := list(weights_problems(plan, checkpoint.record)):
-            lines = "\n".join(f"  - {problem}" for problem in problems)
-            raise UsageError(f"a run cannot start with these weights:\n{lines}", where=plan.weights.path)
+            raise UsageError(f"a run cannot start with these weights:{itemized(problems)}", where=plan.weights.path)
     if plan.lora and plan.start:
         recorded, given = read_checkpoint_record(Path(plan.start.path)).base, base_weights(plan)
         if recorded and given and (problem := base_problem(recorded, given)):

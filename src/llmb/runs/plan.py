@@ -17,7 +17,7 @@ from llmb.catalogue.records import (
 )
 from llmb.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, scaled_mean, synthetic_packing
 from llmb.metrics.window import resolve_window
 from llmb.prepared.packed_dataset import PackedDataset
@@ -193,8 +193,7 @@ def make_plan(
     recorded = (device, steps, first_step, recipe.scale, recipe.documented_profile)
     problems.extend(choices.profiling.problems(*recorded))
     if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        raise UsageError(f"this run cannot be planned:\n{lines}", do="see 'llmb run --help'")
+        raise UsageError(f"this run cannot be planned:{itemized(problems)}", do="see 'llmb run --help'")
     return EnginePlan(
         recipe=with_packing(recipe, training, found.packing) if found.packing else with_documents(recipe, training),
         device=device,

@@ -13,7 +13,7 @@ from llmb.catalogue.records import Model, Packing, Recipe
 from llmb.catalogue.resolve import CPU, find_workload
 from llmb.checkpoints.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
 from llmb.checkpoints.origin import DataOrigin, Origin, OriginHere, dataset_title, identity_of
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.metrics.packing import chunked_squares
 from llmb.prepared.folders import PreparedFolders, prepared_folders
 from llmb.prepared.packed_dataset import RECORD, PackedDataset, incomplete_files, map_arrays
@@ -75,9 +75,8 @@ class Search:
     def raise_problems(self) -> None:
         """Raises UsageError."""
         if self.problems:
-            lines = "\n".join(f"  - {problem}" for problem in self.problems)
             name = f"{self.recipe.workload} {self.recipe.size}"
-            raise UsageError(f"{name} cannot train with these weights and data:\n{lines}")
+            raise UsageError(f"{name} cannot train with these weights and data:{itemized(self.problems)}")
 
     def not_prepared(self) -> UsageError | None:
         """The error with everything that is missing, and the commands that prepare it."""

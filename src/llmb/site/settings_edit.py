@@ -18,7 +18,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from llmb.catalogue.data_files import CatalogueError, read_data
 from llmb.catalogue.yaml_check import FOREIGN_LOADER
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.reference_suite.cluster_config import form_of
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.secrets import holds_secret
@@ -53,7 +53,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
         return str(value)
     if _problems(schema, before) == problems:
         raise unusable(path, [f"{path}: {problem}" for problem in problems])
-    raise UsageError(f"{key} cannot be '{text}':\n" + "\n".join(f"  - {problem}" for problem in problems))
+    raise UsageError(f"{key} cannot be '{text}':{itemized(problems)}")
 
 
 def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from llmb.checkpoints.checkpoint import dataset_problem, read_checkpoint_record
 from llmb.checkpoints.checksums import damaged_files
 from llmb.engine.parallel.mesh import Ranks
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.prepared.packed_dataset import RECORD, PackedArrays, PackedDataset, incomplete_files, map_arrays
 from llmb.runs.plan import EnginePlan, TrainingDataset
 
@@ -24,9 +24,8 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
     shared: list[Any] = [list(dataset_problems(plan)) if ranks.is_first else None]
     dist.broadcast_object_list(shared, src=0, device=ranks.device)
     if shared[0]:
-        lines = "\n".join(f"  - {problem}" for problem in shared[0])
         raise UsageError(
-            f"the dataset of this run cannot be used:\n{lines}",
+            f"the dataset of this run cannot be used:{itemized(shared[0])}",
             where=plan.dataset.path if plan.dataset else None,
             do="prepare it again with 'llmb prepare dataset --force', or train on what the checkpoint was trained on",
         )

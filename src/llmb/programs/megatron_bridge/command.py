@@ -10,7 +10,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.jobspec.spec import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
 from llmb.programs.megatron_bridge.squad import ENTER, PACKED, WORKING_FOLDER, Squad
@@ -108,8 +108,7 @@ def bridge_plan(
     profiling = choices.profiling.problems(*recorded)
     problems = [*_recipe_problems(catalogue, recipe), *_choice_problems(choices), *profiling]
     if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        what = f"{data.framework} {data.release} cannot run this:\n{lines}"
+        what = f"{data.framework} {data.release} cannot run this:{itemized(problems)}"
         raise UsageError(what, do="leave --framework out: the engine is llmb's own")
     profile = choices.profiling.settled(*recorded)
     return Plan(

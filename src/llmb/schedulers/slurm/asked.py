@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated
 
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.jobspec.node_setup import CpuBinding, NumaBinding, Vboost
 from llmb.jobspec.options import Flags, JobOptions, StartMode
 from llmb.jobspec.variables import parse_variables
@@ -240,7 +240,7 @@ def job_flags(own: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
     flags = on_top(shell_flags(environ), additional, {**rest, **own})
     problems = [*flag_problems(flags), *_array_problems(flags)]
     if problems:
-        raise UsageError("these flags cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        raise UsageError(f"these flags cannot be used:{itemized(problems)}")
     return flags
 
 

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from llmb.catalogue.resolve import CPU
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.jobspec.options import Flags, JobOptions
 from llmb.jobspec.spec import JobSpec, Placement
 from llmb.schedulers.slurm.asked import array_indices
@@ -61,7 +61,7 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
         chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
     problems = list(flag_problems(requested_flags(chosen)))
     if problems:
-        raise UsageError("this job cannot be requested:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        raise UsageError(f"this job cannot be requested:{itemized(problems)}")
     asking = settings.within(chosen.get("partition"))
     if options.gpu_request:
         asking = asking.model_copy(update={"gpu_request": options.gpu_request})
