@@ -16,13 +16,12 @@ from llmb.checkpoints.checkpoint import (
 from llmb.checkpoints.conversion import AdapterExportJob, AdapterImportJob, ImportedWeights, MergedAdapters, OnNote
 from llmb.checkpoints.new_folder import check_free, new_folder
 from llmb.checkpoints.origin import WeightsOrigin, identity_of
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.huggingface.adapter import ADAPTER_CONFIG, ADAPTER_FILE, adapter_problems
 from llmb.huggingface.folder import read_json
 from llmb.runs.folder import write_atomically
 from llmb.runs.initial_weights import base_problem, base_text
-from llmb.weights.conversion import imported_record, verify_saved
-from llmb.weights.converter import check_converter, run_converter
+from llmb.weights.conversion import check_converter, imported_record, run_converter, verify_saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,7 @@ def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
     source, target, base = request.source.absolute(), request.target.absolute(), read_checkpoint(request.base)
     config = read_json(source / ADAPTER_CONFIG)
     if problems := list(adapter_problems(config)):
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        raise UsageError(f"these adapters are unsupported:\n{lines}", where=str(source / ADAPTER_CONFIG))
+        raise UsageError(f"these adapters are unsupported:{itemized(problems)}", where=str(source / ADAPTER_CONFIG))
     if not (source / ADAPTER_FILE).is_file():
         raise UsageError(f"the folder has no '{ADAPTER_FILE}'", where=str(source))
     check_base(base, request.model)
@@ -123,8 +121,9 @@ def check_base(base: SavedCheckpoint, model: Model) -> None:
     if base.record.lora:
         raise UsageError("the base contains only adapters", where=str(base.path), do="give a checkpoint of weights")
     if differences := list(model_differences(model, base.record.model)):
-        lines = "\n".join(f"  - {difference}" for difference in differences)
-        raise UsageError(f"the base is another model than {model.model} {model.size}:\n{lines}", where=str(base.path))
+        raise UsageError(
+            f"the base is another model than {model.model} {model.size}:{itemized(differences)}", where=str(base.path)
+        )
 
 
 def adapter_record(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 
@@ -27,31 +28,34 @@ from llmb.checkpoints.checkpoint import (
 from llmb.checkpoints.checksums import damaged_files, file_checksum
 from llmb.checkpoints.conversion import (
     FILE_BYTES,
+    AnyJob,
+    ConverterMessage,
     ExportJob,
     ImportedWeights,
     ImportJob,
     MergedAdapters,
     OnNote,
     OnProgress,
+    error_from,
 )
 from llmb.checkpoints.import_journal import JOURNAL, has_finished_files
 from llmb.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
 from llmb.checkpoints.new_folder import check_free, flush_file, new_folder, resumable_folder
-from llmb.errors import UsageError
+from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
 from llmb.huggingface.folder import HuggingFaceFolder, read_folder
 from llmb.huggingface.hub_checksums import corrupt_files, hub_checksums
 from llmb.huggingface.shards import CONFIG, INDEX
 from llmb.input_files import open_file
+from llmb.processes.talking import run_talking
 from llmb.runs.disk_space import check_weights_space
 from llmb.runs.folder import write_atomically
 from llmb.runs.record import now
-from llmb.weights.converter import check_converter, run_converter
 
 BYTES = {"fp32": 4, "bf16": 2}
-MOST_PROBLEMS = 20
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 MOST_PROCESSES = 8
+NEEDED = ("torch", "safetensors")
 GB = 10**9
 CONTEXT_FILES = (
     CONFIG,
@@ -225,7 +229,7 @@ def check_content(source: WeightsSource, threads: int, on_progress: OnProgress, 
 
     on_note(f"verifying the hub's checksums of {len(checksums)} files, {total / GB:.3g} GB")
     if corrupt := corrupt_files(source.path, checksums, threads, count):
-        what = f"these files are corrupt, their SHA-256 is not that of the hub:\n{_lines(corrupt)}"
+        what = f"these files are corrupt, their SHA-256 is not that of the hub:{itemized(corrupt)}"
         raise UsageError(what, where=str(source.path), do="remove them, and download them again")
 
 
@@ -245,16 +249,11 @@ def check_config(source: HuggingFaceFolder, model: Model) -> None:
     """Raises UsageError if the configuration is of another model, or may be: with keys that are not understood."""
     name, where = f"{model.model} {model.size}", str(source.path / CONFIG)
     if differences := list(config_differences(model, source.config)):
-        what = f"this is another model than {name}:\n{_lines(differences)}"
+        what = f"this is another model than {name}:{itemized(differences)}"
         raise UsageError(what, where=where, do="give its workload and size with -w and -s; see 'llmb list'")
     if unknown := list(unknown_keys(model, source.config)):
-        what = f"the configuration has unknown keys, which may change the model:\n{_lines(unknown)}"
+        what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
         raise UsageError(what, where=where, do=f"remove them if the model is {name} without them, too")
-
-
-def _lines(items: Sequence[str]) -> str:
-    shown = [f"  - {item}" for item in items[:MOST_PROBLEMS]]
-    return "\n".join([*shown, *([f"  - and {len(items) - MOST_PROBLEMS} more"] if items[MOST_PROBLEMS:] else [])])
 
 
 def imported_record(
@@ -285,3 +284,39 @@ def imported_record(
         files={name: (folder / name).stat().st_size for name in checksums},
         crc32=checksums,
     )
+
+
+def check_converter() -> None:
+    """Raises EnvironmentProblem where this machine has not what the converting program needs."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        what = f"converting weights needs {' and '.join(missing)}, which this Python does not have"
+        raise EnvironmentProblem(what, do="pip install 'llmb[engine]'")
+
+
+def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights | None:
+    """Returns when ``job`` is done, with what an import wrote.
+
+    Raises the program's own error, RunFailed where it left none, or UserInterrupt.
+    """
+    last = ConverterMessage()
+
+    def follow(line: bytes) -> None:
+        nonlocal last
+        message = ConverterMessage.model_validate_json(line)
+        if message.progress:
+            on_progress(*message.progress)
+        if message.note:
+            on_note(message.note)
+        if message.error or message.imported:
+            last = message
+
+    # Files go through host memory only: a GPU would be taken for nothing.
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    left = "the same command resumes" if isinstance(job, ImportJob) else "nothing was kept"
+    ended = run_talking(("-P", "-m", "llmb.weights.worker.convert", job.model_dump_json()), variables, follow, left)
+    if last.error:
+        raise error_from(last.error)
+    if ended.code:
+        raise ended.failure("the program that converts weights")
+    return last.imported

@@ -21,7 +21,7 @@ from llmb.catalogue.records import Model
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.nemo_folder import CONVERT, METADATA_FILE
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, METADATA_TYPES, MetadataUnpickler, torch_message
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.huggingface.tensors import Shape
 from llmb.weights.worker.chunk_files import Chunk, Parameter
 from llmb.weights.worker.safetensors_files import not_finite
@@ -31,7 +31,6 @@ PREFIXES = ("module.", "")
 LAYER, LAYERS = "layers.", "decoder.layers."
 LEFT_OUT = ("_extra_state", "optimizer.", "rng_state", "rerun_state", "chained_")
 """In names of what a checkpoint holds beside weights."""
-MOST_PROBLEMS = 20
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 METADATA_CLASS = ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
 NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesStorageMetadata")}
@@ -170,9 +169,7 @@ def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[Ne
     problems += [f"{name} is not a tensor of this model" for name in sorted(unknown)]
     problems = problems or list(_damage(path / WEIGHTS, metadata, {source.name for source in sources.values()}))
     if problems:
-        shown = "\n".join(f"  - {line}" for line in problems[:MOST_PROBLEMS])
-        more = f"\n  - and {len(problems) - MOST_PROBLEMS} more" if problems[MOST_PROBLEMS:] else ""
-        what = f"the checkpoint of NeMo does not match the weights of {model.model} {model.size}:\n{shown}{more}"
+        what = f"the checkpoint of NeMo does not match the weights of {model.model} {model.size}:{itemized(problems)}"
         raise UsageError(what, where=str(path), do=CONVERT)
     return (
         NemoParameters(

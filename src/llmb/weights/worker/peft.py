@@ -16,7 +16,7 @@ from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.conversion import AdapterExportJob, AdapterImportJob, ImportedWeights
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import Writer
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.huggingface.adapter import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
@@ -34,8 +34,6 @@ from llmb.runs.folder import write_atomically
 from llmb.weights.worker.safetensors_files import not_finite
 from llmb.weights.worker.weights_export import LowRank, read_adapters, write_file
 from llmb.weights.worker.weights_import import parameter_shapes
-
-MOST_PROBLEMS = 20
 
 
 def export_adapters(job: AdapterExportJob) -> None:
@@ -89,8 +87,9 @@ def read_peft(
             raise UsageError(f"{name} is not an adapter of a layer of {job.model.model} {job.model.size}")
         found.setdefault(ours[theirs], {})[matrix] = values.float()
     if problems := list(shape_problems(found, shapes, job.rank)):
-        lines = "\n".join(f"  - {problem}" for problem in problems[:MOST_PROBLEMS])
-        raise UsageError(f"the adapters do not fit {job.model.model} {job.model.size}:\n{lines}", where=job.source)
+        raise UsageError(
+            f"the adapters do not fit {job.model.model} {job.model.size}:{itemized(problems)}", where=job.source
+        )
     adapters = {layer: LowRank(parts["A"], parts["B"]) for layer, parts in sorted(found.items())}
     targets = targets_of({layer.rpartition(".")[2] for layer in found}, shared=has_shared_inputs(adapters))
     if targets is None or set(adapted_layers(shapes, targets)) != set(found):

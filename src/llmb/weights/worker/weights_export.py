@@ -21,7 +21,7 @@ from llmb.checkpoints.conversion import ExportJob, OnProgress
 from llmb.checkpoints.new_folder import flush_file
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
 from llmb.engine.checkpoint.state import MODEL
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.huggingface.adapter import adapted_layers, adapter_shapes, own_names
 from llmb.huggingface.config import config_of
 from llmb.huggingface.formats import WeightsFormat, format_of
@@ -29,7 +29,7 @@ from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, 
 from llmb.huggingface.tensors import Shape, matrices_of_expert, stored_tensors
 from llmb.runs.folder import write_atomically
 from llmb.weights.worker.safetensors_files import not_finite
-from llmb.weights.worker.weights_import import MOST_PROBLEMS, parameter_shapes
+from llmb.weights.worker.weights_import import parameter_shapes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -125,8 +125,7 @@ def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) 
         elif tuple(saved.size) != shape:
             problems.append(f"{name} has the shape {list(saved.size)}; its model has {list(shape)}")
     if problems:
-        lines = "\n".join(f"  - {line}" for line in problems[:MOST_PROBLEMS])
-        raise UsageError(f"the checkpoint does not match the weights of its model:\n{lines}", where=place)
+        raise UsageError(f"the checkpoint does not match the weights of its model:{itemized(problems)}", where=place)
 
 
 def read_tensors(

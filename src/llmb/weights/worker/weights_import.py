@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from llmb.catalogue.records import Model
 from llmb.checkpoints.conversion import ImportedWeights, ImportJob, OnNote, OnProgress
 from llmb.engine.model.decoder import EMBEDDING, build_model
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.huggingface.formats import WeightsFormat, format_of
 from llmb.huggingface.tensors import HEAD_WEIGHT, Match, Shape, match_tensors, matrices_of_expert
 from llmb.weights.worker.chunk_files import CHUNK_BYTES, Chunk, ChunkSource, Parameter, chunks_of, write_checkpoint
 from llmb.weights.worker.nemo_parameters import open_nemo
 from llmb.weights.worker.safetensors_files import DTYPES, SafetensorsFiles, open_files
-
-MOST_PROBLEMS = 20
 
 
 def parameter_shapes(model: Model) -> dict[str, Shape]:
@@ -96,11 +94,8 @@ def head_differences(files: SafetensorsFiles, match: Match) -> Iterator[str]:
 
 
 def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
-    shown = problems[:MOST_PROBLEMS]
-    more = len(problems) - len(shown)
-    lines = "\n".join([*(f"  - {line}" for line in shown), *([f"  - and {more} more"] if more else [])])
     name = f"{job.model.model} {job.model.size}"
-    return UsageError(f"the files do not match the weights of {name}:\n{lines}", where=job.source)
+    return UsageError(f"the files do not match the weights of {name}:{itemized(problems)}", where=job.source)
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:
