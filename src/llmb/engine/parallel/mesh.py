@@ -54,18 +54,6 @@ class Ranks:
         return self.mesh.get_local_rank("pp")
 
     @property
-    def pp(self) -> DeviceMesh:
-        return self.mesh["pp"]
-
-    @property
-    def cp(self) -> DeviceMesh:
-        return self.mesh["cp"]
-
-    @property
-    def tp(self) -> DeviceMesh:
-        return self.mesh["tp"]
-
-    @property
     def is_first(self) -> bool:
         return self.rank == 0
 

@@ -125,7 +125,7 @@ class Pipeline:
                 layout.pp * layout.vp,
                 ranks.device,
                 *_shapes(stage, layout, dtype, ranks),
-                group=ranks.pp.get_group(),
+                group=ranks.mesh.get_group("pp"),
             )
             for stage, number in zip(stages, numbers, strict=True)
         ]
@@ -146,7 +146,7 @@ class Pipeline:
             self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, labels=target, **packed)
         else:
             self.schedule.step(*inputs, return_outputs=False, **packed)
-        reduce_tied_gradients(self.stages, self.ranks.pp)
+        reduce_tied_gradients(self.stages, self.ranks.mesh["pp"])
         return torch.stack([loss.detach().double() for loss in losses]).mean() if losses else None
 
 

@@ -86,7 +86,7 @@ def fp8_counts(plan: Plan, stages: Sequence[nn.Module], ranks: Ranks) -> Tensor 
     )
     dist.all_reduce(counts)
     # The ranks of a pipeline stage have equal counts.
-    return (counts // (ranks.world_size // ranks.pp.size())).double()
+    return (counts // (ranks.world_size // ranks.mesh["pp"].size())).double()
 
 
 FP8 = "fp8."
