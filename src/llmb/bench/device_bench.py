@@ -134,9 +134,7 @@ def raise_if_missing(measured: MeasurementFile) -> None:
         raise RunFailed(
             f"out of memory: {'; '.join(map(_named, memory))}",
             where=memory[0].reason,
-            do=SMALLER.get(
-                memory[0].benchmark, "choose a smaller shape, such as with --mbs, --seq-len or a larger --tp"
-            ),
+            do=SMALLER.get(memory[0].benchmark, SMALLER_SHAPE),
         )
     if not measured.measurements:
         reasons = dict.fromkeys(row.reason for row in measured.not_measured)

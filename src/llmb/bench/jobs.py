@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of the program that measures: a file with one job in, progress on standard output, a file with the
-timings out. ``python -m llmb.bench.worker JOB_FILE RESULT_FILE``."""
+timings out. ``python -m llmb.bench.worker.run JOB_FILE RESULT_FILE``."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from llmb.catalogue.records import Record
+from llmb.runs.attention import AttentionChoice
 
-PROGRAM = "llmb.bench.worker"
+PROGRAM = "llmb.bench.worker.run"
 ProductDtype = Literal["bf16", "fp16", "fp32", "fp8"]
 TrainingPass = Literal["forward", "input_gradient", "weight_gradient"]
 Direction = Literal["forward", "backward", "both"]
@@ -46,8 +47,7 @@ class AttentionCase(Record):
     head_dim: int
     dtype: ProductDtype
     direction: Direction
-    backend: str
-    """A backend of ``runs.attention``, or ``auto`` for the engine's choice."""
+    backend: AttentionChoice
 
     @property
     def flops(self) -> float:

@@ -100,48 +100,62 @@ def attempt(
     *,
     takes_parts: bool,
 ) -> Trial:
-    """Tries ``backend`` with grouped heads and, if that is unsupported, with repeated ones."""
+    """Tries ``backend`` on the model's own attention."""
     if backend == "varlen" and (problem := varlen_problem(plan)):
         return Trial(backend=backend, problem=problem)
-    model = plan.recipe.model
-    attempted = partial(attempt_heads, cores, plan, ranks, backend, timed=timed, takes_parts=takes_parts)
+    measure = partial(layer_milliseconds, cores, plan, ranks, backend, timed=timed, takes_parts=takes_parts)
     if backend == "varlen" and plan.device == "cuda" and not groups_heads_of_documents():
-        return attempted(repeats_heads=True)
-    trial = attempted(repeats_heads=False)
-    if trial.problem is None or model.attention_heads == model.kv_heads:
-        return trial
-    return attempted(repeats_heads=True)
+        return try_heads(backend, measure, repeats_heads=True)
+    model = plan.recipe.model
+    return try_kernel(backend, measure, grouped=model.attention_heads != model.kv_heads)
 
 
-def attempt_heads(
+def layer_milliseconds(
     cores: Sequence[CausalAttention],
     plan: EnginePlan,
     ranks: Ranks,
     backend: AttentionBackend,
+    repeats_heads: bool,
     *,
     timed: bool,
     takes_parts: bool,
-    repeats_heads: bool,
-) -> Trial:
-    """Runs one layer of each kind; its time counts for all layers of its kind."""
+) -> float | None:
+    """Runs one layer of each kind; its time counts for all layers of its kind. None if it is not timed."""
     kinds = {core.chunk_size: core for core in cores}
     layers = Counter(core.chunk_size for core in cores)
     milliseconds = 0.0
+    for kind, core in kinds.items():
+        core.repeats_heads = repeats_heads
+        heads = query_key_value(plan, ranks, takes_parts=takes_parts)
+        once = passes(core, heads, documents_of(plan, ranks, varlen=backend == "varlen"))
+        with attention_kernel(backend):
+            once()
+            milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
+    synchronize(ranks.device)
+    return milliseconds if timed else None
+
+
+Measure = Callable[[bool], float | None]
+"""Computes attention, whether with repeated heads; milliseconds, or None if it is not timed."""
+
+
+def try_kernel(backend: AttentionBackend, measure: Measure, *, grouped: bool) -> Trial:
+    """Tries the heads as they are and, if a kernel does not support grouped ones, repeated ones."""
+    trial = try_heads(backend, measure, repeats_heads=False)
+    if trial.problem is None or not grouped:
+        return trial
+    return try_heads(backend, measure, repeats_heads=True)
+
+
+def try_heads(backend: AttentionBackend, measure: Measure, *, repeats_heads: bool) -> Trial:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
-            for kind, core in kinds.items():
-                core.repeats_heads = repeats_heads
-                heads = query_key_value(plan, ranks, takes_parts=takes_parts)
-                once = passes(core, heads, documents_of(plan, ranks, varlen=backend == "varlen"))
-                with attention_kernel(backend):
-                    once()
-                    milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
-            synchronize(ranks.device)
+            milliseconds = measure(repeats_heads)
         except FAILURES as error:
             problem = problem_text(str(error), [str(warning.message) for warning in told])
             return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
-    return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=milliseconds if timed else None)
+    return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=milliseconds)
 
 
 def varlen_problem(plan: EnginePlan) -> str | None:

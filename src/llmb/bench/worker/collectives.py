@@ -37,9 +37,10 @@ from llmb.bench.collectives import (
     sent_data,
 )
 from llmb.bench.jobs import BenchProgress
-from llmb.bench.worker.run import describe, free_bytes
+from llmb.bench.worker.run import describe, free_bytes, leave, say
 from llmb.engine.device import device_name, local_device, synchronize
 from llmb.engine.parallel.mesh import connect_ranks
+from llmb.runs.folder import write_atomically
 from llmb.runs.host import host_name
 
 GB = 10**9
@@ -256,19 +257,12 @@ def main() -> None:
     device = local_device(job.device)
     connect_ranks(device, PATIENCE)
 
-    def say(progress: BenchProgress) -> None:
-        if dist.get_rank() == 0:
-            sys.stdout.write(progress.model_dump_json() + "\n")
-            sys.stdout.flush()
-
-    result = run(job, device, say)
-    if dist.get_rank() == 0:
-        temporary = folder / f".{RESULT}"
-        temporary.write_text(result.model_dump_json())
-        temporary.replace(folder / RESULT)
+    is_first = dist.get_rank() == 0
+    result = run(job, device, say if is_first else lambda _: None)
+    if is_first:
+        write_atomically(folder / RESULT, result.model_dump_json())
     dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+    leave()
 
 
 if __name__ == "__main__":

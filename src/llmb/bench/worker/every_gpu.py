@@ -11,23 +11,19 @@ from typing import Any
 
 import torch
 
-from llmb.bench.jobs import BenchProgress, CaseList, Timing
+from llmb.bench.jobs import CaseList, Timing
 from llmb.bench.records import JOB, PARTS, PartReport
-from llmb.bench.worker.run import run_job
+from llmb.bench.worker.run import leave, run_job, say
+from llmb.runs.folder import write_atomically
 from llmb.runs.host import host_name
 
 
 def measure(job: CaseList, local_rank: int, rank: int) -> PartReport:
-    def say(progress: BenchProgress) -> None:
-        if rank == 0:
-            sys.stdout.write(progress.model_dump_json() + "\n")
-            sys.stdout.flush()
-
     device, uuid = None, None
     try:
         if job.device == "cuda" and local_rank >= torch.cuda.device_count():
             raise RuntimeError(f"torch {torch.__version__} sees {torch.cuda.device_count()} GPUs")
-        timings = run_job(job, say, local_rank)
+        timings = run_job(job, say if rank == 0 else lambda _: None, local_rank)
         device, (timing,) = timings.device, timings.timings
         uuid = _uuid(local_rank) if job.device == "cuda" else None
     except RuntimeError as error:  # torch has no other for a GPU that is lost, missing or broken
@@ -48,11 +44,8 @@ def main() -> None:
     report = measure(job, int(os.environ["LOCAL_RANK"]), rank)
     parts = folder / PARTS
     parts.mkdir(exist_ok=True)
-    temporary = parts / f".{rank}"
-    temporary.write_text(report.model_dump_json())
-    temporary.replace(parts / f"{rank}.json")
-    sys.stdout.flush()
-    os._exit(0)  # torch's threads can abort a finished program while the interpreter shuts down
+    write_atomically(parts / f"{rank}.json", report.model_dump_json())
+    leave()
 
 
 if __name__ == "__main__":

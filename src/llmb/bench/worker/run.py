@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a job: prepares each case, times it, forgets it."""
+"""Runs a job: prepares each case, times it, forgets it. ``python -m llmb.bench.worker.run JOB_FILE RESULT_FILE``."""
 
+import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ from llmb.bench.jobs import (
     Timings,
     TransferCase,
 )
-from llmb.bench.worker.attention import AttentionChoices, is_backend
+from llmb.bench.worker.attention import AttentionChoices
 from llmb.bench.worker.timing import PreparedCall, product, timed
 from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
 from llmb.engine.environment import cudnn_text, node_gpus
@@ -183,7 +186,7 @@ def attempt(case: Case, choices: AttentionChoices, device: torch.device, job: Ca
         return Timing(seconds=None, reason=reason, out_of_memory=True)
     try:
         return timed(prepare(case.work, choices, device), device, job, case.sustained_s)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
         return Timing(seconds=None, reason=_first_line(error), out_of_memory=True)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         text = _first_line(error)
@@ -197,8 +200,6 @@ def prepare(work: Work, choices: AttentionChoices, device: torch.device) -> Prep
     if isinstance(work, ProductCase):
         return PreparedCall(product(work, device), flushes=True)
     if isinstance(work, AttentionCase):
-        if not is_backend(work.backend):
-            raise ValueError(f"unknown attention backend {work.backend}")
         return choices.prepare(work)
     if isinstance(work, CopyCase):
         return copy(work, device)
@@ -225,3 +226,24 @@ def describe(device: torch.device) -> DeviceReport:
         device_memory_gib=torch.cuda.get_device_properties(device).total_memory / 2**30 if on_gpu else None,
         cpu_threads=torch.get_num_threads(),
     )
+
+
+def say(progress: BenchProgress) -> None:
+    sys.stdout.write(progress.model_dump_json() + "\n")
+    sys.stdout.flush()
+
+
+def leave() -> NoReturn:
+    """At once: torch's threads can abort a finished program while the interpreter shuts down."""
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    job = CaseList.model_validate_json(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(run_job(job, say).model_dump_json())
+    leave()
+
+
+if __name__ == "__main__":
+    main()
