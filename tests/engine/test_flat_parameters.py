@@ -33,7 +33,7 @@ from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.feedforward import GatedMLP
 from llmb.engine.model.initialize import initialize
-from llmb.engine.model.joined import joined_layers
+from llmb.engine.model.linear import joined_layers
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.optimizer import AdamW, build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange

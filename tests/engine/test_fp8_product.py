@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llmb.engine.kernels.fp8_cast import cast
-from llmb.engine.model.local_shard import Linear
+from llmb.engine.model.linear import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision.apply import check_device
 from llmb.engine.precision.experts import Fp8Stack

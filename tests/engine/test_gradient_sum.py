@@ -14,8 +14,7 @@ from llmb.catalogue.records import Model
 from llmb.engine.gradient_accumulation import give_sums, sum_in_products
 from llmb.engine.lora import freeze
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.gradient_sum import add_product
-from llmb.engine.model.joined import join_products
+from llmb.engine.model.linear import add_product, join_products
 from llmb.engine.parallel.pipeline import Stage
 from llmb.engine.recompute import apply_recompute
 

@@ -13,8 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from llmb.catalogue.records import Lora, LoraTargets, Model
 from llmb.engine.lora import apply_lora
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.joined import Joined, join_products, joined_layers
-from llmb.engine.model.local_shard import Linear
+from llmb.engine.model.linear import Joined, Linear, join_products, joined_layers
 from llmb.engine.recompute import apply_recompute
 
 Randomised = Callable[[Model], Decoder]

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.catalogue.records import MixtureOfExperts
-from llmb.engine.model.routing import BalancedRouter, Router
+from llmb.engine.model.moe import BalancedRouter, Router
 from llmb.engine.parallel.expert_parallel import rank_places
 
 MOE = MixtureOfExperts(router="sigmoid-scaled-inputs", experts=4, top_k=1, ffn_hidden_size=8, interleave=1)

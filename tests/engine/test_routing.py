@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
 from llmb.engine.expert_load import summary
-from llmb.engine.model.routing import BalancedRouter, Router, balanced_counts
+from llmb.engine.model.moe import BalancedRouter, Router, balanced_counts
 
 
 def router(experts: int, top_k: int, kind: RouterName = "sigmoid-scaled-inputs") -> Router:

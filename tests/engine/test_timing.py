@@ -16,14 +16,13 @@ from llmb.engine.data.batches import MicroBatch, on_device
 from llmb.engine.data.build import build_data
 from llmb.engine.data.steps import Figures, StepData, rank_data
 from llmb.engine.expert_load import ExpertLoadCounter
-from llmb.engine.layer_times import LayerTimes
 from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.precision.apply import CAPABILITY
 from llmb.engine.precision.step import fp8_counts
 from llmb.engine.profile import TorchRecorder
-from llmb.engine.timing import StepReader
+from llmb.engine.timing import LayerTimes, StepReader
 from llmb.engine.watchdog.heartbeat import Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

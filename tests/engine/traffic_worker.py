@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from llmb.catalogue.records import MixtureOfExperts
-from llmb.engine.model.moe import MoELayer
-from llmb.engine.model.routing import BalancedRouter
+from llmb.engine.model.moe import BalancedRouter, MoELayer
 from llmb.engine.parallel.expert_parallel import ParallelExperts, rank_places
 from llmb.engine.parallel.gloo import gloo_backend
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llmb.engine.model.local_shard import Linear
+from llmb.engine.model.linear import Linear
 
 
 class SideBySide:

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.moe import MoELayer, count_choices
-from llmb.engine.model.routing import BalancedRouter, Router
+from llmb.engine.model.moe import BalancedRouter, MoELayer, Router, count_choices
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.folder import write_atomically
 

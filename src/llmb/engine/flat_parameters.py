@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local_shard import Linear, local_tensor
+from llmb.engine.model.linear import Linear
+from llmb.engine.model.local_shard import local_tensor
 
 
 class FlatParameters:

@@ -13,9 +13,8 @@ from llmb.catalogue.records import Layout
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.flat_parameters import sharded_like
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.gradient_sum import GradientSum
-from llmb.engine.model.joined import Joined, is_plain, joined_layers
-from llmb.engine.model.local_shard import Linear, local_tensor
+from llmb.engine.model.linear import GradientSum, Joined, Linear, is_plain, joined_layers
+from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.parallel.data_parallel import accumulate
 
 

@@ -35,11 +35,10 @@ from llmb.engine.gradient_accumulation import (
     reduce_partial_gradients,
     sum_in_products,
 )
-from llmb.engine.layer_times import LayerTimes
 from llmb.engine.lora import token_keys
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialize import initialize
-from llmb.engine.model.joined import join_products
+from llmb.engine.model.linear import join_products
 from llmb.engine.optimizer import (
     AdamW,
     build_optimizer,
@@ -54,7 +53,7 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
-from llmb.engine.timing import StepReader
+from llmb.engine.timing import LayerTimes, StepReader
 from llmb.engine.transformations import transform
 from llmb.engine.watchdog.heartbeat import Progress
 from llmb.logs.step_line import format_invalid_line, format_step_line

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from llmb.catalogue.records import ADAPTED, Lora
-from llmb.engine.model.adapter import OWN, Adapter, FusedAdapter
-from llmb.engine.model.adapter_dropout import Dropout, TokenKeys
+from llmb.engine.model.adapter import OWN, Adapter, Dropout, FusedAdapter, TokenKeys
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder
 

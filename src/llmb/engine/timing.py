@@ -3,13 +3,22 @@
 
 A GPU works through a queue that the host fills. If the host waits for a loss, the queue runs empty. The values of a
 step are therefore read after the next step is queued. Without a queue they are read immediately.
+
+A rank that is slower than others cannot be recognized by the times of its steps: all ranks wait for it in every
+collective. So each rank also times how long it computes in the forward passes of its layers, and how long it waits for
+them to begin. Sharded parameters are gathered between layers, so that a layer's own time is the rank's own, except
+where its computation is itself parallel (tensor, context, expert). Only a step's first micro-batch is timed: two
+moments a layer.
 """
 
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,12 +27,57 @@ from torch import Tensor
 from llmb.engine.data.steps import Figures, StepData
 from llmb.engine.device import Memory, Moment, memory
 from llmb.engine.expert_load import ExpertLoadCounter
-from llmb.engine.layer_times import LayerTimes, Span, seconds_of
+from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import learning_rate
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import Plan
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
+
+Span = tuple[Moment, Moment]
+
+
+class LayerSeconds(NamedTuple):
+    """One rank in one step. layer_s: mean of its layers. outside_s: before the first, and in gaps of a stage."""
+
+    layer_s: float
+    outside_s: float
+
+
+class LayerTimes:
+    """Times the layers of ``stages``, whose forward passes it wraps: after everything else that does."""
+
+    def __init__(self, stages: Sequence[Decoder], device: torch.device) -> None:
+        self.device = device
+        self.sizes = [len(stage.layers) for stage in stages]
+        self.begin()
+        for number, stage in enumerate(stages):
+            for block in stage.blocks():
+                block.wrap("compute", partial(self._timing, number))
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.spans: list[list[Span]] = [[] for _ in self.sizes]
+
+    def _timing(self, stage: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(self._timed, stage, forward)
+
+    def _timed(self, stage: int, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        spans = self.spans[stage]
+        if len(spans) == self.sizes[stage]:
+            return forward(*arguments, **options)
+        began = Moment(self.device)
+        result = forward(*arguments, **options)
+        spans.append((began, Moment(self.device)))
+        return result
+
+
+def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
+    """``began`` is the step's beginning. All moments must have passed."""
+    own = [ended.seconds_since(start) for spans in stages for start, ended in spans]
+    first = [spans[0][0].seconds_since(began) for spans in stages if spans]
+    waits = [later[0].seconds_since(earlier[1]) for spans in stages for earlier, later in pairwise(spans)]
+    return LayerSeconds(sum(own) / max(len(own), 1), min(first, default=0.0) + sum(waits))
 
 
 @dataclass(slots=True)
@@ -45,6 +99,46 @@ class PendingStep:
     wait_s: float
     pause_s: float
     layers: Sequence[Sequence[Span]]
+
+
+class RankStep(NamedTuple):
+    """What a rank tells the others of a step. loss: 0 where ``has_loss`` is. Sums of ``Figures`` are last."""
+
+    has_loss: float
+    loss: float
+    norm: float
+    step_s: float
+    peak_bytes: float
+    wait_s: float
+    pause_s: float
+    ahead_s: float
+    layer_s: float
+    outside_s: float
+    tokens: float
+    labels: float
+    squares: float
+    chunked: float
+
+
+def rank_step(pending: PendingStep, loss: float, norm: float, ahead_s: float) -> RankStep:
+    """This rank's part of a step that has ended."""
+    layers = seconds_of(pending.layers, pending.began)
+    return RankStep(
+        has_loss=pending.has_loss,
+        loss=loss,
+        norm=norm,
+        step_s=pending.ended.seconds_since(pending.began),
+        peak_bytes=pending.memory.peak_bytes,
+        wait_s=pending.wait_s,
+        pause_s=pending.pause_s,
+        ahead_s=ahead_s,
+        layer_s=layers.layer_s,
+        outside_s=max(0.0, layers.outside_s - pending.wait_s),
+        tokens=pending.figures.tokens,
+        labels=pending.figures.counted_labels,
+        squares=pending.figures.sum_of_squares,
+        chunked=pending.figures.chunked_sum_of_squares,
+    )
 
 
 class StepReader:
@@ -96,34 +190,32 @@ class StepReader:
         ahead_s = time.perf_counter() - asked_s
         loss, norm, *counts = pending.values.tolist()
         load, fp8 = (counts[:-2], counts[-2:]) if self.plan.fp8_recipe else (counts, None)
-        own_s = pending.ended.seconds_since(pending.began)
-        layers = seconds_of(pending.layers, pending.began)
-        mine = [float(pending.has_loss), loss, norm, own_s, float(pending.memory.peak_bytes), pending.wait_s]
-        mine += [pending.pause_s, ahead_s, layers.layer_s, max(0.0, layers.outside_s - pending.wait_s)]
-        with_loss, losses, norms, times, peaks, waits, *others = self._exchange([*mine, *map(float, pending.figures)])
-        pauses, aheads, layer_times, outside, *sums = others
-        recipe = self.plan.recipe
+        ranks, recipe = self._exchange(rank_step(pending, loss, norm, ahead_s)), self.plan.recipe
+        times, peaks = [rank.step_s for rank in ranks], [rank.peak_bytes for rank in ranks]
+        layer_times = [rank.layer_s for rank in ranks]
         # Ranks that have the same samples have the same figures.
-        tokens, labels, squares, chunked = (int(sum(each)) * recipe.layout.dp // self.ranks.world_size for each in sums)
+        copies = len(ranks) // recipe.layout.dp
+        squares = int(sum(rank.squares for rank in ranks)) // copies
+        chunked = int(sum(rank.chunked for rank in ranks)) // copies
         return Step(
             step=pending.number,
             # Without a queue, the exchange is part of the step: nothing overlaps it.
             step_time_s=max(times) if self.queues else time.perf_counter() - pending.began.time_s,
-            loss=sum(losses) / sum(with_loss),
-            grad_norm=norms[0],
+            loss=sum(rank.loss for rank in ranks) / sum(rank.has_loss for rank in ranks),
+            grad_norm=ranks[0].norm,
             lr=learning_rate(recipe.training, pending.number),
-            tokens=tokens,
+            tokens=int(sum(rank.tokens for rank in ranks)) // copies,
             padded_tokens=recipe.layout.gbs * recipe.layout.seq_len,
-            counted_labels=labels,
+            counted_labels=int(sum(rank.labels for rank in ranks)) // copies,
             sum_of_squares=squares or None,
             chunked_sum_of_squares=chunked if chunked != squares else None,
-            data_wait_s=max(waits),
-            pause_s=max(pauses),
-            host_ahead_s=min(aheads) if self.queues else None,
+            data_wait_s=max(rank.wait_s for rank in ranks),
+            pause_s=max(rank.pause_s for rank in ranks),
+            host_ahead_s=min(rank.ahead_s for rank in ranks) if self.queues else None,
             layer_s_median=statistics.median_low(layer_times),
             layer_s_max=max(layer_times),
             slowest_layer_rank=layer_times.index(max(layer_times)),
-            outside_layers_s=min(outside),
+            outside_layers_s=min(rank.outside_s for rank in ranks),
             ended_s=round(seen_s if self.queues else time.time(), 4),
             peak_memory_bytes=int(max(peaks)),
             peak_memory_rank=peaks.index(max(peaks)),
@@ -138,10 +230,9 @@ class StepReader:
             fp8=Fp8Counts(saturated_tensors=int(fp8[0]), not_finite_tensors=int(fp8[1])) if fp8 else None,
         )
 
-    def _exchange(self, mine: list[float]) -> list[list[float]]:
+    def _exchange(self, mine: RankStep) -> list[RankStep]:
         """The values of every rank."""
         values = torch.tensor(mine, dtype=torch.float64)
         gathered = [torch.empty_like(values) for _ in range(self.ranks.world_size)]
         dist.all_gather(gathered, values, group=self.group)
-        by_value: list[list[float]] = torch.stack(gathered).T.tolist()
-        return by_value
+        return [RankStep(*each.tolist()) for each in gathered]

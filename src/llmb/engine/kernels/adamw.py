@@ -12,7 +12,10 @@ from llmb.engine.kernels.fp8_cast import cast_into, has_kernel, is_there
 
 
 def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None:
-    """Updates master and moments with the gradient over ``divisor``, 0-d fp32 on the device, and sets the weight."""
+    """Updates master and moments with the gradient over ``divisor``, and sets the weight; all of any one shape.
+
+    divisor: 0-d fp32, on the device.
+    """
     master, first, second, gradient, weight = tensors
     if master.is_cuda and is_there("adamw_triton"):
         from llmb.engine.kernels import adamw_triton  # Not at the top: a machine without a GPU has no Triton.
@@ -42,7 +45,7 @@ def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None
 
 
 def update_and_cast(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers, casts: Casts) -> None:
-    """``update``, and casts the rounded master; there must be a weight."""
+    """``update`` of [..., rows, columns], and casts the rounded master; there must be a weight."""
     if has_kernel(tensors.master, "adamw_triton"):
         from llmb.engine.kernels import adamw_triton
 

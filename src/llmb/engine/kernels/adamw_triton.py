@@ -185,7 +185,7 @@ def factors(numbers: AdamWNumbers) -> Factors:
 
 
 def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None:
-    """See ``adamw.update``."""
+    """See ``adamw.update``: tensors of any one shape, contiguous; divisor 0-d."""
     check_contiguous(tensors)
     size = tensors.master.numel()
     if size:
@@ -196,7 +196,7 @@ def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None
 
 
 def update_and_cast(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers, casts: Casts) -> None:
-    """See ``adamw.update_and_cast``."""
+    """See ``adamw.update_and_cast``: tensors [..., rows, columns], contiguous; divisor 0-d."""
     check_contiguous(tensors)
     scale, values, transposed, amax = casts
     assert tensors.weight is not None

@@ -15,7 +15,7 @@ from torch.nn import functional
 from llmb.engine.kernels.arguments import Activation, BothWays, CastStatistics
 
 CAPABILITY = (8, 9)
-"""Compute capability of the first GPUs with casts to FP8."""
+"""Compute capability of the first GPUs with FP8: casts and products."""
 
 
 def has_kernel(tensor: Tensor, module: str) -> bool:

@@ -250,6 +250,7 @@ def _rows_contiguous(matrix: Tensor) -> Tensor:
 
 @triton_op("llmb::cast_both_ways", mutates_args={})
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """values: [rows, columns] or [matrices, rows, columns]; scale: 0-d."""
     source = _rows_contiguous(values)
     found = empty_casts(source, tuple(source.shape), dtype)
     _launch_cast(wrap_triton(cast_kernel), source, scale, *found, "none")
@@ -257,13 +258,17 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
-    """``amax`` must hold 0. Not for compiled code."""
+    """source, values: [..., rows, columns]; transposed: [..., columns, rows]; amax: 0-d, holding 0.
+
+    Not for compiled code.
+    """
     # Outside of an operator a wrapped kernel is prepared again for each launch, and kept.
     _launch_cast(cast_kernel, _rows_contiguous(source), scale, values, transposed, amax, "none")
 
 
 @triton_op("llmb::cast_activated", mutates_args={})
 def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """inputs: [rows, features], or [rows, 2 * features] with gate and up."""
     source = _rows_contiguous(inputs)
     rows, columns = source.shape
     found = empty_casts(source, (rows, columns // 2 if activation == "swiglu" else columns), dtype)
@@ -281,7 +286,7 @@ def cast_normalized(
     scale: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With a mean there is a bias."""
+    """inputs: [..., columns]; mean, factor: [..., 1]; weight, bias: [columns]. With a mean there is a bias."""
     source = inputs.contiguous()
     columns = source.shape[-1]
     rows = source.numel() // columns
@@ -315,6 +320,7 @@ def cast_normalized(
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """gradient: [rows, features]; inputs and results: likewise, or [rows, 2 * features] with gate and up."""
     source, given = _rows_contiguous(inputs), _rows_contiguous(gradient)
     values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
     rows, columns = given.shape

@@ -53,6 +53,7 @@ def normalize_backward(
 ) -> NormGradients:
     """Gradients from those of both uses of ``hidden``, [..., columns] each: ``given`` through the norm, and ``passed``.
 
+    mean, factor: [rows], see ``Normalized``; weight: [columns].
     The gradient through the norm is rounded, and so is its sum with ``passed``.
     """
     if has_kernel(hidden, "norm_triton"):

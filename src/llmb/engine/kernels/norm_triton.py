@@ -304,7 +304,7 @@ def _normalize_and_cast(
 def normalize_and_cast(
     hidden: Tensor, update: Tensor | None, norm: NormOf, scale: Tensor, dtype: torch.dtype
 ) -> Normalized:
-    """See ``norm.normalize_and_cast``."""
+    """See ``norm.normalize_and_cast``: hidden, update: [..., columns]; scale: 0-d."""
     total, mean, *found = _normalize_and_cast(hidden, update, *norm, scale, dtype)
     return Normalized(hidden if update is None else total, None if norm.bias is None else mean, *found)
 
@@ -363,7 +363,7 @@ def _normalize_backward(
 def normalize_backward(
     given: Tensor, passed: Tensor, hidden: Tensor, mean: Tensor | None, factor: Tensor, weight: Tensor
 ) -> NormGradients:
-    """See ``norm.normalize_backward``."""
+    """See ``norm.normalize_backward``: gradients and hidden: [..., columns]; mean, factor: [rows]."""
     to_hidden, to_weight, to_bias, *_ = _normalize_backward(
         given, passed, hidden, mean, factor, weight, None, torch.float8_e5m2
     )
@@ -380,7 +380,7 @@ def normalize_backward_and_cast(
     scale: Tensor,
     dtype: torch.dtype,
 ) -> tuple[NormGradients, BothWays]:
-    """See ``norm.normalize_backward_and_cast``."""
+    """See ``norm.normalize_backward_and_cast``: shapes as in ``normalize_backward``."""
     to_hidden, to_weight, to_bias, values, transposed, amax = _normalize_backward(
         given, passed, hidden, mean, factor, weight, scale, dtype
     )

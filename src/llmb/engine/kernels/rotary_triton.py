@@ -341,11 +341,11 @@ def _cast_rotated_gradient(
 
 
 def rotate_in_place(product: Tensor, rotation: Rotation, heads: int, head_dim: int) -> None:
-    """See ``rotary.rotate_in_place``."""
+    """See ``rotary.rotate_in_place``: product [batch * seq, outputs], ``heads`` of it first."""
     _rotate_in_place(product, *rotation, heads, head_dim)
 
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """See ``rotary.cast_rotated_gradient``."""
+    """See ``rotary.cast_rotated_gradient``: scale 0-d; results [batch * seq, outputs] and transposed."""
     found: BothWays = _cast_rotated_gradient(*gradients, *rotation, scale, dtype)
     return found

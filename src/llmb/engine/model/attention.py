@@ -13,8 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 from llmb.catalogue.records import Model
 from llmb.engine.model.adapter import FusedAdapter
 from llmb.engine.model.documents import DocumentSegments, Segments
-from llmb.engine.model.joined import Joined
-from llmb.engine.model.local_shard import Linear
+from llmb.engine.model.linear import Joined, Linear
 from llmb.engine.model.norms import RMSNorm
 from llmb.engine.model.rotary import Rotary, apply_rotary
 

@@ -13,7 +13,7 @@ from llmb.engine.model.attention import Attention, Documents, document_masks
 from llmb.engine.model.biases import BiasedAttention, BiasedGatedMLP, BiasedSquaredReluMLP
 from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
-from llmb.engine.model.gradient_sum import GradientSum
+from llmb.engine.model.linear import GradientSum
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
@@ -117,7 +117,7 @@ class Decoder(nn.Module):
     """A model, or one pipeline stage of it: parameter names are those of the full model either way.
 
     ``embeds``: it begins with the embedding. Tied embedding and head are one parameter, with the name of the embedding;
-    a last stage that is not the first has a replica of it, see ``parallel.tied_embedding``.
+    a last stage that is not the first has a replica of it, see ``parallel.pipeline``.
 
     ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them. ``gradient_sums``: the
     gradients that products add to.

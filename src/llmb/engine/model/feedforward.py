@@ -4,8 +4,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmb.engine.model.joined import Joined
-from llmb.engine.model.local_shard import Linear
+from llmb.engine.model.linear import Joined, Linear
 
 
 class GatedMLP(nn.Module):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.model.local_shard import Linear, local_shard
+from llmb.engine.model.linear import Linear
+from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.softmax import SMALLEST_BYTES, Softmax, chunk_bytes, chunk_length, chunk_slices, slice_bytes
 from llmb.engine.typed_autograd import apply, save_for_backward
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixture of experts, with or without a capacity of each expert."""
+"""Mixture of experts: routers, which choose the experts of each token, and the experts, with or without a capacity."""
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 from typing import NamedTuple, Protocol
 
@@ -11,10 +12,73 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
+from llmb.catalogue.records import Router as RouterName
 from llmb.engine.model.feedforward import GatedMLP
 from llmb.engine.model.local_shard import local_shard
-from llmb.engine.model.routing import BalancedRouter, Router
 from llmb.engine.typed_autograd import apply
+
+SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
+    "sigmoid-scaled-inputs": torch.sigmoid,
+    "softmax-weighted-outputs": partial(torch.softmax, dim=-1),
+}
+"""Scores from the logits of the chosen experts, [n, top_k]; equal to a renormalized softmax over all experts."""
+
+
+class Router(nn.Module):
+    """Chooses ``top_k`` experts for each token: [n, hidden] to scores and expert numbers, both [n, top_k]."""
+
+    def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(moe.experts, hidden_size))
+        self.top_k = moe.top_k
+        self.score = SCORES[moe.router]
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        logits = functional.linear(tokens, local_shard(self.weight))
+        chosen = self.choose(logits)
+        return self.score(logits.gather(-1, chosen).float()).to(tokens.dtype), chosen
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Expert numbers, [n, top_k], from [n, experts]."""
+        return logits.topk(self.top_k, dim=-1).indices
+
+    def known_counts(self, choices: int) -> list[int] | None:  # noqa: ARG002
+        """How many of that many choices are of each expert, if it does not depend on tokens."""
+        return None
+
+
+class BalancedRouter(Router):
+    """Chooses experts round-robin, independent of the logits, so that all get the same number of tokens.
+
+    ``place`` is the index of this rank among those that share experts: each continues after the previous one.
+    """
+
+    def __init__(self, router: Router, place: int) -> None:
+        nn.Module.__init__(self)
+        self.weight = router.weight
+        self.top_k, self.score = router.top_k, router.score
+        self.place = place
+        self.experts = len(router.weight)
+
+    def choose(self, logits: Tensor) -> Tensor:
+        tokens, experts = logits.shape
+        return turns(self.place, tokens * self.top_k, experts, logits.device).view(tokens, self.top_k)
+
+    def known_counts(self, choices: int) -> list[int]:
+        return balanced_counts(self.place, choices, self.experts)
+
+
+def turns(place: int, choices: int, experts: int, device: torch.device) -> Tensor:
+    """The consecutive experts that the rank at ``place`` chooses, the same number on each rank: [choices]."""
+    first = place * choices
+    return torch.arange(first, first + choices, device=device) % experts
+
+
+def balanced_counts(place: int, choices: int, experts: int) -> list[int]:
+    """How often the rank at ``place`` chooses each expert."""
+    rounds, more = divmod(choices, experts)
+    first = place * choices
+    return [rounds + ((expert - first) % experts < more) for expert in range(experts)]
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -40,14 +104,6 @@ def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """``grouped_matmul`` as one product per group: for any operands, but it waits for ``counts``."""
     groups = torch.split(rows, counts.tolist())
     return torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
-
-
-def grouped_outer(rows: Tensor, gradients: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """The gradient of ``weights`` in ``grouped_matmul(rows, weights, counts)``, from that of its result, [n, m]."""
-    if not runs_grouped(rows, weights):
-        pairs = zip(*(torch.split(part, counts.tolist()) for part in (rows, gradients)), strict=True)
-        return torch.stack([group.T @ gradient for group, gradient in pairs])
-    return torch._grouped_mm(rows.T, gradients, offs=counts.cumsum(0, dtype=torch.int32))
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -104,7 +160,7 @@ def permute(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
 
     The gradient is a permutation, too. Autograd, which does not know that, would add each row to one of zeros.
     """
-    permuted: Tensor = apply(_Permute, rows, order, inverse)
+    permuted: Tensor = apply(_Arrange, rows, order, inverse, False)
     return permuted
 
 
@@ -113,41 +169,32 @@ def rearrange(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
 
     order: [m] of 0 to n, the number of rows, for zeros; inverse: [n] of 0 to m likewise.
     """
-    rearranged: Tensor = apply(_Rearrange, rows, order, inverse)
+    rearranged: Tensor = apply(_Arrange, rows, order, inverse, True)
     return rearranged
 
 
-class _PermuteContext(FunctionCtx):
+class _ArrangeContext(FunctionCtx):
     saved_tensors: tuple[Tensor]
+    has_gaps: bool
 
 
-class _Permute(torch.autograd.Function):
+class _Arrange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _PermuteContext, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    def forward(ctx: _ArrangeContext, rows: Tensor, order: Tensor, inverse: Tensor, has_gaps: bool) -> Tensor:
         ctx.save_for_backward(inverse)
+        ctx.has_gaps = has_gaps
+        return _select(rows, order, has_gaps=has_gaps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _ArrangeContext, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return _select(gradient, inverse, has_gaps=ctx.has_gaps), None, None, None
+
+
+def _select(rows: Tensor, order: Tensor, *, has_gaps: bool) -> Tensor:
+    if not has_gaps:
         return rows.index_select(0, order)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _PermuteContext, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return gradient.index_select(0, inverse), None, None
-
-
-class _Rearrange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _PermuteContext, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return _select_or_zero(rows, order)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _PermuteContext, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return _select_or_zero(gradient, inverse), None, None
-
-
-def _select_or_zero(rows: Tensor, order: Tensor) -> Tensor:
     missing = order == len(rows)
     return rows.index_select(0, order.masked_fill(missing, 0)).masked_fill(missing.unsqueeze(-1), 0)
 

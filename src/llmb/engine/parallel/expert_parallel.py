@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.moe import Experts, MoELayer, permute
-from llmb.engine.model.routing import BalancedRouter, Router, balanced_counts
+from llmb.engine.model.moe import BalancedRouter, Experts, MoELayer, Router, balanced_counts, permute
 from llmb.engine.parallel.collectives import Group, all_gather, all_to_all, group_of
 
 EXPERT = 0

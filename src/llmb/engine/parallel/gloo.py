@@ -25,12 +25,7 @@ THREADS = 1
 
 
 def gloo_backend() -> str:
-    """The backend of processes that talk through their hosts, ready to be used.
-
-    torch's own gloo where a version of torch has no such options. The record of a run holds the name.
-    """
-    if not hasattr(getattr(dist.ProcessGroupGloo, "_Options", None), "_threads"):
-        return "gloo"
+    """The backend of processes that talk through their hosts, ready to be used. The record of a run holds the name."""
     # As torch's own: a process that is bound to a GPU asks each of its groups for the backend of that device.
     dist.Backend.register_backend(GLOO, _one_thread, extended_api=True, devices=["cpu", "cuda"])
     return GLOO

@@ -19,8 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from llmb.engine.model.adapter import OWN, Adapter
-from llmb.engine.model.adapter_dropout import Dropout
+from llmb.engine.model.adapter import OWN, Adapter, Dropout
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.biases import Bias
 from llmb.engine.model.decoder import Decoder

@@ -15,8 +15,8 @@ With delayed scaling, trained weights and compiled blocks (``[ ]`` is a cast by 
     backward: the gradient of each product is cast once, [gradient of the layer], for both of its products.
 
 Where there is no norm or activation before a product, its input is cast by itself: current scaling, adapters, tensor
-parallelism. A forward pass goes through six files: ``layers`` (which layer, which scales), ``autograd`` (what is saved
-for the backward pass), ``scaling`` (cast, product), a module of ``kernels`` (``fp8_cast``, ``norm`` or ``rotary``) and
-its Triton file, from the block in ``model/decoder``. ``apply`` replaces a model's layers, ``step`` holds what happens
-to scales once a step, ``experts`` are the routed experts.
+parallelism. The forward pass of a layer goes through six files: from the block in ``model/decoder`` to ``layers``
+(which layer, which scales), ``autograd`` (what is saved for the backward pass), ``scaling`` (cast, product), a module
+of ``kernels`` (``fp8_cast``, or ``norm`` or ``rotary`` for what is fused) and its Triton file. ``apply`` replaces a
+model's layers, ``step`` holds what happens to scales once a step, ``experts`` are the routed experts.
 """

@@ -8,11 +8,11 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from llmb.engine.kernels.fp8_cast import CAPABILITY
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Block, Decoder, MoEBlock
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
-from llmb.engine.model.joined import Joined, joined_layers
-from llmb.engine.model.local_shard import Linear
+from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.data_parallel import is_sharded
 from llmb.engine.parallel.mesh import Ranks
@@ -33,8 +33,6 @@ from llmb.runs.attention import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan
 
 Module = TypeVar("Module", bound=nn.Module)
-CAPABILITY = (8, 9)
-"""Compute capability of the first GPUs with FP8 products."""
 
 
 def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep_weights: bool) -> None:

@@ -143,7 +143,7 @@ class Fp8Stack(nn.Module):
             self.kept = self.cast_weights(self.matrices())
 
     def cast_weights(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Matrices in FP8, and each of them transposed."""
+        """Matrices in FP8, [experts, inputs, outputs], and each of them transposed."""
         values, transposed, _ = cast_both_ways(weights, self.layer_scales.factors[WEIGHT].scale, FORMATS[WEIGHT])
         return values, transposed
 
@@ -175,7 +175,10 @@ class _StackContext(FunctionCtx):
 
 
 class _Fp8GroupedProduct(torch.autograd.Function):
-    """y = x w, dx = dy w^T, dw = x^T dy for the rows of each expert."""
+    """y = x w, dx = dy w^T, dw = x^T dy for the rows of each expert.
+
+    x: [n, inputs], w: [experts, inputs, outputs], y: [n, outputs].
+    """
 
     @staticmethod
     def forward(
@@ -256,7 +259,10 @@ class _ExpertsContext(FunctionCtx):
 
 
 class _Fp8Experts(torch.autograd.Function):
-    """Two ``_Fp8GroupedProduct`` with SwiGLU between them."""
+    """Two ``_Fp8GroupedProduct`` with SwiGLU between them: rows [n, hidden] in and out.
+
+    first_weights: [experts, hidden, 2 * features], last_weights: [experts, features, hidden].
+    """
 
     @staticmethod
     def forward(

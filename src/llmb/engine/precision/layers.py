@@ -20,8 +20,8 @@ from llmb.engine.kernels.fp8_cast import cast_activated, cast_both_ways, cast_in
 from llmb.engine.model.attention import Attention, Documents, RotaryPosition
 from llmb.engine.model.decoder import Block, MoEBlock, Staged
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
-from llmb.engine.model.joined import Joined
-from llmb.engine.model.local_shard import Linear, local_shard
+from llmb.engine.model.linear import Joined, Linear
+from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.norms import Norm
 from llmb.engine.model.rotary import Rotary
 from llmb.engine.precision.autograd import (
@@ -124,7 +124,7 @@ Product = Fp8Linear | Fp8Joined
 def operands(
     layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput, activation: Activation | None = None
 ) -> tuple[object, ...]:
-    """For the functions of ``autograd``."""
+    """For functions of ``autograd``, from hidden [..., inputs]: ``Operands``, then weights, [outputs, inputs] each."""
     first, *_ = layer.layers
     weights = [local_shard(each.weight) for each in layer.layers]
     if not isinstance(hidden, CastInput):
@@ -295,7 +295,7 @@ def normalized_for(product: Joined, norm: Norm, hidden: Tensor) -> tuple[Tensor,
 
 
 def norm_arguments(product: Product, norm: Norm) -> tuple[object, ...]:
-    """For the functions of ``norm_autograd``."""
+    """What ``Fp8Norm`` takes after the hidden states."""
     return *norm.operands(), input_factor(product).scale
 
 

@@ -73,7 +73,7 @@ def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float)
 
 
 def cast_tensor(values: Tensor, which: int, factor: Factor, *, delayed: bool, transposes: bool = True) -> Cast:
-    """A layer's input or gradient in its format.
+    """A layer's input or gradient, [rows, columns], in its format.
 
     factor: by the scale of the layer's tensor; with current scaling it is computed from the tensor.
     """

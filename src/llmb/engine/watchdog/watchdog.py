@@ -2,7 +2,6 @@
 """A thread in every rank that ends the run if it hangs, and the rank if the process that started it is gone."""
 
 import os
-import select
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from llmb.engine.watchdog.flight_recorder import Collectives, main_thread_locati
 from llmb.engine.watchdog.heartbeat import LONGEST_TICK_S, Heartbeats, Position, Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
+from llmb.runs.parent_death import has_ended
 from llmb.runs.plan import EnginePlan
 from llmb.runs.stall import PHASE_LIMITS, STALL, Beat, find_stall, overdue, see, time_to_notice
 
@@ -51,7 +51,7 @@ class Watchdog:
         self.folder = folder
         self.progress = progress
         self.heartbeats = Heartbeats(self.rank, world_size, self.interval_s)
-        self.starters = Starters(launcher)
+        self.parent, self.launcher = os.getppid(), launcher
         self.beats = 0
         self.idle_s = 0.0
         self.position: Position | None = None
@@ -62,7 +62,7 @@ class Watchdog:
             self.heartbeats.start(self.limit_s * PHASE_LIMITS["start"])
         before = time.monotonic()
         while True:
-            if self.starters.gone():
+            if self._is_orphan():
                 _say(f"llmb: rank {self.rank} on {self.host} ends: the process that started it is gone")
                 os._exit(STALLED)
             now = time.monotonic()
@@ -70,6 +70,10 @@ class Watchdog:
                 self._look(min(now - before, LONGEST_TICK_S))
                 before = now
             time.sleep(SHORTEST_INTERVAL_S)
+
+    def _is_orphan(self) -> bool:
+        """Whether its parent or, on a single machine, ``llmb run`` is gone, neither of which a rank must outlive."""
+        return os.getppid() != self.parent or (self.launcher != 0 and has_ended(self.launcher))
 
     def _look(self, elapsed_s: float) -> None:
         beat = self._beat(elapsed_s)
@@ -140,37 +144,6 @@ class Watchdog:
         if verdict:
             _within(LONGEST_REPORT_S, lambda: self.folder.stall.write_text(verdict + "\n"))
         os._exit(STALLED)
-
-
-class Starters:
-    """The processes that a rank must not outlive: its parent and, on a single machine, ``llmb run``."""
-
-    def __init__(self, launcher: int) -> None:
-        self.parent = os.getppid()
-        self.launcher = launcher
-        self.poll: select.poll | None = None
-        if launcher and hasattr(os, "pidfd_open"):
-            try:
-                handle = os.pidfd_open(launcher)
-            except ProcessLookupError:
-                return  # already gone; _alive reports it
-            self.poll = select.poll()
-            self.poll.register(handle, select.POLLIN)
-
-    def gone(self) -> bool:
-        if os.getppid() != self.parent:
-            return True
-        if self.poll:
-            return bool(self.poll.poll(0))
-        return bool(self.launcher) and not _alive(self.launcher)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def stacks() -> list[str]:

@@ -1,8 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers with the same input, multiplied as one where their weights are side by side in memory.
+"""Multiplication by a weight, alone or joined with others, and where the weight's gradient is summed.
 
-One product instead of several: the input is read once, its gradient is written once instead of summed from several, and
-matrix units prefer large products. Parameters keep their names and shapes, and so do checkpoints.
+- ``Linear`` is one matrix: of a layer, of the head, of an adapter (``adapter``).
+- ``Joined`` are linear layers with the same input, multiplied as one where their weights are side by side in memory:
+  the input is read once, its gradient is written once instead of summed from several, and matrix units prefer large
+  products. Parameters keep their names and shapes, and so do checkpoints.
+- ``GradientSum`` is where the products of both add the gradients of micro-batches. Autograd writes a product, and adds
+  it to the gradient so far in another pass over memory: 8 bytes per bf16 weight and micro-batch. A product that adds to
+  a matrix reads and writes that matrix: 4 bytes, and rounds once instead of twice.
+
+Two products stay apart. Those in FP8 (``precision.layers``, alone and joined by one function) have operands of their
+own: casts with their scales, in both memory layouts. Those of routed experts (``moe``, in FP8 ``precision.experts``)
+have a matrix for each group of rows, whose sizes depend on the tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,9 +22,83 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
-from llmb.engine.model.gradient_sum import GradientSum
-from llmb.engine.model.local_shard import Linear, local_shard
+from llmb.engine.model.local_shard import local_shard
 from llmb.engine.typed_autograd import apply
+
+
+class GradientSum:
+    """The gradient of one matrix, whose rows are the local shards of ``parameters``.
+
+    total: like the matrix. is_empty: 0-d, on the host, where a product reads it without a wait for the device. So
+    compiled code is the same for a step's first micro-batch, which overwrites ``total``, and the others.
+    """
+
+    def __init__(self, matrix: Tensor, parameters: Sequence[Tensor]) -> None:
+        self.total = torch.empty_like(matrix)
+        self.is_empty = torch.ones((), dtype=torch.bool, device="cpu")
+        self.parameters = parameters
+
+    def multiply(self, hidden: Tensor, matrix: Tensor, trained: Tensor) -> Tensor:
+        """``hidden`` times ``matrix``, [..., outputs]; the backward pass adds to ``total``.
+
+        trained: a parameter, because of which autograd computes a backward pass at all.
+        """
+        product: Tensor = apply(_Multiply, hidden, matrix.detach(), trained, self.total, self.is_empty)
+        return product
+
+
+@torch.library.custom_op("llmb::add_product", mutates_args=("total", "is_empty"))
+def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor) -> None:
+    """Adds ``gradient`` [rows, outputs] transposed times ``rows`` [rows, inputs] to ``total``, or sets it if empty."""
+    if is_empty:
+        torch.mm(gradient.t(), rows, out=total)
+        is_empty.fill_(False)
+    else:
+        total.addmm_(gradient.t(), rows)
+
+
+class _SumContext(FunctionCtx):
+    saved_tensors: tuple[Tensor, Tensor]
+    needs_input_grad: tuple[bool, ...]
+    total: Tensor
+    is_empty: Tensor
+
+
+class _Multiply(torch.autograd.Function):
+    """The sum is not a saved tensor: those must not change, and later forward passes may precede this backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: _SumContext, hidden: Tensor, weight: Tensor, trained: Tensor, total: Tensor, is_empty: Tensor  # noqa: ARG004
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(hidden, weight)
+        ctx.total, ctx.is_empty = total, is_empty
+        return functional.linear(hidden, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _SumContext, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        hidden, weight = ctx.saved_tensors
+        add_product(ctx.total, ctx.is_empty, gradient.flatten(0, -2), hidden.flatten(0, -2))
+        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
+
+
+class Linear(nn.Linear):
+    """A matrix without bias.
+
+    gradients: where its products add the weight's gradient; None for autograd's.
+    """
+
+    gradients: GradientSum | None = None
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weight = local_shard(self.weight)
+        if self.gradients is not None:
+            return self.gradients.multiply(hidden, weight, weight)
+        return functional.linear(hidden, weight)
 
 
 class Joined:
