@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llmb.bench.cases import Device
 from llmb.bench.device_bench import DeviceChoice
 from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
@@ -18,6 +17,7 @@ from llmb.jobs.task import BENCHMARKS, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, Placement
 from llmb.runs.folder import RunFolder
+from llmb.runs.host import Device
 from llmb.schedulers.lookup import scheduler_of
 from llmb.site.site import Site
 

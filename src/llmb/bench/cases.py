@@ -23,6 +23,7 @@ from llmb.bench.records import Measurement, NotMeasured
 from llmb.catalogue.records import Dtype, Gpu, Layout, Model, Recipe
 from llmb.errors import UsageError
 from llmb.metrics.parameters import MATRICES
+from llmb.runs.host import Device
 
 PASS_WORDS: dict[TrainingPass, str] = {"forward": "forward", "input_gradient": "dgrad", "weight_gradient": "wgrad"}
 """As Megatron calls them; the words of cases."""
@@ -160,7 +161,6 @@ def bytes_of(text: str) -> int:
 
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-Device = Literal["cpu", "cuda"]
 SQUARE: dict[Device, int] = {"cpu": 1024, "cuda": 8192}
 """A product that keeps the whole device busy, beside those of the recipe."""
 COPY_BYTES: dict[Device, tuple[int, ...]] = {

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over the ranks of this machine: started, and their result as measurements."""
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import llmb
-from llmb.bench.cases import Device
 from llmb.bench.collectives import (
     COLLECTIVES,
     JOB,
@@ -21,9 +19,10 @@ from llmb.bench.collectives import (
     bus_factor,
     sizes_between,
 )
-from llmb.bench.measure import OnProgress, run_ranks
+from llmb.bench.measure import OnProgress, job_folder, run_ranks
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.errors import RunFailed, UsageError
+from llmb.runs.host import Device
 
 LEAST_BYTES = 8
 MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}
@@ -75,10 +74,9 @@ def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> Col
 
     Raises EnvironmentProblem without torch, RunFailed if a process failed, or UserInterrupt.
     """
-    with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
-        (Path(folder) / JOB).write_text(job.model_dump_json())
-        run_ranks(PROGRAM, Path(folder), ranks, job.device, "collectives", on_progress)
-        return read_result(Path(folder))
+    with job_folder(JOB, job) as folder:
+        run_ranks(PROGRAM, folder, ranks, job.device, "collectives", on_progress)
+        return read_result(folder)
 
 
 def read_result(folder: Path) -> CollectiveResult:

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from llmb.bench.jobs import DeviceReport
 from llmb.catalogue.records import Record
+from llmb.runs.host import Device
 
 PROGRAM = "llmb.bench.worker.collectives"
 JOB, RESULT = "collectives_job.json", "collectives_result.json"
@@ -29,7 +30,7 @@ BASES, WEIGHTS = 61, 64
 class CollectiveJob(Record):
     """What every rank measures, in this order. ``sizes`` in bytes."""
 
-    device: Literal["cpu", "cuda"]
+    device: Device
     collectives: tuple[Collective, ...]
     sizes: tuple[int, ...]
     limited_by_memory: bool = False

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Literal, get_args
 
 import llmb
-from llmb.bench.cases import Asked, Device, meaning
+from llmb.bench.cases import Asked, meaning
 from llmb.bench.jobs import CaseList, ProductDtype
 from llmb.bench.measure import OnProgress, run_measurements
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
@@ -15,7 +15,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, unknown
-from llmb.runs.host import host_name
+from llmb.runs.host import Device, host_name
 from llmb.site.machine import Machine, gpu_type_of
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]

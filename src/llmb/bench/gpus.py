@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One product on every GPU at once, and which of them are slow."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,12 +9,13 @@ from pathlib import Path
 from statistics import median
 
 import llmb
-from llmb.bench.cases import SQUARE, Device
+from llmb.bench.cases import SQUARE
 from llmb.bench.jobs import PASSES, Case, CaseList, ProductCase, ProductDtype
-from llmb.bench.measure import OnProgress, run_ranks
+from llmb.bench.measure import OnProgress, job_folder, run_ranks
 from llmb.bench.records import JOB, PARTS, PROGRAM, Measurement, MeasurementFile, NotMeasured, PartReport
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
+from llmb.runs.host import Device
 
 DATA = Path(__file__).with_name("outliers.yaml")
 NORMAL = 1.4826
@@ -94,10 +94,9 @@ def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[Pa
 
     Raises EnvironmentProblem without torch, RunFailed if the program failed, or UserInterrupt.
     """
-    with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
-        (Path(folder) / JOB).write_text(job.model_dump_json())
-        run_ranks(PROGRAM, Path(folder), ranks, job.device, "GPUs", on_progress)
-        return read_parts(Path(folder))
+    with job_folder(JOB, job) as folder:
+        run_ranks(PROGRAM, folder, ranks, job.device, "GPUs", on_progress)
+        return read_parts(folder)
 
 
 def read_parts(folder: Path) -> list[PartReport]:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from llmb.catalogue.records import Record
 from llmb.runs.attention import AttentionChoice
+from llmb.runs.host import Device
 
 PROGRAM = "llmb.bench.worker.run"
 ProductDtype = Literal["bf16", "fp16", "fp32", "fp8"]
@@ -97,7 +98,7 @@ class Case(Record):
 class CaseList(Record):
     """Bursts end after ``enough_s`` or ``most_repeats``, and have at least ``least_repeats``."""
 
-    device: Literal["cpu", "cuda"]
+    device: Device
     cases: tuple[Case, ...]
     warm_ups: int = 2
     least_repeats: int = 3

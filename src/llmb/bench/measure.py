@@ -4,17 +4,19 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from llmb.bench.cases import Device
 from llmb.bench.jobs import PROGRAM, BenchProgress, CaseList, Timings
+from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem
 from llmb.processes.ranks import words
 from llmb.processes.talking import run_talking
 from llmb.programs.engine.worker_variables import shipped_variables
+from llmb.runs.host import Device
 
 OnProgress = Callable[[BenchProgress], None]
 
@@ -29,11 +31,18 @@ def need_torch() -> None:
 
 def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
     """Raises as ``run_program``."""
-    with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
-        asked, answered = Path(folder) / "job.json", Path(folder) / "timings.json"
-        asked.write_text(job.model_dump_json())
+    with job_folder("job.json", job) as folder:
+        asked, answered = folder / "job.json", folder / "timings.json"
         run_program(("-P", "-m", PROGRAM, str(asked), str(answered)), job.device, "", on_progress)
         return Timings.model_validate_json(answered.read_text())
+
+
+@contextmanager
+def job_folder(name: str, job: Record) -> Iterator[Path]:
+    """A temporary folder with the file that a program reads; for what it writes, too."""
+    with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
+        (Path(folder) / name).write_text(job.model_dump_json())
+        yield Path(folder)
 
 
 def run_ranks(program: str, folder: Path, ranks: int, device: Device, what: str, on_progress: OnProgress) -> None:

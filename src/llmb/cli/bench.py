@@ -11,7 +11,6 @@ import typer
 from llmb.bench.bench_job import BenchProgram
 from llmb.bench.cases import (
     Asked,
-    Device,
     attention_cases,
     bytes_of,
     gemm_cases,
@@ -58,6 +57,7 @@ from llmb.report.bench_report import (
     measurement_tables,
 )
 from llmb.report.output import print_line, print_output
+from llmb.runs.host import Device
 from llmb.site.machine import this_machine
 
 SECONDS = 5.0

@@ -20,7 +20,6 @@ from llmb.bench.bench_job import (
     end_of,
     job_nodes,
 )
-from llmb.bench.cases import Device
 from llmb.bench.device_bench import DeviceChoice
 from llmb.bench.kept_measurements import write_measurements
 from llmb.bench.records import MeasurementFile
@@ -39,6 +38,7 @@ from llmb.options.option import Option
 from llmb.report.output import print_json, print_line, print_output
 from llmb.report.plan_report import flags_text
 from llmb.runs.folder import RunFolder
+from llmb.runs.host import Device
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
 
 

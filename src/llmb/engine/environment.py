@@ -35,7 +35,7 @@ def describe_environment(ranks: Ranks) -> Environment:
         python=platform.python_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda if on_gpu else None,
-        nccl=_nccl_version() if on_gpu else None,
+        nccl=nccl_version() if on_gpu else None,
         backend=dist.get_backend(),
         float32_matmul_precision=torch.get_float32_matmul_precision(),
         system=platform.platform(),
@@ -47,7 +47,7 @@ def describe_environment(ranks: Ranks) -> Environment:
         variables=recorded_variables(os.environ),
         driver=seen.driver,
         cuda_driver=_cuda_of_driver() if on_gpu else None,
-        cudnn=_cudnn_version() if on_gpu else None,
+        cudnn=cudnn_version() if on_gpu else None,
         cpu=cpu_name(),
         cpu_governor=_governor(),
         gpus=seen.gpus or None,
@@ -112,12 +112,12 @@ def _governor() -> str | None:
         return None
 
 
-def _cudnn_version() -> str | None:
+def cudnn_version() -> str | None:
     number: int | None = torch.backends.cudnn.version()
     return cudnn_text(number)
 
 
-def _nccl_version() -> str:
+def nccl_version() -> str:
     version: tuple[int, ...] = torch.cuda.nccl.version()
     return ".".join(map(str, version))
 

@@ -29,7 +29,7 @@ from llmb.bench.jobs import (
 from llmb.bench.worker.attention import AttentionChoices
 from llmb.bench.worker.timing import PreparedCall, product, timed
 from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
-from llmb.engine.environment import cudnn_text, node_gpus
+from llmb.engine.environment import cudnn_version, nccl_version, node_gpus
 from llmb.runs.host import host_name
 
 MANY = 500
@@ -212,15 +212,13 @@ def _first_line(error: Exception) -> str:
 
 def describe(device: torch.device) -> DeviceReport:
     on_gpu = device.type == "cuda"
-    cudnn: int | None = torch.backends.cudnn.version() if on_gpu else None
-    nccl: tuple[int, ...] = torch.cuda.nccl.version() if on_gpu else ()
     return DeviceReport(
         python=platform.python_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda if on_gpu else None,
-        cudnn=cudnn_text(cudnn),
-        cudnn_number=cudnn,
-        nccl=".".join(map(str, nccl)) or None,
+        cudnn=cudnn_version() if on_gpu else None,
+        cudnn_number=torch.backends.cudnn.version() if on_gpu else None,
+        nccl=nccl_version() if on_gpu else None,
         driver=node_gpus(host_name()).driver if on_gpu else None,
         device=device_name(device),
         device_memory_gib=torch.cuda.get_device_properties(device).total_memory / 2**30 if on_gpu else None,

@@ -95,18 +95,6 @@ def precision_policy(dtype: Dtype, grad_reduce_dtype: GradReduceDtype) -> MixedP
     return MixedPrecisionPolicy(compute_dtype(dtype), reduce_dtype, cast_forward_inputs=False)
 
 
-def add_up(model: Decoder) -> None:
-    """Accumulates gradients in the dtype of the reduction, as FSDP does after each backward pass.
-
-    For gradients that are not computed in a backward pass.
-    """
-    for module in model.modules():
-        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
-        for parameter in group.fsdp_params if group else ():
-            parameter.accumulate_unsharded_grad_if_needed()
-            parameter.to_accumulated_grad_if_needed()
-
-
 def accumulate(model: Decoder, *, last: bool, keep_whole: bool) -> None:
     """Sets whether the next backward pass is the last of a step: gradients are reduced once per step.
 

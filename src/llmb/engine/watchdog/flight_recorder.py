@@ -8,7 +8,9 @@ does not record gloo's sends and receives; for those the code that waits for the
 import json
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -76,26 +78,17 @@ def main_thread_location() -> tuple[str | None, bool]:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return None, False
-    frames = list(_outwards(frame))
-    communicates = any(found.f_code.co_filename.startswith(DISTRIBUTED) for found in _until_project(frames))
-    own = next((found for found in frames if found.f_code.co_filename.startswith(PROJECT)), frames[-1])
+    frames = [outer for outer, _ in traceback.walk_stack(frame)]
+    inside = list(takewhile(lambda found: not _is_in(PROJECT, found), frames))
+    communicates = any(_is_in(DISTRIBUTED, found) for found in inside)
+    own = frames[min(len(inside), len(frames) - 1)]
     inner = frames[0]
     text = _line(own) if own is inner else f"{_line(own)}, in {_line(inner)}"
     return text, communicates
 
 
-def _outwards(frame: FrameType) -> Iterator[FrameType]:
-    current: FrameType | None = frame
-    while current:
-        yield current
-        current = current.f_back
-
-
-def _until_project(frames: list[FrameType]) -> Iterator[FrameType]:
-    for frame in frames:
-        if frame.f_code.co_filename.startswith(PROJECT):
-            return
-        yield frame
+def _is_in(folder: str, frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(folder)
 
 
 def _line(frame: FrameType) -> str:
