@@ -18,7 +18,7 @@ from llmb.campaigns.submission import SubmissionOutcome, queue
 from llmb.catalogue.load import Catalogue
 from llmb.cli.options import selection_options, value_options
 from llmb.cli.root import agree, can_ask, say
-from llmb.errors import UsageError
+from llmb.errors import UsageError, itemized
 from llmb.health.exclusion import OPTION, excluded_nodes
 from llmb.options.option import options_of
 from llmb.report.output import print_output, print_table
@@ -130,9 +130,9 @@ def _raise_refusals(outcome: SubmissionOutcome) -> None:
     if outcome.refusals:
         jobs = outcome.campaign.jobs
         refused = sum(job.state == "refused" for job in jobs)
-        reasons = "\n".join(f"  - {error.what}" for error in outcome.refusals)
+        reasons = itemized(error.what for error in outcome.refusals)
         do = "correct the cause and rerun the same command: it submits only these"
-        raise UsageError(f"{refused} of {len(jobs)} jobs could not be queued:\n{reasons}", do=do)
+        raise UsageError(f"{refused} of {len(jobs)} jobs could not be queued:{reasons}", do=do)
 
 
 def _show_job(campaign: Campaign, job: CampaignJob) -> None:
