@@ -20,12 +20,8 @@ def test_files_hold_everything_in_order_and_only_single_tensors_are_too_large(si
         assert after is None or total + named[after[0]] > largest
 
 
-def test_one_file_has_the_short_name() -> None:
+def test_one_file_has_the_short_name_and_the_index_says_where_each_tensor_is() -> None:
     assert shard_files(1) == ["model.safetensors"]
-    assert shard_files(2) == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-
-
-def test_the_index_says_where_each_tensor_is() -> None:
     assert index_document([["a", "b"], ["c"]], 14) == {
         "metadata": {"total_size": 14},
         "weight_map": {

@@ -40,10 +40,18 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_folders_are_those_of_the_reference_documents(tmp_path: Path, source: Path) -> None:
-    prepared = prepare(tmp_path, source)
-    below = tmp_path / "install" / "workloads" / WORKLOAD / "checkpoint_and_dataset" / "datasets" / "squad-tiny"
-    assert prepared.folder == below
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
+    """Of 200 samples, for tests that change nothing."""
+    folder = tmp_path_factory.mktemp("prepared")
+    save_tokenizer(folder / "model")
+    return prepare(folder, write_lines(folder / "squad.jsonl", rows(200)))
+
+
+def test_folders_are_those_of_the_reference_documents(prepared: PreparedDataset) -> None:
+    below = prepared.folder
+    parents = ("install", "workloads", WORKLOAD, "checkpoint_and_dataset", "datasets", "squad-tiny")
+    assert below.parts[-len(parents) :] == parents
     for split in ("training", "validation", "test"):
         for suffix in ("", ".idx.npy", ".idx.info"):
             assert (below / f"{split}.jsonl{suffix}").is_file()
@@ -52,8 +60,8 @@ def test_folders_are_those_of_the_reference_documents(tmp_path: Path, source: Pa
     assert prepared.samples.samples == {"training": 180, "validation": 10, "test": 10}
 
 
-def test_the_index_leads_to_every_line(tmp_path: Path, source: Path) -> None:
-    path = prepare(tmp_path, source).folder / "training.jsonl"
+def test_the_index_leads_to_every_line(prepared: PreparedDataset) -> None:
+    path = prepared.folder / "training.jsonl"
     ends = np.load(f"{path}.idx.npy")
     text = path.read_bytes()
     assert [text[end : end + 1] for end in ends] == [b"\n"] * 180
@@ -79,8 +87,7 @@ def test_splits_are_those_that_nemo_draws(tmp_path: Path, source: Path) -> None:
     assert "test is the source's validation" in prepared.samples.split_rule
 
 
-def test_packs_hold_every_sample_with_its_answer_counted(tmp_path: Path, source: Path) -> None:
-    prepared = prepare(tmp_path, source)
+def test_packs_hold_every_sample_with_its_answer_counted(prepared: PreparedDataset) -> None:
     training = next(packed for packed in prepared.packed if packed.record.split == "training")
     record, arrays = training.record, map_arrays(training.path)
     assert arrays.tokens.dtype == np.uint32
@@ -139,23 +146,21 @@ def test_questions_without_an_answer_are_left_out_and_counted(tmp_path: Path, so
     assert sum(prepared.samples.samples.values()) == 100
 
 
-def test_a_second_call_does_nothing(tmp_path: Path, source: Path) -> None:
+def test_a_second_call_writes_nothing_and_needs_neither_source_nor_tokenizer(tmp_path: Path, source: Path) -> None:
+    """So that who may only read the folders of another user finds them prepared."""
     first = prepare(tmp_path, source)
     before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*") if path.is_file()}
     assert all(packed.made for packed in first.packed)
-    again = prepare(tmp_path, source, verify=True)
-    assert not again.samples_made
-    assert not any(packed.made for packed in again.packed)
-    assert [packed.record for packed in again.packed] == [packed.record for packed in first.packed]
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-
-
-def test_a_second_call_writes_nothing(tmp_path: Path, source: Path) -> None:
-    """So that who may only read the folders of another user finds them prepared."""
-    temporary = prepare(tmp_path, source).folder.parents[1] / "nemo_nlp_tmp"
+    temporary = first.folder.parents[1] / "nemo_nlp_tmp"
     temporary.rmdir()
     temporary.touch()
-    assert not any(packed.made for packed in prepare(tmp_path, source).packed)
+    again = prepare(tmp_path, source, verify=True)
+    source.unlink()
+    for found in (again, prepare(tmp_path, tokenizer=None)):
+        assert not found.samples_made
+        assert not any(packed.made for packed in found.packed)
+    assert [packed.record for packed in again.packed] == [packed.record for packed in first.packed]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def test_a_lock_needs_no_permission_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,31 +190,15 @@ def test_packs_behind_a_link_are_replaced_where_they_are(tmp_path: Path, source:
     assert (disk / "tokens.npy").stat().st_size > 0
 
 
-def test_a_second_call_needs_neither_source_nor_tokenizer(tmp_path: Path, source: Path) -> None:
-    prepare(tmp_path, source)
-    source.unlink()
-    again = prepare(tmp_path, tokenizer=None)
-    assert not any(packed.made for packed in again.packed)
-
-
-def test_the_same_source_gives_the_same_files(tmp_path: Path, source: Path) -> None:
+def test_the_same_source_gives_the_same_files_and_further_lengths_from_anywhere(
+    tmp_path: Path, source: Path, prepared: PreparedDataset
+) -> None:
     first = prepare(tmp_path, source)
-    again = prepare(tmp_path, source, force=True)
-    assert again.samples.crc32 == first.samples.crc32
-    assert [packed.record.crc32 for packed in again.packed] == [packed.record.crc32 for packed in first.packed]
-    assert all(packed.made for packed in again.packed)
-
-
-def test_another_sequence_length_is_added(tmp_path: Path, source: Path) -> None:
-    prepare(tmp_path, source)
-    more = prepare(tmp_path, source, seq_lens=(128, 256))
+    assert first.samples.crc32 == prepared.samples.crc32
+    assert [packed.record.crc32 for packed in first.packed] == [packed.record.crc32 for packed in prepared.packed]
+    more = prepare(tmp_path, source.rename(tmp_path / "moved.jsonl"), seq_lens=(128, 256))
+    assert not more.samples_made
     assert [(packed.record.seq_len, packed.made) for packed in more.packed] == [(128, False), (256, True)] * 3
-
-
-def test_the_same_data_at_another_path_is_the_same_source(tmp_path: Path, source: Path) -> None:
-    prepare(tmp_path, source)
-    moved = source.rename(tmp_path / "moved.jsonl")
-    assert not prepare(tmp_path, moved).samples_made
 
 
 def test_another_source_is_refused_until_forced(tmp_path: Path, source: Path) -> None:
@@ -289,7 +278,9 @@ def test_two_at_once_are_refused(tmp_path: Path, source: Path, monkeypatch: pyte
         prepare(tmp_path, source)
 
 
-def test_a_full_disk_is_named(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_too_few_samples_are_named(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(28, os.strerror(28))
 
@@ -298,20 +289,10 @@ def test_a_full_disk_is_named(tmp_path: Path, source: Path, monkeypatch: pytest.
         prepare(tmp_path, source)
     assert "free some space" in str(error.value.do)
     monkeypatch.undo()
-    assert prepare(tmp_path, source).samples_made
-
-
-def test_too_few_samples_are_refused(tmp_path: Path, source: Path) -> None:
-    write_lines(source, rows(2))
+    too_few = write_lines(tmp_path / "too_few", rows(2))
     with pytest.raises(UsageError, match="no sample is left for training"):
-        prepare(tmp_path, source)
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, source: Path) -> None:
-    path = tmp_path / "model" / "tokenizer.json"
-    assert load_tokenizer(path, "a/b", 20).record.vocab_size == 20
-    with pytest.raises(UsageError, match="the tokenizer has 20 tokens, and the model 19 embeddings"):
-        load_tokenizer(path, "a/b", 19)
+        prepare(tmp_path, too_few)
+    assert prepare(tmp_path, source).samples_made
 
 
 @pytest.mark.parametrize(
@@ -319,25 +300,20 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, 
     [
         ({}, None, "the end-of-sequence token is not specified"),
         ({}, {"eos_token_id": [1, 2]}, "the end-of-sequence token is not specified"),
+        (None, {"text_config": "none"}, "the end-of-sequence token is not specified"),
         ({"eos_token": "<end>"}, None, "'eos_token' is <end>, which the tokenizer does not have"),
         ({}, {"eos_token_id": 400}, "'eos_token_id' is 400, and the tokenizer has"),
     ],
 )
 def test_an_end_of_sequence_is_never_guessed(
-    tmp_path: Path, source: Path, settings: dict[str, Any], config: dict[str, Any] | None, problem: str
+    tmp_path: Path, source: Path, settings: dict[str, Any] | None, config: dict[str, Any] | None, problem: str
 ) -> None:
     model = save_tokenizer(tmp_path / "model", settings)
+    if settings is None:
+        (model / "tokenizer_config.json").unlink()
     if config is not None:
         (model / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match=problem):
-        prepare(tmp_path, source)
-
-
-def test_a_configuration_that_is_malformed_specifies_nothing(tmp_path: Path, source: Path) -> None:
-    model = tmp_path / "model"
-    (model / "tokenizer_config.json").unlink()
-    (model / "config.json").write_text(json.dumps({"text_config": "none"}))
-    with pytest.raises(UsageError, match="the end-of-sequence token is not specified"):
         prepare(tmp_path, source)
 
 
@@ -355,8 +331,12 @@ def test_the_tokenizer_of_the_prepared_checkpoint_is_the_default(tmp_path: Path,
     assert prepare(tmp_path, source, tokenizer=None).packed[0].record.tokenizer.eos_id == 2
 
 
-def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, source: Path) -> None:
-    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+def test_a_tokenizer_that_does_not_fit_or_cannot_be_read_is_named(tmp_path: Path, source: Path) -> None:
+    path = tmp_path / "model" / "tokenizer.json"
+    assert load_tokenizer(path, "a/b", 20).record.vocab_size == 20
+    with pytest.raises(UsageError, match="the tokenizer has 20 tokens, and the model 19 embeddings"):
+        load_tokenizer(path, "a/b", 19)
+    path.write_text("{}")
     with pytest.raises(UsageError, match="this tokenizer cannot be read"):
         prepare(tmp_path, source)
     with pytest.raises(UsageError, match=r"there is no tokenizer\.json"):

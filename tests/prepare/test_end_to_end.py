@@ -139,16 +139,6 @@ def test_a_run_that_was_killed_resumes_with_the_next_document(
     assert resumed == {step: whole[step] for step in resumed}
 
 
-def test_adapters_are_profiled_like_any_training(llmb: Llmb, install: Path) -> None:
-    table = llmb("run", "-w", LORA, "-s", "tiny", "--scale", "2", "--synthetic", "--steps", "10", "--profile")
-    result = result_of(llmb, install)
-    assert result["profile"]["profiler"] == "torch"
-    assert result["profile"]["files"] == ["torch_profile/rank-0.json.gz", "torch_profile/rank-1.json.gz"]
-    assert result["profile"]["breakdown"]
-    assert result["origin"]["data"]["kind"] == "synthetic"
-    assert "synthetic" in table
-
-
 def page_commands(page: Path) -> list[list[str]]:
     """The commands of a page's first part, which is for this machine."""
     text = page.read_text().split("\n## On a cluster\n")[0]

@@ -75,17 +75,13 @@ def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_weights_configuration_and_tokenizer_are_downloaded_and_nothing_else(client: Client) -> None:
+def test_what_is_needed_and_nothing_else_is_downloaded_once(client: Client, server: FakeHub) -> None:
     folder = client.fetch()
     assert names(folder) == {"config.json", "tokenizer.json", "model.safetensors"}
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert folder.is_relative_to(client.hub.folder)
     total = sum(len(FILES[name]) for name in names(folder))
     assert client.progress[-1] == (total, total)
-
-
-def test_what_was_downloaded_is_not_downloaded_again(client: Client, server: FakeHub) -> None:
-    folder = client.fetch()
     (folder / "model.safetensors").unlink()  # as after a kill between two files
     server.requests.clear()
     assert client.fetch() == folder
@@ -103,23 +99,26 @@ def test_a_dataset_has_the_commit_as_its_revision(client: Client) -> None:
     assert names(folder) == {"plain_text/train-00000-of-00001.parquet"}
 
 
-def test_a_gated_model_without_a_token_names_its_page(client: Client, server: FakeHub) -> None:
-    server.gated = ("org/name",)
+@pytest.mark.parametrize(
+    ("token", "what", "do"),
+    [
+        (None, "org/name is gated, and there is no token", "request access at https://huggingface.co/org/name"),
+        (None, "org/name is gated, and there is no token", "HF_TOKEN"),
+        (TOKEN, "the account of the token has no access", "https://huggingface.co/org/name"),
+        ("hf_" + "z" * 34, "the hub rejects the token", ""),
+        (TOKEN + "\u2026", "the token has characters that a token cannot have", ""),
+    ],
+)
+def test_a_gated_model_is_refused_with_what_is_missing(
+    client: Client, server: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str | None, what: str, do: str
+) -> None:
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    server.gated, server.members = ("org/name",), (OTHER,)
     client.hub = replace(client.hub, page="https://huggingface.co/org/name")
     error = client.refused(EnvironmentProblem)
-    assert error.what == "org/name is gated, and there is no token"
-    assert "request access at https://huggingface.co/org/name" in str(error.do)
-    assert "HF_TOKEN" in str(error.do)
-
-
-def test_a_gated_model_with_a_token_that_has_no_access(
-    client: Client, server: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    server.gated, server.members = ("org/name",), (OTHER,)
-    error = client.refused(EnvironmentProblem)
-    assert "the account of the token has no access" in error.what
-    assert "https://huggingface.co/org/name" in str(error.do)
+    assert what in error.what
+    assert do in str(error.do)
 
 
 def test_a_gated_model_with_access(client: Client, server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,36 +130,9 @@ def test_a_gated_model_with_access(client: Client, server: FakeHub, monkeypatch:
     assert not any(TOKEN.encode() in content for content in written)
 
 
-def test_the_token_of_a_file_is_sent(
-    client: Client, server: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from huggingface_hub import constants
-
-    (tmp_path / "token").write_text(TOKEN)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    server.gated, server.members = ("org/name",), (TOKEN,)
-    assert names(client.fetch())
-
-
-def test_a_token_that_is_not_valid(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_" + "z" * 34)
-    error = client.refused(EnvironmentProblem)
-    assert "the hub rejects the token" in error.what
-
-
-def test_a_token_with_characters_that_cannot_be_sent(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", TOKEN + "\u2026")
-    error = client.refused(EnvironmentProblem)
-    assert "the token has characters that a token cannot have" in error.what
-
-
-def test_a_repository_that_does_not_exist(client: Client) -> None:
-    error = client.refused(UsageError, "org/absent")
-    assert "the hub has no org/absent" in error.what
-
-
-def test_a_repository_without_the_files(client: Client, server: FakeHub) -> None:
+def test_a_repository_that_does_not_exist_or_lacks_the_files(client: Client, server: FakeHub) -> None:
     server.repositories["org/empty"] = {"README.md": b""}
+    assert "the hub has no org/absent" in client.refused(UsageError, "org/absent").what
     error = client.refused(UsageError, "org/empty")
     assert error.what == "org/empty on the hub has no config.json and no *.safetensors"
 
@@ -173,32 +145,24 @@ def test_an_interrupt_ends_a_download(client: Client) -> None:
         client.hub.fetch("org/name", "model", MODEL_FILES, NEEDED, interrupt)
 
 
-def test_a_rate_limit_is_explained(client: Client, server: FakeHub) -> None:
+def test_a_rate_limit_is_explained_and_a_download_goes_on(client: Client, server: FakeHub) -> None:
     server.scripted = {"/api/models": [(429, {"Retry-After": "7"})]}
     error = client.refused(InfrastructureError)
     assert error.what == "the hub limits the rate of requests"
     assert "with a token the limit is higher" in str(error.do)
-
-
-def test_a_download_that_the_hub_limits_goes_on(client: Client, server: FakeHub) -> None:
     server.scripted = {"/resolve/": [(429, {"Retry-After": "0"})]}
     assert names(client.fetch()) == {"config.json", "tokenizer.json", "model.safetensors"}
 
 
-def test_without_a_network_the_advice_is_to_go_where_there_is_one(client: Client) -> None:
-    client.hub = replace(client.hub, endpoint="http://127.0.0.1:9")
-    error = client.refused(EnvironmentProblem)
-    assert "the hub cannot be reached" in error.what
-    assert "--source" in str(error.do)
-
-
-def test_without_a_network_an_earlier_download_is_used(client: Client) -> None:
+def test_without_a_network_an_earlier_download_is_used_or_another_way_advised(client: Client) -> None:
     folder = client.fetch()
     client.hub = replace(client.hub, endpoint="http://127.0.0.1:9")
     assert client.fetch() == folder
     assert "using org/name as it was downloaded before" in client.said[-1]
     (folder / "tokenizer.json").unlink()
-    client.refused(EnvironmentProblem)
+    error = client.refused(EnvironmentProblem)
+    assert "the hub cannot be reached" in error.what
+    assert "--source" in str(error.do)
 
 
 def test_offline_mode_uses_an_earlier_download_or_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,12 +57,16 @@ def call(*arguments: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("token", "state"),
-    [(None, "no token"), (TOKEN, "granted"), (OTHER, "not granted")],
+    ("token", "there", "state"),
+    [(None, True, "no token"), (TOKEN, True, "granted"), (OTHER, True, "not granted"), (TOKEN, False, "not found")],
 )
-def test_a_gated_repository(hub: FakeHub, token: str | None, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_repository(
+    hub: FakeHub, token: str | None, there: bool, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
+    if not there:
+        del hub.repositories[MODEL]
     assert states() == {MODEL: state, SQUAD: "granted"}
     asked = [path for _, path in hub.requests if "meta-llama" in path or "squad" in path]
     assert len(asked) == 2 and all(path.endswith("/auth-check") for path in asked), "one small request for each"
@@ -84,12 +88,6 @@ def test_the_token_of_the_file_is_sent(hub: FakeHub, tmp_path: Path) -> None:
     assert states()[MODEL] == "granted"
 
 
-def test_a_repository_that_is_gone(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    del hub.repositories[MODEL]
-    assert states()[MODEL] == "not found"
-
-
 def test_a_hub_that_fails_or_is_not_reached_is_a_warning(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -100,12 +98,6 @@ def test_a_hub_that_fails_or_is_not_reached_is_a_warning(hub: FakeHub, monkeypat
     assert done.exit_code == 0, done.exception
     assert "warning: access is not checked: the hub cannot be reached" in done.stderr
     assert json.loads(done.stdout)["granted"] is False
-
-
-def test_one_word_is_workload_and_size(hub: FakeHub) -> None:
-    done = CliRunner().invoke(app, ["access", "-w", "finetune_llama3_tiny", "--json"])
-    (data,) = json.loads(done.stdout)["repositories"]
-    assert (data["name"], data["needed_for"]) == (SQUAD, ["data of finetune_llama3 tiny"])
 
 
 def test_the_command_names_the_page_and_its_document_says_who_needs_what(
@@ -131,7 +123,10 @@ def test_the_command_names_the_page_and_its_document_says_who_needs_what(
     assert "granted" in done.stdout and PAGE in done.stdout
 
 
-def test_a_workload_that_downloads_nothing_is_named() -> None:
+def test_a_workload_is_named_in_one_word_and_has_something_to_download(hub: FakeHub) -> None:
+    done = CliRunner().invoke(app, ["access", "-w", "finetune_llama3_tiny", "--json"])
+    (data,) = json.loads(done.stdout)["repositories"]
+    assert (data["name"], data["needed_for"]) == (SQUAD, ["data of finetune_llama3 tiny"])
     done = CliRunner().invoke(app, ["access", "-w", "pretrain_llama3.1"])
     assert isinstance(done.exception, UsageError)
     assert "starts from nothing prepared: it is not fine-tuning" in done.exception.what
@@ -151,9 +146,6 @@ def test_a_repository_of_several_sizes_is_asked_for_once() -> None:
     assert len(needed[1].needed_for) == 3
     assert needed_repositories(Catalogue(), models, weights=False)[0].name == SQUAD
     assert needed_repositories(Catalogue(), models, weights=False, data=False) == ()
-
-
-def test_no_problem_where_all_is_granted() -> None:
     assert access_problem([]) is None
 
 

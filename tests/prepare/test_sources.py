@@ -13,36 +13,24 @@ from llmb.prepare.sources import read_samples, split_files
 
 ROW = {"context": "Anna has a hat.", "question": "Who?", "answers": {"text": ["Anna", "she"], "answer_start": [0, 0]}}
 PROMPT = "Context: Anna has a hat. Question: Who? Answer:"
-SQUAD = {
-    "version": "1.1",
-    "data": [
-        {
-            "title": "hats",
-            "paragraphs": [
-                {
-                    "context": "Anna has a hat.",
-                    "qas": [
-                        {"id": "1", "question": "Who?", "answers": [{"text": "Anna", "answer_start": 0}]},
-                        {"id": "2", "question": "Why?", "answers": [], "is_impossible": True},
-                    ],
-                }
-            ],
-        }
-    ],
-}
+QUESTIONS = [
+    {"id": "1", "question": "Who?", "answers": [{"text": "Anna", "answer_start": 0}]},
+    {"id": "2", "question": "Why?", "answers": [], "is_impossible": True},
+]
+PARAGRAPHS = [{"context": "Anna has a hat.", "qas": QUESTIONS}]
+SQUAD = {"version": "1.1", "data": [{"title": "hats", "paragraphs": PARAGRAPHS}]}
 
 
-def test_rows_of_the_hub_as_json_lines(tmp_path: Path) -> None:
-    (sample,) = read_samples(write_lines(tmp_path / "a", [ROW]))
-    assert sample == (PROMPT, "Anna", ("Anna", "she"))
-
-
-def test_rows_of_the_hub_as_parquet(tmp_path: Path) -> None:
-    path = tmp_path / "train"
-    parquet.write_table(pyarrow.Table.from_pylist([ROW, *rows(3)]), path)
-    samples = list(read_samples(path))
-    assert samples[0] == (PROMPT, "Anna", ("Anna", "she"))
-    assert len(samples) == 4
+def test_rows_of_the_hub_as_json_lines_and_as_parquet(tmp_path: Path) -> None:
+    """Blank lines and a byte order mark are skipped."""
+    marked = tmp_path / "marked.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf\n" + json.dumps(ROW).encode() + b"\n\n")
+    parquet.write_table(pyarrow.Table.from_pylist([ROW, *rows(3)]), tmp_path / "train")
+    sources = {write_lines(tmp_path / "a", [ROW]): 1, marked: 1, tmp_path / "train": 4}
+    for path, count in sources.items():
+        samples = list(read_samples(path))
+        assert samples[0] == (PROMPT, "Anna", ("Anna", "she"))
+        assert len(samples) == count
 
 
 def test_a_dataset_that_the_library_datasets_saved(tmp_path: Path) -> None:
@@ -67,12 +55,6 @@ def test_squad_as_it_is_published(tmp_path: Path, indent: int | None) -> None:
 def test_lines_that_are_in_the_template_already(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"input": "1 + 1 =", "output": "2"}, {"input": "?", "output": " "}])
     assert list(read_samples(path)) == [("1 + 1 =", "2", ()), None]
-
-
-def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf\n" + json.dumps(ROW).encode() + b"\n\n")
-    assert len(list(read_samples(path))) == 1
 
 
 @pytest.mark.parametrize(
@@ -114,23 +96,22 @@ def test_what_is_no_dataset_is_refused_with_its_place(tmp_path: Path, text: byte
     assert error.value.where == str(path)
 
 
-def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
-    names = ["plain_text/train-00000-of-00002.parquet", "plain_text/train-00001-of-00002.parquet"]
-    for name in [*names, "plain_text/validation-00000-of-00001.parquet", "README.md", ".cache/train.json"]:
+ON_THE_HUB = ["plain_text/train-00000-of-00002.parquet", "plain_text/train-00001-of-00002.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "others"),
+    [
+        (ON_THE_HUB, "plain_text/validation-00000-of-00001.parquet", ["README.md", ".cache/train.json"]),
+        (["train-v1.1.json"], "dev-v1.1.json", ["restraint.json"]),  # as SQuAD is published
+    ],
+)
+def test_splits_are_told_by_names(tmp_path: Path, training: list[str], validation: str, others: list[str]) -> None:
+    for name in [*training, validation, *others]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = split_files(tmp_path)
-    assert [str(path.relative_to(tmp_path)) for path in found["training"]] == names
-    assert set(found) == {"training", "validation"}
-
-
-def test_a_folder_as_squad_is_published(tmp_path: Path) -> None:
-    for name in ("train-v1.1.json", "dev-v1.1.json", "restraint.json"):
-        (tmp_path / name).touch()
-    assert {split: [path.name for path in paths] for split, paths in split_files(tmp_path).items()} == {
-        "training": ["train-v1.1.json"],
-        "validation": ["dev-v1.1.json"],
-    }
+    found = {name: [str(path.relative_to(tmp_path)) for path in paths] for name, paths in split_files(tmp_path).items()}
+    assert found == {"training": training, "validation": [validation]}
 
 
 def test_of_two_versions_none_is_guessed(tmp_path: Path) -> None:
