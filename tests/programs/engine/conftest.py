@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import Fork, ForkServer
+from free_ports import free_ports
 from torch.distributed import FileStore
 
 from llmb.processes.ranks import STORE
@@ -120,6 +122,26 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         if run.process.poll() is None:
             run.process.terminate()
         run.process.communicate()
+
+
+@pytest.fixture
+def start_ranks(fork_server: ForkServer) -> Iterator[Callable[..., list[Fork]]]:
+    """Starts a command once for each rank, as a launcher would. There is none, so that the test alone ends them."""
+    started: list[Fork] = []
+
+    def start(command: list[str], world_size: int, log: Path = Path(os.devnull), **more: str) -> list[Fork]:
+        (port,) = free_ports(1)
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+        environ = {**os.environ, **shared, "OMP_NUM_THREADS": "1", **more}
+        numbers = [str(rank) for rank in range(world_size)]
+        ranks = [Fork(fork_server, command, {**environ, "RANK": n, "LOCAL_RANK": n}, log) for n in numbers]
+        started.extend(ranks)
+        return ranks
+
+    yield start
+    for rank in started:
+        rank.kill()
+        rank.wait()
 
 
 @pytest.fixture(scope="session")

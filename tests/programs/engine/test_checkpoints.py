@@ -2,7 +2,6 @@
 """A run that goes on from a checkpoint is the run that was never ended."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -14,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fork_server import Fork, ForkServer
-from free_ports import free_ports
+from fork_server import Fork
 
 from llmb.checkpoints.checkpoint import partial_path, read_checkpoint, saved_checkpoints
 from llmb.checkpoints.times import read_checkpoint_times
@@ -29,7 +27,7 @@ from llmb.programs.port import End
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.record import new_record, write_record
+from llmb.runs.record import new_record, read_record, write_record
 from llmb.runs.steps import read_steps
 
 Finished = Callable[..., dict[str, Any]]
@@ -65,26 +63,6 @@ def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any], exact_st
         assert abs(old["loss"] - new["loss"]) <= loss, new["step"]
         assert new["grad_norm"] == pytest.approx(old["grad_norm"], rel=norm)
         assert new["lr"] == old["lr"]
-
-
-def rank_variables(world_size: int) -> list[dict[str, str]]:
-    """What the launcher would tell each rank; without it, none but the test ends them."""
-    (port,) = free_ports(1)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-    return [
-        {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(world_size)
-    ]
-
-
-@pytest.fixture
-def start_ranks(fork_server: ForkServer) -> Callable[..., list[Fork]]:
-    def start(command: list[str], world_size: int, log: Path = Path(os.devnull), **more: str) -> list[Fork]:
-        return [
-            Fork(fork_server, command, {**os.environ, **variables, **more}, log)
-            for variables in rank_variables(world_size)
-        ]
-
-    return start
 
 
 @pytest.mark.slow
@@ -186,15 +164,19 @@ def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> No
     assert record["result"]["checkpoint"] == told
 
 
+def train_on_slow_disk(plan: Plan, install: Path, start_ranks: Start, slower_s: str) -> RunFolder:
+    folder = create_run_folder(install, plan)
+    write_record(folder, new_record(plan, ()))
+    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log, SLOWER_S=slower_s)
+    assert rank.wait(timeout=ENDS_WITHIN_S) == 0, folder.log.read_text()
+    return folder
+
+
 def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start) -> None:
     """A save takes a second, and longer still if the steps up to the next save have not ended by then."""
     plan = tiny_plan(scale=1, steps=6, checkpoint_interval=2)
-    folder = create_run_folder(tmp_path, plan)
-    record = new_record(plan, ())
-    write_record(folder, record)
-    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log, SLOWER_S="1")
-    assert rank.wait(timeout=ENDS_WITHIN_S) == 0, folder.log.read_text()
-    result = conclude_run(folder, record, End(0))
+    folder = train_on_slow_disk(plan, tmp_path, start_ranks, "1")
+    result = conclude_run(folder, read_record(folder), End(0))
     done = read_steps(folder.steps)
     assert [step.saving for step in done] == [False, False, True, True, True, True]
     assert result.checkpoint is not None
@@ -208,11 +190,7 @@ def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(
     tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start
 ) -> None:
     plan = tiny_plan(scale=1, steps=1, save_checkpoint=True, stall_limit_s=10)
-    folder = create_run_folder(tmp_path, plan)
-    write_record(folder, new_record(plan, ()))
-    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log, SLOWER_S="14")
-    assert rank.wait(timeout=ENDS_WITHIN_S) == 0, folder.log.read_text()
-    assert len(saved_checkpoints(folder.checkpoints)) == 1
+    assert len(saved_checkpoints(train_on_slow_disk(plan, tmp_path, start_ranks, "14").checkpoints)) == 1
 
 
 def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
@@ -249,10 +227,15 @@ def test_by_default_one_more_step_is_done(finished: Finished) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_before_workers_start(
-    start: Callable[..., Any], finished: Finished, tmp_path: Path, options: tuple[str, ...], said: str
+    start: Callable[..., Any],
+    finished: Finished,
+    forked_python: str,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    said: str,
 ) -> None:
     path = after_ten_steps(finished(*LLAMA, "--scale", "2", *TWENTY))
-    run = start(*options, "--scale", "2", "--load-checkpoint", path)
+    run = start(*options, "--scale", "2", "--load-checkpoint", path, python=forked_python)
     _, talk = run.process.communicate()
     assert run.process.returncode == 2
     assert said in talk
@@ -307,13 +290,6 @@ def test_a_checkpoint_dir_that_is_a_file_is_refused_before_workers_start(
     assert run.process.returncode == 3
     assert "checkpoints cannot be saved there: it is a file" in talk
     assert not list((tmp_path / "runs").rglob("run.json"))
-
-
-def test_a_missing_checkpoint_is_refused(start: Callable[..., Any], tmp_path: Path) -> None:
-    run = start(*LLAMA, "--load-checkpoint", str(tmp_path / "nowhere"))
-    _, talk = run.process.communicate()
-    assert run.process.returncode == 2
-    assert "there is no such checkpoint" in talk
 
 
 def test_a_disk_that_fills_up_while_saving_leaves_the_earlier_checkpoints(
@@ -375,7 +351,7 @@ def run_and_kill(folder: RunFolder, victim: int, chance: random.Random, start_ra
             assert ranks[victim].wait() == -signal.SIGKILL
             time.sleep(0.2)  # the other may still do what it does when it lost its peer
         launcher.kill()
-    for rank in ranks:
+    for rank in ranks:  # those of many kills would compute beside each other
         rank.kill()
         rank.wait()
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that start with a checkpoint's weights, and checkpoints of adapters."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -10,14 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from fork_server import Fork, ForkServer
-from free_ports import free_ports
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-import llmb.engine
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Lora, Model
 from llmb.catalogue.resolve import find_model
@@ -37,7 +33,6 @@ from llmb.runs.record import new_record, write_record
 from llmb.runs.steps import read_steps
 from llmb.weights.conversion import ImportRequest, import_checkpoint
 
-WORKER = Path(llmb.engine.__file__).parent / "worker.py"
 pytestmark = pytest.mark.slow
 LORA, PRETRAIN = "finetune_llama3", "pretrain_llama3.1"
 SIZES = {"gbs": 2}
@@ -75,32 +70,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, SavedChec
 
 
 @pytest.fixture
-def train(fork_server: ForkServer, tmp_path: Path) -> Train:
+def train(start_ranks: Callable[..., list[Any]], tmp_path: Path) -> Train:
     """Runs the workers of a plan to their end."""
 
-    def run(plan: Plan, fails: bool = False) -> RunFolder:
+    def run(plan: Plan) -> RunFolder:
         folder = create_run_folder(tmp_path / str(len(list(tmp_path.iterdir()))), plan)
         write_record(folder, new_record(plan, ()))
-        size, (port,) = plan.recipe.layout.gpus, free_ports(1)
-        ranks = [
-            Fork(
-                fork_server,
-                [str(WORKER), str(folder.path)],
-                {
-                    **os.environ,
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "WORLD_SIZE": str(size),
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "OMP_NUM_THREADS": "1",
-                },
-                folder.log,
-            )
-            for rank in range(size)
-        ]
-        codes = [rank.wait(timeout=ENDS_WITHIN_S) for rank in ranks]
-        assert any(codes) is fails, folder.log.read_text()
+        ranks = start_ranks(["-m", "llmb.engine.worker", str(folder.path)], plan.recipe.layout.gpus, folder.log)
+        assert {rank.wait(timeout=ENDS_WITHIN_S) for rank in ranks} == {0}, folder.log.read_text()
         return folder
 
     return run

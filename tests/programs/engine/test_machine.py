@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a machine has decides what is run by default. Machines are given, so that any test machine can play them."""
 
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,18 +53,16 @@ def test_a_machine_without_gpus_trains_tiny_models_on_its_cores() -> None:
     recipe = recipe_for(CATALOGUE, tiny(), LAPTOP)
     assert (recipe.gpu_type, recipe.scale, recipe.dtype) == ("cpu", 2, "fp32")
     assert recipe_for(CATALOGUE, tiny(), Machine(gpu_names=(), cores=1)).scale == 1
+    with pytest.raises(UsageError, match="does not run on a CPU"):
+        recipe_for(CATALOGUE, large(gpu_type="cpu"), LAPTOP)
 
 
-def test_a_gpu_node_uses_all_its_gpus() -> None:
+def test_a_gpu_node_uses_all_its_gpus_unless_asked_for_fewer() -> None:
     recipe = recipe_for(CATALOGUE, large(), H100_NODE)
     assert (recipe.gpu_type, recipe.scale, recipe.peak_tflops) == ("h100", 8, 989)
     assert recipe_for(CATALOGUE, tiny(gpu_type="cpu"), H100_NODE).gpu_type == "cpu"
-
-
-def test_the_request_wins_over_the_machine() -> None:
-    recipe = recipe_for(CATALOGUE, large(scale=1), H100_NODE)
-    assert recipe.proxy
-    assert recipe.layout.layers == 10
+    asked = recipe_for(CATALOGUE, large(scale=1), H100_NODE)
+    assert (asked.proxy, asked.layout.layers) == (True, 10)
 
 
 def test_an_unknown_gpu_has_no_peak_of_another() -> None:
@@ -81,11 +77,6 @@ def test_too_few_gpus_are_said_before_anything_starts() -> None:
     with pytest.raises(EnvironmentProblem, match="needs 1 GPUs; this machine has 0"):
         check_machine(plan, LAPTOP)
     check_machine(plan, H100_NODE)
-
-
-def test_sizes_without_a_cpu_layout_are_refused_there() -> None:
-    with pytest.raises(UsageError, match="does not run on a CPU"):
-        recipe_for(CATALOGUE, large(gpu_type="cpu"), LAPTOP)
 
 
 @pytest.mark.parametrize(
@@ -103,24 +94,18 @@ def test_sizes_without_a_cpu_layout_are_refused_there() -> None:
     ],
 )
 def test_gpus_are_those_the_driver_lists_and_the_user_leaves_visible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, names: tuple[str, ...]
+    program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, visible: str | None, names: tuple[str, ...]
 ) -> None:
     """The driver cannot be had without a GPU; a program of its name answers for it. A GPU machine asks the real one."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA H100'\necho 'NVIDIA H200'\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program("nvidia-smi", "echo 'NVIDIA H100'\necho 'NVIDIA H200'")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert this_machine().gpu_names == names
 
 
-def test_a_driver_that_fails_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_a_driver_that_fails_counts_as_none(program: Callable[[str, str], None]) -> None:
+    program("nvidia-smi", "echo 'Failed to initialize NVML'\nexit 9")
     assert this_machine().gpu_names == ()
     assert this_machine().cores >= 1
 
@@ -129,12 +114,9 @@ def variables_of(plan: Plan, cores: int, environ: dict[str, str]) -> dict[str, s
     return local_variables(local_spec(plan, Path("/x"), environ, RunFolder(Path("/x/run"))), cores, environ)
 
 
-def test_workers_share_the_cores(tiny_plan: Callable[..., Plan]) -> None:
+def test_workers_share_the_cores_and_what_the_user_has_set_stays(tiny_plan: Callable[..., Plan]) -> None:
     assert variables_of(tiny_plan(scale=2), 8, {})["OMP_NUM_THREADS"] == "4"
     assert variables_of(tiny_plan(scale=8), 2, {})["OMP_NUM_THREADS"] == "1"
-
-
-def test_what_the_user_has_set_stays(tiny_plan: Callable[..., Plan]) -> None:
     environ = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "1"}
     assert variables_of(tiny_plan(scale=2), 8, environ) == {"PYTHONUNBUFFERED": "1"}
 

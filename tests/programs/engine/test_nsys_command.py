@@ -3,10 +3,10 @@
 
 import json
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,18 +43,9 @@ def gpu_plan(choices: Choices) -> Plan:
 
 
 @pytest.fixture
-def nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def nsys(program: Callable[[str, str], None]) -> Callable[[str], None]:
     """Puts a program ``nsys`` on the PATH that runs the given shell text; $@ are its arguments."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    def install(text: str) -> None:
-        program = folder / "nsys"
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-
-    return install
+    return partial(program, "nsys")
 
 
 def test_nsys_is_taken_where_it_is_and_gpus_are(nsys: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:

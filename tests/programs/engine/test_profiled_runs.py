@@ -21,23 +21,17 @@ def profiled(finished: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return finished(*OPTIONS, *STEPS)
 
 
-def test_every_chosen_rank_leaves_a_trace(profiled: dict[str, Any]) -> None:
+def test_every_chosen_rank_leaves_a_trace_and_profiled_steps_are_left_out(profiled: dict[str, Any]) -> None:
     folder = Path(profiled["run_dir"])
     assert folder.name.endswith("_torchprofile")
     assert profiled["profile"]["files"] == ["torch_profile/rank-0.json.gz", "torch_profile/rank-1.json.gz"]
     assert profiled["profile"]["warnings"] == []
     assert sorted(path.name for path in (folder / "torch_profile").iterdir()) == ["rank-0.json.gz", "rank-1.json.gz"]
-
-
-def test_profiled_steps_are_marked_and_left_out(profiled: dict[str, Any]) -> None:
-    lines = (Path(profiled["run_dir"]) / "metrics.jsonl").read_text().splitlines()
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert [step["step"] for step in map(json.loads, lines) if step["profiled"]] == [9, 10]
     assert (profiled["window"]["first"], profiled["window"]["last"]) == (8, 9)
     assert profiled["step_time_s"]["count"] == 1
-
-
-def test_the_breakdown_is_kept(profiled: dict[str, Any]) -> None:
-    kept = json.loads((Path(profiled["run_dir"]) / "breakdown.json").read_text())
+    kept = json.loads((folder / "breakdown.json").read_text())
     assert kept == profiled["profile"]["breakdown"]
     assert kept["matrix_product_s"] > 0
     assert kept["attention_s"] > 0

@@ -4,6 +4,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,19 @@ def test_a_full_disk_is_named_and_nothing_hangs(
     assert run.process.returncode in (3, 4)
     assert "No space left on device" in talk
     assert "LLMB_INSTALL" in talk
+
+
+@pytest.mark.slow
+def test_a_run_where_the_host_name_is_unknown(start: Start, needs: Callable[[str, bool, str], None]) -> None:
+    """As in some containers and on some laptops."""
+    alone = ("unshare", "--uts", "--map-root-user")
+    probe = subprocess.run([*alone, "true"], capture_output=True, check=False)
+    needs("mount", probe.returncode == 0, "unshare (util-linux) must be allowed to give a process another host name")
+    renamed = (*alone, "sh", "-c", 'hostname nowhere-at-all; exec "$@"', "sh")
+    run = start(*LLAMA, "--steps", "3", "--window", "1-2", "--seq-len", "32", prefix=renamed)
+    shown, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
+    assert run.process.returncode == 0, talk
+    assert "step time s, mean" in shown
 
 
 def test_a_disk_that_must_not_be_written_is_named(

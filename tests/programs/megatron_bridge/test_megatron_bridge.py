@@ -31,7 +31,6 @@ from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import queued_record, read_record, write_record
-from llmb.runs.result import Result
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.steps import worker_step
 from llmb.site.site import Site
@@ -55,6 +54,18 @@ def order_of(
     site = Site(install=install, config=cluster_schema().model_validate(settings))
     framework = FrameworkOptions(framework="megatron_bridge", **options)
     return make_order(CATALOGUE, request, choices or Choices(), JobOptions(python=PYTHON), site, framework)
+
+
+def concluded(tmp_path: Path, log: str, choices: Choices | None = None, **asked: object) -> tuple[Order, RunFolder]:
+    """A job of LoRA's that has ended, and left this log; nobody has looked at it."""
+    request = Request(**{**LORA, "gpu_type": "b200", "scale": 8, **asked})
+    order = order_of(request, choices, install=tmp_path)
+    folder = folder_of(order)
+    folder.path.mkdir(parents=True)
+    write_spec(folder, order.sample())
+    folder.log.write_text(log)
+    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    return order, folder
 
 
 Make = Callable[[], Order]
@@ -93,13 +104,9 @@ def test_every_argument_is_one_word_of_the_command() -> None:
     assert words[words.index("--data") + 1] == "rp2"
 
 
-@pytest.mark.parametrize("gpu_type", ["h100", "b200"])
-def test_what_the_script_does_not_know_is_refused(gpu_type: str) -> None:
-    with pytest.raises(UsageError, match=r"has no finetune_llama4-maverick 400b; it has pretrain_llama3\.1 8b"):
-        order_of(Request(**MAVERICK, gpu_type=gpu_type, scale=256))
-
-
 def test_everything_that_cannot_be_is_told_at_once() -> None:
+    with pytest.raises(UsageError, match=r"has no finetune_llama4-maverick 400b; it has pretrain_llama3\.1 8b"):
+        order_of(Request(**MAVERICK, gpu_type="h100", scale=256))
     choices = Choices(recompute="full", load_checkpoint="/old", fp8_recipe="delayed")
     with pytest.raises(UsageError) as caught:
         order_of(Request(**LLAMA, size="8b", gpu_type="h200", scale=1), choices)
@@ -116,12 +123,9 @@ def test_everything_that_cannot_be_is_told_at_once() -> None:
         order_of(Request(**LLAMA, size="tiny", gpu_type="h100", dtype="fp32", scale=1))
 
 
-def test_the_framework_needs_a_container() -> None:
+def test_the_framework_needs_a_container_whose_image_may_be_the_users_own() -> None:
     with pytest.raises(UsageError, match="runs in its container, and this cluster has none"):
         order_of(Request(**LORA, gpu_type="b200", scale=8), container={"runtime": "none"})
-
-
-def test_an_image_of_the_users_own() -> None:
     order = order_of(Request(**LORA, gpu_type="b200", scale=8), image="/images/nemo.sqsh")
     assert "--container-image=/images/nemo.sqsh" in worker_step(job_of(order))
     plain = order_of(Request(**LORA, gpu_type="b200", scale=8))
@@ -139,6 +143,19 @@ def test_an_image_for_the_engine_needs_a_container_too() -> None:
     assert (chosen.image, chosen.mounts) == ("/x.sqsh", ("/datasets", "/y"))
 
 
+def put_programs(folder: Path, **programs: str) -> None:
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
+def process_words(order: Order, info: Path) -> list[str]:
+    """What bash is given to run in a process, its text first, where the container's file of its version is ``info``."""
+    words = words_of(order)
+    text, *more = words[words.index("bash") + 2 :]
+    return [text.replace(bridge_data().package_info, str(info)), *more]
+
+
 @pytest.mark.parametrize(
     ("major", "minor", "supported"), [(0, 4, True), (0, 5, True), (0, 6, False), (0, 3, False), (1, 4, False)]
 )
@@ -148,14 +165,10 @@ def test_another_version_is_refused_where_it_is_found(tmp_path: Path, major: int
     info.write_text(
         f'# Copyright\n\nMAJOR = {major}\nMINOR = {minor}\nPATCH = 2\nPRE_RELEASE = ""\nVERSION = (MAJOR,)\n'
     )
-    numactl = tmp_path / "numactl"
-    numactl.write_text('#!/bin/sh\nshift 2; echo "$@"\n')
-    numactl.chmod(0o755)
-    words = [str(word) for word in worker_step(job_of(CASES["lora-70b-fp8-8-b200"]()))]
-    start = words.index("bash")
-    text = words[start + 2].replace(bridge_data().package_info, str(info))
+    put_programs(tmp_path, numactl='shift 2; echo "$@"')
+    text, *more = process_words(CASES["lora-70b-fp8-8-b200"](), info)
     environ = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "LOCAL_RANK": "5"}
-    command = ["bash", "-c", text, *words[start + 3 : start + 6]]
+    command = ["bash", "-c", text, *more[:3]]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if supported:
         assert (done.returncode, done.stderr) == (0, "")
@@ -221,16 +234,11 @@ def test_profiled_ranks_run_under_nsight_systems(
     """The words of a process are run as in the container, with programs that print their arguments."""
     info = tmp_path / "package_info.py"
     info.write_text("MAJOR = 0\nMINOR = 5\n")
-    programs = {"numactl": 'shift 2; exec "$@"', "python": 'echo "python $*"', "nsys": 'echo "nsys $*"'}
-    for name, text in programs.items():
-        if name != "nsys" or has_nsys:
-            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-            (tmp_path / name).chmod(0o755)
-    words = words_of(profiled("nsys", **profiling))
-    start = words.index("bash")
-    text = words[start + 2].replace(bridge_data().package_info, str(info))
+    nsys = {"nsys": 'echo "nsys $*"'} if has_nsys else {}
+    put_programs(tmp_path, numactl='shift 2; exec "$@"', python='echo "python $*"', **nsys)
+    text, name, _, *more = process_words(profiled("nsys", **profiling), info)
     folder = tmp_path / "with space" / "nsys_profile"
-    command = ["bash", "-c", text, words[start + 3], str(folder), *words[start + 5 : start + 7]]
+    command = ["bash", "-c", text, name, str(folder), *more[:2]]
     ids = {"RANK": str(rank), "LOCAL_RANK": "5", "SLURM_JOB_ID": "933609", "SLURM_NODEID": "1"}
     environ = {**os.environ, **ids, "PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
@@ -264,13 +272,9 @@ def test_what_cannot_be_profiled_is_refused() -> None:
 )
 def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, object], reason: str | None) -> None:
     choices = Choices(steps=50, profiling=Profiling(profile=True, profiler="torch", **profiling))
-    order = order_of(Request(**LORA, gpu_type="b200", scale=8), choices, install=tmp_path)
-    folder: RunFolder = folder_of(order)
-    folder.torch_profile.mkdir(parents=True)
-    folder.log.write_text(iterations(50))
+    _, folder = concluded(tmp_path, iterations(50), choices)
+    folder.torch_profile.mkdir()
     (folder.torch_profile / "rank-1.json.gz").write_bytes(b"not a trace")
-    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
-    write_spec(folder, order.sample())
     result = finish_job(folder, 0, "")
     assert result.status == "success"
     assert result.resources == Missing("only runs of llmb's own engine are sampled")
@@ -319,18 +323,17 @@ def test_squad_is_taken_where_it_is_prepared(tmp_path: Path) -> None:
 def test_the_first_rank_finds_the_dataset_without_the_hub(tmp_path: Path) -> None:
     """``datasets`` itself, called in the process that the words start, as the script's builder calls it."""
     samples = prepare_squad(tmp_path)
-    words = words_of(order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path))
-    start = words.index("bash")
-    info, numactl = tmp_path / "package_info.py", tmp_path / "numactl"
+    info = tmp_path / "package_info.py"
     info.write_text("MAJOR = 0\nMINOR = 5\n")
-    numactl.write_text('#!/bin/sh\nshift 2; exec "$@"\n')
-    numactl.chmod(0o755)
-    text = words[start + 2].replace(bridge_data().package_info, str(info))
+    put_programs(tmp_path, numactl='shift 2; exec "$@"')
+    text, name, _, folder, *_ = process_words(
+        order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path), info
+    )
     code = "from datasets import load_dataset as load\nfor name in ('squad', 'rajpurkar/squad'):\n"
     code += f"    found = load(name, name=None, cache_dir={str(samples)!r}, split=None)\n"
     code += "    print(sorted(found), found['train'].num_rows)\n"
     data = tmp_path / "with space" / "data"
-    command = ["bash", "-c", text, words[start + 3], str(data), words[start + 5], sys.executable, "-c", code]
+    command = ["bash", "-c", text, name, str(data), folder, sys.executable, "-c", code]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     path = f"{tmp_path}:{os.environ['PATH']}"
     environ = {**os.environ, **offline, "PATH": path, "RANK": "0", "LOCAL_RANK": "0"}
@@ -366,25 +369,20 @@ def iterations(count: int, last: int = 50, norm: str = "1.0") -> str:
 
 
 @pytest.mark.parametrize(
-    ("log", "code", "signal", "status", "reason"),
+    ("steps", "norm", "code", "signal", "status", "reason"),
     [
-        (iterations(50), 0, "", "success", None),
-        (iterations(50), 139, "", "success", None),
-        (iterations(20), 1, "", "failed", "died after step 20 of 50; exit code 1"),
-        (iterations(20), 143, "TERM", "failed", "died after step 20 of 50; ended by Slurm"),
-        (iterations(50, norm="nan"), 0, "", "invalid", "the gradient norm is not finite from step 1"),
-        ("", 1, "", "failed", "empty file; exit code 1"),
+        (50, "1.0", 0, "", "success", None),
+        (50, "1.0", 139, "", "success", None),
+        (20, "1.0", 1, "", "failed", "died after step 20 of 50; exit code 1"),
+        (20, "1.0", 143, "TERM", "failed", "died after step 20 of 50; ended by Slurm"),
+        (50, "nan", 0, "", "invalid", "the gradient norm is not finite from step 1"),
+        (0, "", 1, "", "failed", "empty file; exit code 1"),
     ],
 )
 def test_a_run_is_judged_by_its_log(
-    tmp_path: Path, log: str, code: int, signal: str, status: str, reason: str | None
+    tmp_path: Path, steps: int, norm: str, code: int, signal: str, status: str, reason: str | None
 ) -> None:
-    order = order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path)
-    folder: RunFolder = folder_of(order)
-    folder.path.mkdir(parents=True)
-    write_spec(folder, order.sample())
-    folder.log.write_text(log)
-    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    _, folder = concluded(tmp_path, iterations(steps, norm=norm))
     assert finish_job(folder, code, signal).status == status
     record = read_record(folder)
     assert (record.status, record.exit_code) == (status, code)
@@ -395,32 +393,25 @@ def test_a_run_is_judged_by_its_log(
     assert json.loads(folder.record.read_text())["ended_at"]
 
 
-def finished(tmp_path: Path, window: str) -> Result:
-    order = order_of(Request(**LORA, gpu_type="b200", scale=8), Choices(window=window), install=tmp_path)
-    folder: RunFolder = folder_of(order)
-    folder.path.mkdir(parents=True)
-    write_spec(folder, order.sample())
+@pytest.mark.parametrize(
+    ("rule", "window", "count", "mean_s"), [("reference", None, 10, 2.0027), ("auto", (4, 50), 47, None)]
+)
+def test_windows_are_in_the_numbers_of_the_log(
+    tmp_path: Path, rule: str, window: tuple[int, int] | None, count: int, mean_s: float | None
+) -> None:
+    """The first three of 50 iterations take longer than the others, which are level."""
     level = re.sub(r"(?<=: )2\d+", lambda time: f"20{int(time[0]) * 5 % 7:02}", iterations(50))
-    folder.log.write_text(re.sub("(?<=: )20", "40", level, count=3))
-    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
-    return finish_job(folder, 0, "")
-
-
-def test_the_default_window_is_in_the_numbers_of_the_log(tmp_path: Path) -> None:
-    result = finished(tmp_path, "reference")
-    assert result.window is None
+    _, folder = concluded(tmp_path, re.sub("(?<=: )20", "40", level, count=3), Choices(window=rule))
+    result = finish_job(folder, 0, "")
+    assert (result.window and (result.window.first, result.window.last)) == window
     assert result.step_time_s
-    assert result.step_time_s.mean == pytest.approx(2.0027)
+    assert result.step_time_s.count == count
+    assert mean_s is None or result.step_time_s.mean == pytest.approx(mean_s)
 
 
 def test_the_window_is_that_of_the_frameworks_own_parsers(tmp_path: Path) -> None:
     """They average the iterations that are printed as 35-44; iteration n took 2 + n/1000 s."""
-    order = order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path)
-    folder: RunFolder = folder_of(order)
-    folder.path.mkdir(parents=True)
-    write_spec(folder, order.sample())
-    folder.log.write_text(iterations(50))
-    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    order, folder = concluded(tmp_path, iterations(50))
     result = finish_job(folder, 0, "")
     assert result.step_time_s
     assert (result.step_time_s.count, result.step_time_s.mean) == (10, pytest.approx(2.0395))
@@ -438,12 +429,8 @@ def test_its_run_is_judged_against_the_published_figure(
 ) -> None:
     """The document averages the iterations that are printed as 35-44, too; iteration n took n ms more."""
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    order = order_of(Request(**LORA, gpu_type="gb200", scale=8, dtype="bf16"), install=tmp_path)
-    folder: RunFolder = folder_of(order)
-    folder.path.mkdir(parents=True)
-    write_spec(folder, order.sample())
-    folder.log.write_text(iterations(50).replace("(ms): 2", f"(ms): {seconds}"))
-    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    log = iterations(50).replace("(ms): 2", f"(ms): {seconds}")
+    order, folder = concluded(tmp_path, log, gpu_type="gb200", dtype="bf16")
     assert finish_job(folder, 0, "").status == "success"
     capsys.readouterr()
     assert exit_code_of(app, ["judge", str(folder.path), "--json"]) == code
@@ -455,11 +442,3 @@ def test_its_run_is_judged_against_the_published_figure(
     differs = {one["key"]: one["own"] for one in found["conditions"] if one["effect"] != "noted"}
     assert differs.pop("program") == "megatron_bridge", "the published figure is NeMo's"
     assert differs.keys() == {"data"}, "the window is the same"
-
-
-def test_the_steady_state_is_in_the_numbers_of_the_log(tmp_path: Path) -> None:
-    result = finished(tmp_path, "auto")
-    assert result.window
-    assert (result.window.first, result.window.last, result.window.rule) == (4, 50, "auto")
-    assert result.step_time_s
-    assert result.step_time_s.count == 47
