@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from scipy.special import stdtrit
 from step_series import step_noise
 
+from llmb.analysis.judge_run import describe_runs
+from llmb.metrics.long_run import MOST_BLOCKS, QUANTILES, cosines
 from llmb.metrics.statistics import Statistics, describe
 
 samples = st.lists(st.floats(min_value=1e-3, max_value=1e3), min_size=1, max_size=60)
@@ -44,12 +47,19 @@ def test_two_values_use_one_degree_of_freedom():
 def test_one_value_has_no_spread():
     found = describe([2.5])
     assert (found.mean, found.median, found.min, found.max) == (2.5, 2.5, 2.5, 2.5)
-    assert (found.std, found.cv, found.ci95) == (None, None, None)
+    assert (found.std, found.cv, found.ci95, describe_runs([2.5]).ci95) == (None, None, None, None)
 
 
-def test_equal_values_have_no_spread_but_an_interval():
-    found = describe([0.5] * 10)
-    assert (found.std, found.cv, found.ci95) == (0.0, 0.0, (0.5, 0.5))
+def test_the_interval_of_run_means_is_students_t():
+    found = describe_runs([12.0, 12.1, 12.2])
+    assert (found.count, found.median, found.effective_count) == (3, 12.1, None)
+    assert found.std == pytest.approx(0.1)
+    assert found.ci95 == pytest.approx((12.1 - 0.248414, 12.1 + 0.248414), abs=1e-6)  # 4.302653 x 0.1 / sqrt(3)
+
+
+def test_quantiles_are_those_of_students_t_for_all_degrees_of_freedom_that_occur():
+    degrees = range(1, len(cosines(MOST_BLOCKS)) + 1)
+    assert [float(stdtrit(count, 0.975)) for count in degrees] == list(QUANTILES)
 
 
 def test_cv_of_a_zero_mean_is_unknown():
