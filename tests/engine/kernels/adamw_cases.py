@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdamW's kernels against the same operations one by one, and against torch's own kernel.
 
-``test_adamw_kernels.py`` runs them, in Triton's interpreter and on a GPU.
+``test_interpreted.py`` runs them in Triton's interpreter, ``test_adamw_kernels.py`` on a GPU.
 """
 
 import math

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts by Triton kernels against torch's, in Triton's interpreter; run by ``test_fp8_cast.py``."""
+"""Casts by Triton kernels against torch's, in Triton's interpreter; run by ``test_interpreted.py``."""
 
 import math
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels of norms against torch's code, in Triton's interpreter; run by ``test_norm_kernels.py``."""
+"""Triton kernels of norms against torch's code, in Triton's interpreter; run by ``test_interpreted.py``."""
 
 import math
 

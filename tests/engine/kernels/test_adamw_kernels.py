@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of AdamW: their results, and what they need on a GPU."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,15 +16,6 @@ CAPABILITIES = [90, 100]
 """Of Hopper and Blackwell."""
 NUMBERS = AdamWNumbers(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 E4M3 = torch.float8_e4m3fn
-
-
-@pytest.fixture
-def triton(needs: Callable[..., None]) -> None:
-    needs("triton", importlib.util.find_spec("triton") is not None, "Triton is not installed")
-
-
-def test_cases_in_the_interpreter(triton: None) -> None:
-    run_cases(CASES, interpreted=True)
 
 
 @pytest.mark.gpu

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Casts that write both layouts at once: the torch code here, the kernels in Triton's interpreter and on a GPU."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch.nn import functional
 from triton_compiler import compiling, resources
-from triton_interpreter import run_cases
 
 from llmb.engine.kernels.arguments import Activation
 from llmb.engine.kernels.fp8_cast import (
@@ -25,15 +23,6 @@ from llmb.engine.kernels.fp8_cast import (
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ACTIVATIONS: list[Activation] = ["swiglu", "squared-relu"]
-
-
-@pytest.fixture
-def triton(needs: Callable[..., None]) -> None:
-    needs("triton", importlib.util.find_spec("triton") is not None, "Triton is not installed")
-
-
-def test_kernels_in_the_interpreter(triton: None) -> None:
-    run_cases(Path(__file__).with_name("interpreted_fp8_cast.py"), interpreted=True)
 
 
 @pytest.mark.parametrize("capability", [90, 100])

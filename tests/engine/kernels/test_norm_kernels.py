@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of norms: their results, and what they need on a GPU."""
 
-import importlib.util
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,22 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 from triton_compiler import compiling, resources
-from triton_interpreter import run_cases
 
 from llmb.engine.kernels import norm
 from llmb.engine.kernels.arguments import NormOf
 
 INTERPRETED = Path(__file__).with_name("interpreted_norm.py")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-
-
-@pytest.fixture
-def triton(needs: Callable[..., None]) -> None:
-    needs("triton", importlib.util.find_spec("triton") is not None, "Triton is not installed")
-
-
-def test_kernels_in_the_interpreter(triton: None) -> None:
-    run_cases(INTERPRETED, interpreted=True)
 
 
 class Needs(NamedTuple):

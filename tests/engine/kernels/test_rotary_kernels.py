@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotation in a product, and back in the cast of its gradient: torch code, and kernels in the interpreter, on a GPU."""
 
-import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 from triton_compiler import compiling, resources
-from triton_interpreter import run_cases
 
 from llmb.engine.kernels.arguments import Heads, Rotation
 from llmb.engine.kernels.fp8_cast import cast_both_ways
@@ -20,15 +18,6 @@ from llmb.engine.model.rotary import Rotary, apply_rotary
 E5M2 = torch.float8_e5m2
 BATCH, SEQ, HEAD = 2, 24, 16
 NUMBERS = (4, 2, 2)
-
-
-@pytest.fixture
-def triton(needs: Callable[..., None]) -> None:
-    needs("triton", importlib.util.find_spec("triton") is not None, "Triton is not installed")
-
-
-def test_kernels_in_the_interpreter(triton: None) -> None:
-    run_cases(Path(__file__).with_name("interpreted_rotary.py"), interpreted=True)
 
 
 PROXIES = {

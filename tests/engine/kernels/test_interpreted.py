@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The results of all kernels, in Triton's interpreter."""
+
+from pathlib import Path
+
+from triton_interpreter import run_cases
+
+
+def test_kernels_compute_what_torch_does(triton: None) -> None:
+    folder = Path(__file__).parent
+    run_cases(folder / "adamw_cases.py", *sorted(folder.glob("interpreted_*.py")), interpreted=True)
