@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models small enough for a test, in which every special feature of their architecture acts within 96 tokens."""
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import ChunkedAttention, MixtureOfExperts, Model, RopeScaling
 from llmb.engine.model.decoder import Decoder, build_model
 
+HERE = Path(__file__).parent
 LLAMA = Model(
     model="llama",
     size="test",
@@ -135,3 +138,37 @@ def run_ranks(forked_python: str) -> Callable[..., list[str]]:
         return [printed for printed, _ in outputs]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def references(run_ranks: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The file with what a script beside this one finds that trains a plan on one process; it trains each plan once."""
+    folder, made = tmp_path_factory.mktemp("references"), dict[str, Path]()
+
+    def reference(script: str, plan: dict[str, Any], *arguments: object) -> Path:
+        key = json.dumps([script, plan, *arguments])
+        if key not in made:
+            made[key] = folder / f"{len(made)}.pt"
+            (folder / "plan.json").write_text(json.dumps(plan))
+            run_ranks(HERE / script, 1, folder / "plan.json", made[key], *arguments)
+        return made[key]
+
+    return reference
+
+
+@pytest.fixture(scope="session")
+def distances(
+    run_ranks: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[dict[str, Any], Path], dict[str, float]]:
+    """How far what a plan's ranks find lies from a reference, by name.
+
+    Ranks are started for each plan: the threads of a group wake a hundred times a second for as long as their process
+    lives, which held up later ones.
+    """
+
+    def found(plan: dict[str, Any], reference: Path) -> dict[str, float]:
+        folder = tmp_path_factory.mktemp("case")
+        (folder / "case.json").write_text(json.dumps({"plan": plan, "reference": str(reference)}))
+        return json.loads(run_ranks(HERE / "layout_worker.py", plan["recipe"]["layout"]["gpus"], folder)[0])
+
+    return found

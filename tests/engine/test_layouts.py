@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """However a model is spread over ranks, it starts, learns and ends as on one process."""
 
-import json
 import os
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
@@ -12,9 +11,6 @@ import pytest
 from llmb.runs.parallelism import DpSharding, Parallelism
 from llmb.runs.plan import Plan
 
-HERE = Path(__file__).parent
-WORKER, REFERENCE = HERE / "layout_worker.py", HERE / "layout_reference.py"
-LIMIT_S = 600
 STEPS, GBS = 20, 4
 BOUNDS = {"value": 0.0, "gradient": 1e-5, "loss": 1e-5, "norm": 1e-5, "later": 1e-4}
 """Largest differences: relative but for losses. Rounding alone gives 1e-6; later norms are those of parameters that
@@ -102,7 +98,7 @@ SHARE = Tiers(
     ("PP2", "FSDP2 x PP2 x VP2"),
 )
 SORTS = ("loss", "gradient", "norm")
-PAGE = HERE.parents[1] / "docs" / "reference" / "layouts.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
@@ -188,7 +184,7 @@ class Case(NamedTuple):
     kind: Kind
 
     @property
-    def alone(self) -> dict[str, int]:
+    def alone(self) -> dict[str, int | bool]:
         """What the layout says of the model and the batch, which one process has to know too."""
         sizes = {"gbs": GBS, **self.layout.sizes}
         return {name: size for name, size in sizes.items() if name in ("gbs", "seq_len", "layers")}
@@ -196,42 +192,12 @@ class Case(NamedTuple):
 
 MakePlan = Callable[..., Plan]
 Differences = dict[str, float]
-References = Callable[[Case, int], Path]
 RunCases = Callable[..., list[Differences]]
 
 
-@pytest.fixture(scope="session")
-def references(
-    tiny_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., list[str]]
-) -> References:
-    """The file with what one process does in place of a case's ranks, in so many steps."""
-    folder = tmp_path_factory.mktemp("references")
-    keys: list[object] = []
-
-    def reference(case: Case, steps: int) -> Path:
-        key = (steps, *key_of(case))
-        if key not in keys:
-            keys.append(key)
-            kind = Kind(document_tokens=case.kind.document_tokens, capacity_factor=case.kind.capacity_factor)
-            options = {**kind.choices(case.workload), "overrides": case.alone}
-            plan = plan_document(tiny_plan(case.workload, scale=1, steps=steps, **options), case)
-            (folder / "plan.json").write_text(json.dumps(plan))
-            out = folder / f"{len(keys) - 1}.pt"
-            run_ranks(REFERENCE, 1, folder / "plan.json", out, parts_of(case), limit_s=LIMIT_S)
-        return folder / f"{keys.index(key)}.pt"
-
-    return reference
-
-
-def key_of(case: Case) -> tuple[object, ...]:
-    """All that decides what one process does."""
-    dropping = (case.kind.capacity_factor, parts_of(case)) if case.kind.capacity_factor else ()
-    return case.workload, case.kind.document_tokens, case.kind.biases, dropping, *sorted(case.alone.items())
-
-
 def parts_of(case: Case) -> int:
-    """Into how many the ranks cut a sequence."""
-    return int(case.layout.sizes.get("tp", 1))
+    """Into how many the ranks cut a sequence, where that decides which tokens are dropped."""
+    return int(case.layout.sizes.get("tp", 1)) if case.kind.capacity_factor else 1
 
 
 def plan_document(plan: Plan, case: Case) -> dict[str, Any]:
@@ -249,22 +215,20 @@ def cases_of(layout: Layout, kinds: Iterable[Kind]) -> list[Case]:
 
 
 @pytest.fixture(scope="session")
-def run_cases(tiny_plan: MakePlan, references: References, run_ranks: Callable[..., list[str]]) -> RunCases:
-    """What is found in each case, each by ranks of its own.
+def run_cases(tiny_plan: MakePlan, references: Callable[..., Path], distances: Callable[..., Differences]) -> RunCases:
+    """How far each case lies from what one process does in place of its ranks."""
 
-    The threads of a group wake a hundred times a second for as long as their process lives, which held up later cases.
-    """
+    def run(cases: list[Case], steps: int) -> list[Differences]:
+        return [found_in(case, steps) for case in cases]
 
-    def run(cases: list[Case], folder: Path, steps: int = STEPS) -> list[Differences]:
-        return [found_in(case, folder / str(number), steps) for number, case in enumerate(cases)]
+    def found_in(case: Case, steps: int) -> Differences:
+        def plan(kind: Kind, scale: int, sizes: dict[str, int | bool]) -> dict[str, Any]:
+            options = {"scale": scale, "overrides": sizes, **kind.choices(case.workload)}
+            return plan_document(tiny_plan(case.workload, steps=steps, **options), case)
 
-    def found_in(case: Case, folder: Path, steps: int) -> Differences:
-        ranks = case.layout.ranks
-        options = {"scale": ranks, "overrides": {"gbs": GBS, **case.layout.sizes}, **case.kind.choices(case.workload)}
-        plan = plan_document(tiny_plan(case.workload, steps=steps, **options), case)
-        folder.mkdir(parents=True)
-        (folder / "case.json").write_text(json.dumps({"plan": plan, "reference": str(references(case, steps))}))
-        return json.loads(run_ranks(WORKER, ranks, folder, limit_s=LIMIT_S)[0])
+        kind = Kind(document_tokens=case.kind.document_tokens, capacity_factor=case.kind.capacity_factor)
+        reference = references("layout_reference.py", plan(kind, 1, case.alone), parts_of(case))
+        return distances(plan(case.kind, case.layout.ranks, {"gbs": GBS, **case.layout.sizes}), reference)
 
     return run
 
@@ -291,27 +255,31 @@ def table() -> Iterator[dict[Place, Differences]]:
 
 
 @pytest.mark.parametrize("name", BEGIN.parameters(LAYOUTS))
-def test_every_layout_begins_as_one_process_does(name: str, run_cases: RunCases, tmp_path: Path) -> None:
+def test_every_layout_begins_as_one_process_does(name: str, run_cases: RunCases) -> None:
     """Initial values, the first step's loss and gradients, and what the first update made of them."""
-    assert_begins_equally(name, TRIED_FIRST, run_cases, tmp_path)
+    assert_begins_equally(LAYOUTS[name], plain_and_own(name), TRIED_FIRST, run_cases)
 
 
 @pytest.mark.parametrize("name", OTHER_MODELS.parameters(LAYOUTS))
-def test_other_models_begin_in_every_layout_as_on_one_process(name: str, run_cases: RunCases, tmp_path: Path) -> None:
-    assert_begins_equally(name, set(MODELS) - set(TRIED_FIRST), run_cases, tmp_path)
+def test_other_models_begin_in_every_layout_as_on_one_process(name: str, run_cases: RunCases) -> None:
+    assert_begins_equally(LAYOUTS[name], plain_and_own(name), set(MODELS) - set(TRIED_FIRST), run_cases)
 
 
-def assert_begins_equally(name: str, workloads: Container[str], run_cases: RunCases, tmp_path: Path) -> None:
-    layout = LAYOUTS[name]
-    plain = PLAIN._replace(parallelism=layout.parallelism)
-    cases = [case for case in cases_of(layout, (plain, *layout.kinds)) if case.workload in workloads]
-    found = zip(cases, run_cases(cases, tmp_path, steps=2), strict=True)
+def plain_and_own(name: str) -> tuple[Kind, ...]:
+    return PLAIN._replace(parallelism=LAYOUTS[name].parallelism), *LAYOUTS[name].kinds
+
+
+def assert_begins_equally(
+    layout: Layout, kinds: tuple[Kind, ...], workloads: Container[str], run_cases: RunCases
+) -> None:
+    cases = [case for case in cases_of(layout, kinds) if case.workload in workloads]
+    found = zip(cases, run_cases(cases, steps=2), strict=True)
     assert [(case, wrong) for case, differences in found if (wrong := too_large(differences))] == []
 
 
 @pytest.mark.parametrize("name", TRAIN.parameters(LAYOUTS))
 def test_every_layout_trains_as_one_process_does(
-    name: str, run_cases: RunCases, tmp_path: Path, table: dict[Place, Differences]
+    name: str, run_cases: RunCases, table: dict[Place, Differences]
 ) -> None:
     """Of all models for the table. Otherwise one dense model and one with experts are enough: what a longer run adds to
     the first two steps, which are compared for every model, is the optimizer, and that knows no model. Compiled blocks
@@ -328,7 +296,7 @@ def test_every_layout_trains_as_one_process_does(
             if MAKING_TABLE or case.workload in TRIED_FIRST
         }
         steps = FEW_STEPS if kind.compiled and not MAKING_TABLE else STEPS
-        of_kind = run_cases(list(cases.values()), tmp_path / title, steps)
+        of_kind = run_cases(list(cases.values()), steps)
         found |= dict(zip(cases, of_kind, strict=True))
     assert {place: wrong for place, differences in found.items() if (wrong := too_large(differences))} == {}
     table |= found
@@ -336,15 +304,14 @@ def test_every_layout_trains_as_one_process_does(
 
 @pytest.mark.parametrize("name", SHARE.parameters(WAYS))
 def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does(
-    name: str, run_cases: RunCases, tmp_path: Path
+    name: str, run_cases: RunCases
 ) -> None:
     layout = WAYS[name]
     # Models that make a difference here: experts have a mesh and products of their own, tied embeddings are in two
     # stages of a pipeline.
-    models = {*TRIED_FIRST, QWEN} if "pp" in layout.sizes else TRIED_FIRST
-    cases = [case for case in cases_of(layout, layout.kinds) if case.workload in models]
-    found = zip(cases, run_cases(cases, tmp_path, steps=2), strict=True)
-    assert [(case, wrong) for case, differences in found if (wrong := too_large(differences))] == []
+    assert_begins_equally(
+        layout, layout.kinds, {*TRIED_FIRST, QWEN} if "pp" in layout.sizes else TRIED_FIRST, run_cases
+    )
 
 
 def page(found: dict[Place, Differences]) -> str:

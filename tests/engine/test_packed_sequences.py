@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A document packed with others is computed as by itself."""
 
+from collections.abc import Iterator
+from itertools import accumulate
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.data.build import SyntheticData
@@ -32,23 +35,17 @@ def packed(vocab_size: int) -> MicroBatch:
     return MicroBatch(tokens, labels.masked_fill(last, IGNORED), starts)
 
 
-def one_by_one(batch: MicroBatch) -> list[tuple[int, int, int]]:
+def one_by_one() -> Iterator[tuple[int, int, int]]:
     """Row, first and end place of every document."""
-    found = []
     for row, lengths in enumerate(DOCUMENTS):
-        ends = torch.tensor(lengths).cumsum(0).tolist()
-        found += [(row, end - length, end) for length, end in zip(lengths, ends, strict=True)]
-    return found
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+        for length, end in zip(lengths, accumulate(lengths), strict=True):
+            yield row, end - length, end
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_document_has_the_logits_and_gradients_that_it_has_by_itself(name, models, randomised):
     together, alone = randomised(models[name]), randomised(models[name])
-    tokens, labels, starts, *_ = batch = packed(models[name].vocab_size)
+    tokens, labels, starts, *_ = packed(models[name].vocab_size)
     count = (labels != IGNORED).sum()
     loss = together(tokens, labels, starts=starts)
     loss.backward()
@@ -56,7 +53,7 @@ def test_every_document_has_the_logits_and_gradients_that_it_has_by_itself(name,
     their_loss = torch.zeros(())
     with torch.no_grad():
         logits = together(tokens, starts=starts)
-    for row, first, end in one_by_one(batch):
+    for row, first, end in one_by_one():
         parts = tokens[row : row + 1, first:end], labels[row : row + 1, first:end]
         torch.testing.assert_close(logits[row, first:end], alone(parts[0])[0].detach(), rtol=1e-4, atol=1e-4)
         if end - first > 1:
@@ -65,20 +62,8 @@ def test_every_document_has_the_logits_and_gradients_that_it_has_by_itself(name,
             their_loss += part.detach()
 
     torch.testing.assert_close(loss.detach(), their_loss)
-    theirs = gradients(alone)
-    for parameter, ours in gradients(together).items():
-        torch.testing.assert_close(
-            ours, theirs[parameter], rtol=1e-4, atol=2e-6, msg=lambda m, p=parameter: f"{p}: {m}"
-        )
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_one_document_a_sequence_is_a_sequence_that_is_not_packed(name, models, randomised):
-    decoder, tokens = randomised(models[name]), packed(models[name].vocab_size).tokens
-    with torch.no_grad():
-        torch.testing.assert_close(
-            decoder(tokens, starts=torch.zeros_like(tokens)), decoder(tokens), rtol=1e-4, atol=1e-4
-        )
+    for (parameter, ours), theirs in zip(together.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=2e-6, msg=lambda m, p=parameter: f"{p}: {m}")
 
 
 def test_a_query_sees_its_document_up_to_itself_and_its_chunk_of_it(models):
@@ -135,13 +120,10 @@ def test_documents_fill_a_sequence_and_their_last_tokens_predict_nothing():
     assert torch.equal(batch.labels[counts], plain.labels[counts])
 
 
-def test_documents_depend_on_seed_and_number():
+def test_documents_depend_on_seed_and_number_and_have_the_mean_length_that_was_asked_for():
     assert torch.equal(data().document_starts(5, 12), data().document_starts(5, 12))
     assert not torch.equal(data().document_starts(5, 12), data().document_starts(6, 12))
     assert not torch.equal(data().document_starts(5, 12), data(seed=2).document_starts(5, 12))
-
-
-def test_documents_have_the_mean_length_that_was_asked_for():
     whole = [begins.diff() for n in range(400) for begins in [data().document_starts(n, 12).unique()]]
     first = torch.cat([lengths[:1] for lengths in whole]).double()
     assert first.mean().item() == pytest.approx(12, abs=1)
