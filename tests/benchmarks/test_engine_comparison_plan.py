@@ -182,18 +182,9 @@ def test_memory_counts_at_least_weights_gradients_and_optimizer(name) -> None:
         assert memory.needed_bytes(Case("huggingface", case.subject)) < memory.needed_bytes(case)
 
 
-def test_the_driver_says_how_much_memory_there_is() -> None:
-    assert memory_bytes({"memory.total": "143771 MiB"}) == 143771 * 2**20
-    assert memory_bytes({"memory.total": "[N/A]"}) is None
-    assert memory_bytes(None) is None
-
-
 @pytest.mark.parametrize(("visible", "expected"), [(None, []), ("2,3", ["--id=2"]), ("", [])])
-def test_the_driver_is_asked_for_the_gpu_that_is_used(visible, expected, tmp_path, monkeypatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\necho "$@" > "${0%/*}/asked"; echo "NVIDIA H200, 580, 143771 MiB, 3072 MiB"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+def test_the_driver_is_asked_for_the_gpu_that_is_used(visible, expected, program, tmp_path, monkeypatch) -> None:
+    program("nvidia-smi", f'echo "$@" > {tmp_path}/asked; echo "NVIDIA H200, 580, 143771 MiB, 3072 MiB"')
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -203,5 +194,6 @@ def test_the_driver_is_asked_for_the_gpu_that_is_used(visible, expected, tmp_pat
     assert (in_use(state) or "").startswith("3.0 GiB of the GPU's memory are in use")
 
 
-def test_a_gpu_without_other_processes_is_not_in_use() -> None:
+def test_what_the_driver_does_not_say_is_unknown_and_little_is_not_in_use() -> None:
+    assert memory_bytes({"memory.total": "[N/A]"}) is memory_bytes(None) is None
     assert in_use({"memory.used": "512 MiB"}) is in_use({"memory.used": "[N/A]"}) is in_use(None) is None
