@@ -3,6 +3,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,72 +154,71 @@ def test_older_forms_are_understood() -> None:
     assert list(config_differences(MAVERICK, published_maverick())) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"tie_word_embeddings": True}, "tie_word_embeddings is True; in llama3.1 8b it is False"),
-        ({"vocab_size": 128257}, "vocab_size is 128257; in llama3.1 8b it is 128256"),
-        ({"vocab_size": "absent"}, "vocab_size is None"),
-        ({"num_key_value_heads": "absent"}, "num_key_value_heads is 32; in llama3.1 8b it is 8"),
-        ({"num_attention_heads": 64}, "head_dim is 64"),
-        ({"rope_theta": "absent"}, "rope_theta is 10000.0"),
-        ({"rope_scaling": None}, "rope_scaling is None"),
-        ({"rope_parameters": {"rope_theta": 1.0}}, "rope_theta is 1.0"),
-        ({"attention_bias": True}, "attention_bias is True"),
-        ({"hidden_act": "gelu"}, "hidden_act is gelu"),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights are unsupported"),
-        ({"num_hidden_layers": "many"}, "num_hidden_layers is many"),
-        ({"rope_scaling": "llama3"}, "rope_scaling is llama3, which is not a JSON object"),
-        (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}},
-            "rope_scaling is {'rope_type': 'yarn', 'factor': 8.0}",
-        ),
-        ({"rope_scaling": {"rope_type": "default", "factor": 8.0}}, "rope_scaling is {'rope_type': 'default'"),
-        ({"rope_scaling": {"full_attention": {"rope_theta": 5e5}}}, "rope_scaling is {'rope_type': 'default', 'full_a"),
-    ],
-)
-def test_every_difference_is_told(changes: dict[str, object], said: str) -> None:
-    assert any(said in line for line in config_differences(LLAMA_8B, published_llama(**changes)))
+def of_catalogue(model: Model) -> Callable[..., dict[str, object]]:
+    return lambda **changes: {**config_of(model, "bf16"), **changes}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"use_qk_norm": None}, "use_qk_norm is True"),
-        ({"moe_layers": list(range(48))}, "moe_layers is"),
-        ({"no_rope_layers": [1] * 48}, "layer_types is"),
-        ({"layer_types": ["full_attention"] * 48}, "layer_types is"),
-        ({"interleave_moe_layer_step": 1}, "moe_layers is"),
-        ({"attention_chunk_size": None}, "attention_chunk_size is None"),
-        ({"attn_temperature_tuning": False}, "attn_temperature_tuning is False"),
-        ({"num_local_experts": 16}, "num_local_experts is 16"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
-    ],
-)
-def test_every_difference_of_llama4_is_told(changes: dict[str, object], said: str) -> None:
-    assert any(said in line for line in config_differences(MAVERICK, published_maverick(**changes)))
+QWEN3, TIED, MIXTRAL = (MODELS[key] for key in (("qwen3", "8b"), ("qwen3", "0.6b"), ("mixtral", "8x7b")))
+PUBLISHED: dict[str, tuple[Model, Callable[..., dict[str, object]]]] = {
+    "llama": (LLAMA_8B, published_llama),
+    "llama4": (MAVERICK, published_maverick),
+    "qwen3": (QWEN3, of_catalogue(QWEN3)),
+    "qwen3-tied": (TIED, of_catalogue(TIED)),
+    "mixtral": (MIXTRAL, of_catalogue(MIXTRAL)),
+}
+DIFFERENCES: list[tuple[str, dict[str, object], str]] = [
+    ("llama", {"tie_word_embeddings": True}, "tie_word_embeddings is True; in llama3.1 8b it is False"),
+    ("llama", {"vocab_size": 128257}, "vocab_size is 128257; in llama3.1 8b it is 128256"),
+    ("llama", {"vocab_size": "absent"}, "vocab_size is None"),
+    ("llama", {"num_key_value_heads": "absent"}, "num_key_value_heads is 32; in llama3.1 8b it is 8"),
+    ("llama", {"num_attention_heads": 64}, "head_dim is 64"),
+    ("llama", {"rope_theta": "absent"}, "rope_theta is 10000.0"),
+    ("llama", {"rope_scaling": None}, "rope_scaling is None"),
+    ("llama", {"rope_parameters": {"rope_theta": 1.0}}, "rope_theta is 1.0"),
+    ("llama", {"attention_bias": True}, "attention_bias is True"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act is gelu"),
+    ("llama", {"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantized weights are unsupported"),
+    ("llama", {"num_hidden_layers": "many"}, "num_hidden_layers is many"),
+    ("llama", {"rope_scaling": "llama3"}, "rope_scaling is llama3, which is not a JSON object"),
+    (
+        "llama",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 8}},
+        "rope_scaling is {'rope_type': 'yarn', 'factor': 8}",
+    ),
+    ("llama", {"rope_scaling": {"rope_type": "default", "factor": 8.0}}, "rope_scaling is {'rope_type': 'default'"),
+    (
+        "llama",
+        {"rope_scaling": {"full_attention": {"rope_theta": 5e5}}},
+        "is {'rope_type': 'default', 'full_attention'",
+    ),
+    ("llama4", {"use_qk_norm": None}, "use_qk_norm is True"),
+    ("llama4", {"moe_layers": list(range(48))}, "moe_layers is"),
+    ("llama4", {"no_rope_layers": [1] * 48}, "layer_types is"),
+    ("llama4", {"layer_types": ["full_attention"] * 48}, "layer_types is"),
+    ("llama4", {"interleave_moe_layer_step": 1}, "moe_layers is"),
+    ("llama4", {"attention_chunk_size": None}, "attention_chunk_size is None"),
+    ("llama4", {"attn_temperature_tuning": False}, "attn_temperature_tuning is False"),
+    ("llama4", {"num_local_experts": 16}, "num_local_experts is 16"),
+    ("llama4", {"tie_word_embeddings": True}, "tie_word_embeddings is True"),
+    ("qwen3-tied", {"tie_word_embeddings": False}, "tie_word_embeddings is False; in qwen3 0.6b it is True"),
+    ("qwen3", {"tie_word_embeddings": True}, "tie_word_embeddings is True; in qwen3 8b it is False"),
+    ("qwen3", {"use_sliding_window": True}, "use_sliding_window is True"),
+    ("qwen3", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05"),
+    ("mixtral", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1; in mixtral 8x7b it is 2"),
+    ("mixtral", {"num_local_experts": 16}, "num_local_experts is 16"),
+    ("mixtral", {"sliding_window": 4096}, "sliding_window is 4096"),
+    ("qwen3", {"layer_types": ["full_attention"] * 35 + ["sliding_attention"]}, "layer_types is ["),
+    ("qwen3", {"num_hidden_layers": 10**15}, "num_hidden_layers is 1000000000000000;"),  # takes no memory
+]
 
 
-@pytest.mark.parametrize(
-    ("key", "changes", "said"),
-    [
-        (("qwen3", "0.6b"), {"tie_word_embeddings": False}, "tie_word_embeddings is False; in qwen3 0.6b it is True"),
-        (("qwen3", "8b"), {"tie_word_embeddings": True}, "tie_word_embeddings is True; in qwen3 8b it is False"),
-        (("qwen3", "8b"), {"use_sliding_window": True}, "use_sliding_window is True"),
-        (("qwen3", "8b"), {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05"),
-        (("mixtral", "8x7b"), {"num_experts_per_tok": 1}, "num_experts_per_tok is 1; in mixtral 8x7b it is 2"),
-        (("mixtral", "8x7b"), {"num_local_experts": 16}, "num_local_experts is 16"),
-        (("mixtral", "8x7b"), {"sliding_window": 4096}, "sliding_window is 4096"),
-    ],
-)
-def test_every_difference_of_qwen3_and_mixtral_is_told(
-    key: tuple[str, str], changes: dict[str, object], said: str
-) -> None:
-    config = config_of(MODELS[key], "bf16")
-    assert list(config_differences(MODELS[key], config)) == []
-    assert any(said in line for line in config_differences(MODELS[key], {**config, **changes}))
+@pytest.mark.parametrize(("name", "changes", "said"), DIFFERENCES)
+def test_every_difference_is_told(name: str, changes: dict[str, object], said: str) -> None:
+    model, published = PUBLISHED[name]
+    assert list(config_differences(model, published())) == []
+    assert any(said in line for line in config_differences(model, published(**changes)))
 
 
 SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -247,44 +247,27 @@ def test_rotary_settings_pass_only_where_transformers_computes_the_same() -> Non
 
 
 @pytest.mark.parametrize(
-    ("key", "changes", "unknown"),
+    ("name", "changes", "unknown"),
     [
-        (("llama3.1", "8b"), {"sliding_window": 4096}, ["sliding_window is 4096"]),
-        (("llama3.1", "8b"), {"compression_config": {"bits": 4}}, ["compression_config is {'bits': 4}"]),
-        (("llama3.1", "8b"), {"auto_map": {"AutoModel": "m.M"}}, ["auto_map is {'AutoModel': 'm.M'}"]),
-        (("llama3.1", "8b"), {"sliding_window": None, "bos_token_id": 5, "pretraining_tp": 2}, []),
-        (("llama3.1", "8b"), {"qkv_bias": False}, ["qkv_bias is False"]),
+        ("llama", {"sliding_window": 4096}, ["sliding_window is 4096"]),
+        ("llama", {"compression_config": {"bits": 4}}, ["compression_config is {'bits': 4}"]),
+        ("llama", {"auto_map": {"AutoModel": "m.M"}}, ["auto_map is {'AutoModel': 'm.M'}"]),
+        ("llama", {"sliding_window": None, "bos_token_id": 5, "pretraining_tp": 2}, []),
+        ("llama", {"qkv_bias": False}, ["qkv_bias is False"]),
         (
-            ("llama3.1", "8b"),
+            "llama",
             {"is_encoder_decoder": True, "pruned_heads": {}},
             ["is_encoder_decoder is True, not False"],
         ),
-        (("mixtral", "8x7b"), {"layer_types": ["full_attention"]}, ["layer_types is ['full_attention']"]),
-        (("qwen3", "8b"), {"max_window_layers": 36, "sliding_window": 4096}, []),
+        ("mixtral", {"layer_types": ["full_attention"]}, ["layer_types is ['full_attention']"]),
+        ("qwen3", {"max_window_layers": 36, "sliding_window": 4096, "layer_types": ["full_attention"] * 36}, []),
     ],
 )
-def test_keys_that_may_change_the_model_are_told(
-    key: tuple[str, str], changes: dict[str, object], unknown: list[str]
-) -> None:
-    config = {**config_of(MODELS[key], "bf16"), **changes}
-    assert list(config_differences(MODELS[key], config)) == []
-    assert list(unknown_keys(MODELS[key], config)) == unknown
-
-
-def test_layers_with_a_sliding_window_are_another_model() -> None:
-    full = ["full_attention"] * 36
-    config = {**config_of(MODELS["qwen3", "8b"], "bf16"), "layer_types": full}
-    assert list(config_differences(MODELS["qwen3", "8b"], config)) == []
-    config["layer_types"] = [*full[1:], "sliding_attention"]
-    (line,) = config_differences(MODELS["qwen3", "8b"], config)
-    assert line.startswith("layer_types is [")
-
-
-def test_no_number_of_layers_takes_memory() -> None:
-    config = {**config_of(MODELS["qwen3", "8b"], "bf16"), "num_hidden_layers": 10**15}
-    assert any(
-        "num_hidden_layers is 1000000000000000;" in line for line in config_differences(MODELS["qwen3", "8b"], config)
-    )
+def test_keys_that_may_change_the_model_are_told(name: str, changes: dict[str, object], unknown: list[str]) -> None:
+    model, _ = PUBLISHED[name]
+    config = {**config_of(model, "bf16"), **changes}
+    assert list(config_differences(model, config)) == []
+    assert list(unknown_keys(model, config)) == unknown
 
 
 def test_a_multimodal_model_is_read_from_its_text_model() -> None:
