@@ -19,7 +19,7 @@ Start = Callable[..., Any]
 Gone = Callable[..., bool]
 ENDS_WITHIN_S = 300
 LLAMA = ("-w", "pretrain_llama3.1", "--scale", "2")
-SOON_S = 60
+SOON_S = 120
 """Far less than what hangs would take."""
 
 
