@@ -15,7 +15,7 @@ from llmb.install.answers import answers_of_shell, answers_schema
 from llmb.install.complete import completed
 from llmb.install.detect import Surroundings
 from llmb.install.questions import SchedulerName
-from llmb.schedulers.offer import Offer, Partition
+from llmb.schedulers.installer import Offer, Partition
 
 Install = Callable[..., Any]
 ANSWERS = answers_schema()

@@ -18,8 +18,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.runs.folder import ROOT_VARIABLES
+from llmb.schedulers.installer import Offer
 from llmb.schedulers.lookup import SCHEDULERS, find_scheduler
-from llmb.schedulers.offer import Offer
 from llmb.site.machine import gpu_type_of, this_machine
 from llmb.tools import ask_program
 

@@ -17,7 +17,7 @@ from llmb.errors import EnvironmentProblem
 from llmb.install.answers import EXISTING, Answers
 from llmb.install.detect import torch_builds
 from llmb.install.state import Journal, put_file
-from llmb.runs.parent_death import PARENT_DEATH
+from llmb.runs.parent_death import ending_with_this
 from llmb.schedulers.installer import NONE
 from llmb.tools import ask_program
 
@@ -147,10 +147,9 @@ def run_visibly(command: Sequence[str]) -> None:
 
     Raises EnvironmentProblem if it fails.
     """
-    guarded = [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command]
     sys.stderr.flush()
     try:
-        done = subprocess.run(guarded, stdin=subprocess.DEVNULL, stdout=2, check=False)
+        done = subprocess.run(ending_with_this(command), stdin=subprocess.DEVNULL, stdout=2, check=False)
     except OSError as error:
         raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
     if done.returncode:

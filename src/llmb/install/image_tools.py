@@ -17,9 +17,8 @@ from pydantic import Field
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, RunFailed, UserInterrupt
-from llmb.processes.families import end_tree
-from llmb.processes.signals import Interrupted, signals_as_exceptions
-from llmb.runs.parent_death import PARENT_DEATH
+from llmb.processes.families import started_program
+from llmb.processes.signals import Interrupted
 from llmb.secrets import redacted
 
 ERRORS = Path(__file__).with_name("image_errors.yaml")
@@ -51,20 +50,12 @@ def run_tool(command: Sequence[str], result: Path, say: Callable[[str], None]) -
 
     Raises the error that the tool's last lines explain, and UserInterrupt.
     """
-    guarded = [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command]
-    with signals_as_exceptions() as signals, os.fdopen(os.memfd_create("output"), "w+b") as output:
-        process = subprocess.Popen(
-            guarded, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+    with os.fdopen(os.memfd_create("output"), "w+b") as output:
         try:
-            signals.let_through()
-            _follow(process, output.fileno(), result, say)
+            with started_program(command, output, output) as process:
+                _follow(process, output.fileno(), result, say)
         except Interrupted as signal:
-            end_tree(process)
             raise UserInterrupt(f"interrupted by {signal}; the same command imports the image again") from signal
-        except BaseException:
-            end_tree(process)
-            raise
         size = os.fstat(output.fileno()).st_size
         tail = os.pread(output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
     if process.returncode:

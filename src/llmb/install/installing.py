@@ -15,8 +15,7 @@ from llmb.install.answers import EXISTING, Answers
 from llmb.install.cluster_file import answers_in, check_settings, kept_changes, settings
 from llmb.install.environment import FOLDER as ENVIRONMENT
 from llmb.install.environment import RECORD, python_of
-from llmb.install.preparation import Preparations
-from llmb.install.prepared_sizes import prepared_sizes
+from llmb.install.preparation import Preparations, prepared_sizes
 from llmb.install.state import InstallState, Journal, opened_journal, read_state
 from llmb.install.steps import ImportImage, Installation, InstallStep, steps
 from llmb.prepared.folders import prepared_folders

@@ -4,21 +4,38 @@
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem
 from llmb.install.answers import Answers
 from llmb.install.environment import run_visibly
-from llmb.install.prepared_sizes import prepared_sizes, seq_len_of
 from llmb.prepare.hub_access import NeededRepository, access_problem, can_check, check_access, needed_repositories
 from llmb.prepare.verify import verify_prepared
 from llmb.prepared.folders import prepared_folders
 
 PREPARED_HOW = ("here", "job")
+TINY = "tiny"
+"""A size that is prepared only if it is asked for."""
+
+
+def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str, str]]:
+    """Workload and size of each: those of the documents that the GPU type can train, or the size that is given."""
+    for name in answers.workloads:
+        workload = catalogue.workloads.get(name)
+        for size in workload.sources if workload else ():
+            is_wanted = size == answers.size if answers.size else size != TINY
+            if workload and is_wanted and answers.gpu_type in (None, *gpu_types_of(workload, size)):
+                yield name, size
+
+
+def seq_len_of(catalogue: Catalogue, answers: Answers, workload: str, size: str) -> int:
+    """The length that the GPU type's layout packs samples to."""
+    return resolve(catalogue, Request(workload=workload, size=size, gpu_type=answers.gpu_type)).layout.seq_len
 
 
 def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepository, ...]:

@@ -9,10 +9,9 @@ from llmb.catalogue.schema import WorkloadFile
 from llmb.install.answers import ALL, EXISTING, Answers, absolute, path_problem
 from llmb.install.detect import Surroundings, torch_builds
 from llmb.install.image_sources import source_problem
-from llmb.install.prepared_sizes import prepared_sizes
-from llmb.schedulers.installer import NONE, Choice, Question
+from llmb.install.preparation import prepared_sizes
+from llmb.schedulers.installer import NONE, Choice, Partition, Question
 from llmb.schedulers.lookup import LOCAL, SCHEDULERS, find_scheduler
-from llmb.schedulers.offer import Partition
 from llmb.schedulers.port import Scheduler
 
 GRACE = "aarch64"

@@ -18,8 +18,8 @@ from llmb.install.preparation import (
     check_hub,
     hub_repositories,
     is_prepared,
+    prepared_sizes,
 )
-from llmb.install.prepared_sizes import prepared_sizes
 from llmb.install.state import Journal
 from llmb.prepared.folders import WORKLOADS
 from llmb.schedulers.lookup import LOCAL, find_scheduler

@@ -40,9 +40,8 @@ from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
 from llmb.runs.step_follower import StepNews
-from llmb.schedulers.local.command import local_command, local_variables
 from llmb.schedulers.local.scheduler import INTERRUPTED, JOB_VARIABLE, WORDS
-from llmb.schedulers.local.workers import run_workers
+from llmb.schedulers.local.workers import local_command, local_variables, run_workers
 from llmb.schedulers.lookup import LOCAL, find_scheduler
 from llmb.site.machine import Machine, check_machine, recipe_for, this_machine
 from llmb.site.site import Site

@@ -5,9 +5,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
+from llmb.processes.signals import signals_as_exceptions
+from llmb.runs.parent_death import ending_with_this
 from llmb.tools import ask_program
 
 PROC = Path("/proc")
@@ -19,16 +23,44 @@ BEGAN = 19
 BETWEEN_S = 0.5
 GRACE_S = 8.0
 """How long workers may take to end once asked to; then they are killed."""
+Process = subprocess.Popen[bytes]
+Stream = IO[bytes] | int
 
 
-def end_stalled(process: subprocess.Popen[bytes]) -> None:
+@contextmanager
+def started_program(
+    command: Sequence[str], output: Stream, errors: Stream, environ: Mapping[str, str] | None = None
+) -> Iterator[Process]:
+    """A program that ends with this process, and with the block if that is left by an error or a signal.
+
+    Raises Interrupted for a signal, when all that the program started has ended.
+    """
+    with signals_as_exceptions() as signals:
+        # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the others in order.
+        process = subprocess.Popen(
+            ending_with_this(command),
+            env=None if environ is None else dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            signals.let_through()
+            yield process
+        except BaseException:
+            end_tree(process)
+            raise
+
+
+def end_stalled(process: Process) -> None:
     """Gives the launcher of workers that end themselves time to report; then ends what is left."""
     wait_for_stopped(process, GRACE_S)
     if process.poll() is None:
         end_tree(process)
 
 
-def end_tree(process: subprocess.Popen[bytes]) -> None:
+def end_tree(process: Process) -> None:
     """Asks the launcher to end its workers; kills whatever is left of them after a while.
 
     Workers have sessions of their own, so they are found as descendants and not by process group.
@@ -45,7 +77,7 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def wait_for_stopped(process: subprocess.Popen[bytes], seconds: float) -> None:
+def wait_for_stopped(process: Process, seconds: float) -> None:
     """Waits for ``process`` while it ends its children. Stopped ones get the signal to end only when they go on."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

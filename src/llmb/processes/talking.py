@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program that reports on standard output, line by line, and ends it on request."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -9,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from llmb.errors import RunFailed, UserInterrupt
-from llmb.processes.families import end_tree
-from llmb.processes.signals import Interrupted, signals_as_exceptions
-from llmb.runs.parent_death import PARENT_DEATH
+from llmb.processes.families import started_program
+from llmb.processes.signals import Interrupted
 
 LAST_LINES = 12
 
@@ -35,25 +33,12 @@ def run_talking(
 
     if_interrupted: what is left if a signal ends the program, for the message of UserInterrupt.
     """
-    command = [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), sys.executable, *program]
-    with tempfile.TemporaryFile() as talk, signals_as_exceptions() as signals:
-        process = subprocess.Popen(
-            command,
-            env=dict(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=talk,
-            start_new_session=True,
-        )
+    with tempfile.TemporaryFile() as talk:
         try:
-            signals.let_through()
-            _follow(process, on_line)
+            with started_program([sys.executable, *program], subprocess.PIPE, talk, variables) as process:
+                _follow(process, on_line)
         except Interrupted as signal:
-            end_tree(process)
             raise UserInterrupt(f"interrupted by {signal}; {if_interrupted}") from signal
-        except BaseException:
-            end_tree(process)
-            raise
         return Ended(process.returncode, _last_lines(talk))
 
 

@@ -10,11 +10,17 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 PARENT_DEATH = "llmb.runs.parent_death"
 PR_SET_PDEATHSIG = 1
 GONE = 1
+
+
+def ending_with_this(command: Sequence[str]) -> list[str]:
+    """The words that start ``command`` so that it does not outlive this process."""
+    return [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command]
 
 
 def end_with_parent() -> None:

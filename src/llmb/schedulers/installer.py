@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installation asks of its user: questions that a scheduler brings have the same form as all others."""
+"""What an installation asks of its user, and what a scheduler offers: its questions have the form of all others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmb.errors import closest
-from llmb.schedulers.offer import Offer
 
 NONE = "none"
 """Answers a question that has an answer on other clusters; a question without an answer is open."""
@@ -55,6 +54,33 @@ class Question:
             hint = f"; did you mean '{near[0]}'?" if near else ""
             return f"'{wrong[0]}' is not one of: {', '.join(names)}{hint}"
         return self.check(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Nodes that a scheduler keeps together. None is unknown, or has none of it."""
+
+    name: str
+    is_default: bool = False
+    nodes: int = 0
+    gpus_per_node: int | None = None
+    """GPUs of most of its nodes; None if the scheduler does not count GPUs there."""
+    gres_type: str | None = None
+    architecture: str | None = None
+    """As the kernel names it: x86_64, aarch64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a scheduler offers this user."""
+
+    partitions: tuple[Partition, ...] = ()
+    accounts: tuple[str, ...] | None = None
+    """None if it has no accounting, or does not answer."""
+    default_account: str | None = None
+
+    def partition(self, name: str | None) -> Partition | None:
+        return next((item for item in self.partitions if item.name == name), None)
 
 
 class SchedulerQuestion(Question):

@@ -17,8 +17,7 @@ from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
-from llmb.schedulers.installer import Choice, SchedulerQuestion
-from llmb.schedulers.offer import Offer, Partition
+from llmb.schedulers.installer import Choice, Offer, Partition, SchedulerQuestion
 from llmb.site.site import Site
 
 UNKNOWN = "UNKNOWN"

@@ -15,7 +15,7 @@ from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record
-from llmb.schedulers.local.command import local_command
+from llmb.schedulers.local.workers import local_command
 from llmb.schedulers.port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission
 from llmb.tools import ask_program
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command on this machine: starts the workers, monitors them, ends them on request."""
+"""The workers of a run on this machine: their command and variables, and running them to their end."""
 
 import os
 import subprocess
@@ -7,14 +7,29 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from llmb.processes.families import end_stalled, end_tree
-from llmb.processes.signals import signals_as_exceptions
+from llmb.jobspec.spec import JobSpec, filled
+from llmb.processes.families import end_stalled, started_program
+from llmb.processes.ranks import words
 from llmb.runs.folder import RunFolder, cannot_write
-from llmb.runs.parent_death import PARENT_DEATH
 from llmb.secrets import without_secrets
 
+THREADS = "OMP_NUM_THREADS"
+"""Cores per process: without it, the thread pool of each process uses all of them."""
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 POLL_S = 0.05
+
+
+def local_command(spec: JobSpec, folder: RunFolder) -> tuple[str, ...]:
+    """One process per GPU (or as many on a CPU), started and watched by one that does not load torch."""
+    work = (filled(word, str(folder.path), sys.executable) for word in spec.work)
+    return (sys.executable, *words(1, spec.placement.processes), *work)
+
+
+def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """What the processes get on top of ``environ``; what the user has set stays."""
+    threads = max(1, cores // spec.placement.processes_per_node)
+    shipped = {THREADS: str(threads), **{item.name: item.value for item in spec.variables}}
+    return {name: value for name, value in shipped.items() if name not in environ}
 
 
 def run_workers(
@@ -36,25 +51,13 @@ def run_workers(
         log = folder.log.open("wb")
     except OSError as error:
         raise cannot_write(folder.log, error) from error
-    with log, signals_as_exceptions() as signals:
-        # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command],
-            env={**without_secrets(os.environ), **variables, LAUNCHER_PID: str(os.getpid())},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            signals.let_through()
+    with log:
+        environ = {**without_secrets(os.environ), **variables, LAUNCHER_PID: str(os.getpid())}
+        with started_program(command, log, subprocess.STDOUT, environ) as process:
             while process.poll() is None:
                 on_time()
                 if folder.stall.exists():
                     end_stalled(process)
                 time.sleep(POLL_S)
-        except BaseException:
-            end_tree(process)
-            raise
-        on_time()
+            on_time()
         return process.returncode

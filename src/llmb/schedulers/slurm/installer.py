@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from llmb.catalogue.records import Record
 from llmb.options.option import Option
-from llmb.schedulers.installer import NONE, Choice, SchedulerQuestion
-from llmb.schedulers.offer import Offer, Partition
+from llmb.schedulers.installer import NONE, Choice, Offer, Partition, SchedulerQuestion
 from llmb.schedulers.slurm.settings import GpuRequest
 
 _cluster = partial(Option, panel="Cluster")

@@ -10,7 +10,7 @@ from itertools import islice
 
 from llmb.catalogue.resolve import CPU
 from llmb.errors import InfrastructureError, UsageError, unknown
-from llmb.schedulers.offer import Offer, Partition
+from llmb.schedulers.installer import Offer, Partition
 from llmb.schedulers.port import NodeState
 from llmb.schedulers.slurm.client import call, message
 from llmb.schedulers.slurm.hostlist import compress, expand

@@ -13,7 +13,7 @@ from llmb.jobspec.spec import JobSpec
 from llmb.options.option import build
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob, now
-from llmb.schedulers.offer import Offer, Partition
+from llmb.schedulers.installer import Offer, Partition
 from llmb.schedulers.port import (
     AskedJob,
     Defaults,
