@@ -134,11 +134,11 @@ def test_a_table_with_a_bad_pattern_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_retry_is_a_new_job_with_fewer_retries() -> None:
+    same = {"campaign": "c", "label": "l", "run_id": "r", "identity": "i"}
+    same |= {"proxy": "PROXY", "data": "SQuAD", "origin": "o"}
     failed = job_row("k", job_id="7", state="FAILED", status="failed", retries=3, restarts=1, fault="f", bad_nodes="n1",
-                 checked_s=9.0, ended_s=8.0, nodes="n[1-2]", campaign="c", exit_code=1,
-                 label="l", identity="i", proxy="PROXY", data="SQuAD", origin="o", verdict="pass")  # fmt: skip
+                 checked_s=9.0, ended_s=8.0, nodes="n[1-2]", exit_code=1, verdict="pass", **same)  # fmt: skip
     again = repeated(failed, 50.0)
-    same = {"campaign": "c", "label": "l", "identity": "i", "proxy": "PROXY", "data": "SQuAD", "origin": "o"}
     assert again == job_row("k#2", retry_of="k", retries=1, submitted_s=50.0, **same)
     assert repeated(again, 60.0).key == "k#3"
 

@@ -7,8 +7,9 @@ A run keeps its folder: the new job resumes from the last checkpoint, if one exi
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from llmb.errors import (
     EnvironmentProblem,
@@ -21,7 +22,7 @@ from llmb.errors import (
 )
 from llmb.jobs.faults import faults_of, worth_a_retry
 from llmb.jobs.history import open_history
-from llmb.jobs.job import Job
+from llmb.jobs.job import CHANGING, Job
 from llmb.jobs.order import Prepared
 from llmb.jobs.refresh import refresh
 from llmb.jobs.store import KeyTaken, Store
@@ -37,11 +38,6 @@ from llmb.trust import check_owner
 
 LONGEST_AGO_S = 86400.0
 """A job that failed longer ago is not retried."""
-KEPT = (
-    *("scheduler", "cluster", "campaign", "label", "identity", "array_index", "base_dir"),
-    *("proxy", "kind", "subject", "data", "origin"),
-)
-"""What a retry is and runs, as the job that it repeats."""
 _NUMBER = re.compile(r"(.*)#(\d+)")
 SHORTEST_S, LONGEST_S = 1.0, 15.0
 """Between two queries of a scheduler; it grows with the time waited."""
@@ -185,11 +181,10 @@ def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s:
 def repeated(job: Job, now_s: float) -> Job:
     """The next attempt at ``job``, which used one retry for each restart. Pure."""
     numbered = _NUMBER.fullmatch(job.key)
-    fresh = {item.name: item.default for item in fields(Job) if item.default is not MISSING}
-    same = {name: getattr(job, name) for name in KEPT}
-    kept = {**same, "retries": job.retries - job.restarts - 1}
     key = f"{numbered[1]}#{int(numbered[2]) + 1}" if numbered else f"{job.key}#2"
-    return replace(job, **{**fresh, **kept, "key": key, "retry_of": job.key, "submitted_s": now_s})
+    fresh: dict[str, Any] = {item.name: item.default for item in fields(Job) if item.name in ("job_id", *CHANGING)}
+    retries = job.retries - job.restarts - 1
+    return replace(job, **fresh, key=key, retry_of=job.key, retries=retries, submitted_s=now_s)
 
 
 def excluded(*nodes: str | None) -> str | None:
