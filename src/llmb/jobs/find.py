@@ -100,13 +100,9 @@ def _find(store: Store, text: str) -> list[Job]:
 
 def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
     """Names in ``selection`` that no job has, with those that there are."""
-    selections = (
-        ("label", selection.label, Filter(label=selection.label)),
-        ("campaign", selection.campaign, Filter(campaign=selection.campaign)),
-        ("workload", selection.workload, Filter(workload=selection.workload)),
-    )
-    for kind, name, alone in selections:
-        if name is None or store.count(alone):
+    for kind in ("label", "campaign", "workload"):
+        name = getattr(selection, kind)
+        if name is None or store.count(Filter(**{kind: name})):
             continue
         known = sorted({value for job in store.jobs() if (value := getattr(job, kind))})
         there_are = f"{did_you_mean(name, known)}; {kind}s: {', '.join(known)}" if known else ", or any other"

@@ -42,7 +42,7 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
         try:
             if _has_content(path):
                 try:
-                    return _open(path)
+                    return _checked(Store(path))
                 except Damaged as error:
                     say(f"{error.what}; it is kept as {rename_damaged(path)}")
             return _rebuilt(install, path, say)
@@ -87,10 +87,6 @@ def _is_own(install: Path) -> bool:
         return install.stat().st_uid == os.geteuid()
     except OSError:
         return True
-
-
-def _open(path: Path) -> Store:
-    return _checked(Store(path))
 
 
 def _checked(store: Store) -> Store:

@@ -49,6 +49,7 @@ from llmb.site.site import Site
 LAST_LINES = 12
 CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 """They name the image inside of a container."""
+NOT_SAVED = "no checkpoint was saved to continue from"
 Say = Callable[[str], None]
 
 
@@ -92,10 +93,63 @@ class LocalRun:
             yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
 
     def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:
-        """Runs it to its end, successful or not. Raises UserInterrupt and EnvironmentProblem."""
+        """Runs it to its end, successful or not, and writes its record.
+
+        Raises UserInterrupt once an interrupted run is recorded, EnvironmentProblem if files cannot be written.
+        """
         folder = create_run_folder(self.install, self.plan)
         spec = local_spec(self.plan, self.install, self.environ, folder)
-        return run_here(self.plan, spec, folder, self.install, self._variables(spec), on_step, say, self.label)
+        command, variables = local_command(spec, folder), self._variables(spec)
+        steps = find_program(spec.program).new_steps(folder)
+
+        def on_time() -> None:
+            for step in steps.new():
+                on_step(step)
+
+        try:
+            record, row = self._begin(spec, folder, variables, say)
+            try:
+                end = End(run_workers(command, variables, folder, on_time))
+            except Interrupted as signal:
+                end = End(INTERRUPTED, str(signal))
+            result = conclude_run(folder, record, end)
+        except OSError as error:
+            raise cannot_write(folder.path, error) from error
+        self._note(say, lambda store: refresh_job(store, row))
+        if end.cause:
+            saved = newest_checkpoint(folder, self.plan)
+            again = f"add '--load-checkpoint {saved.path}' to continue" if saved else NOT_SAVED
+            do = f"'llmb jobs log {record.id}' prints its log; {again}"
+            raise UserInterrupt(f"run {record.id} was {result.reason}", do=do)
+        return EndedRun(folder, record, result)
+
+    def _begin(self, spec: JobSpec, folder: RunFolder, variables: Mapping[str, str], say: Say) -> tuple[RunRecord, Job]:
+        """Writes all files of the run, and its row, before its workers start. Raises OSError, EnvironmentProblem."""
+        # A missing history is rebuilt before there is this run to be found. Problems are told when its row is added.
+        with suppress(EnvironmentProblem, UsageError):
+            open_history(self.install, say).close()
+        handle = send(Prepared(spec, folder, {None: folder}), {})[None]
+        started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: handle.job_id})
+        image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
+        command = local_command(spec, folder)
+        record = new_record(self.plan, command, variables, started, label=self.label, image=image)
+        row = new_job(Prepared(spec, folder, {None: folder}, {None: row_of_record(record)}), None, new_key())
+        row = replace(row, job_id=handle.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
+        row = replace(row, started_s=row.submitted_s)
+        write_record(folder, record)
+        write_spec(folder, spec)
+        record_handle(folder, handle, row)
+        link_latest(self.install, folder)
+        self._note(say, lambda store: store.add([row]))
+        return record, row
+
+    def _note(self, say: Say, write: Callable[[Store], object]) -> None:
+        """A history that cannot be written does not fail the run: 'llmb jobs rebuild' adds it later."""
+        try:
+            with open_history(self.install, say) as store:
+                write(store)
+        except (EnvironmentProblem, UsageError) as error:
+            say(f"the history of jobs lacks this run: {error.what}; 'llmb jobs rebuild' adds it")
 
     def _variables(self, spec: JobSpec) -> dict[str, str]:
         return local_variables(spec, self.machine.cores, self.environ)
@@ -143,92 +197,6 @@ def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], fold
         work=work.command,
         log=folder.log.name,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """The record of a run, and its row in the history."""
-
-    record: RunRecord
-    row: Job
-
-
-def _begin(
-    plan: EnginePlan,
-    spec: JobSpec,
-    folder: RunFolder,
-    variables: Mapping[str, str],
-    install: Path,
-    say: Say,
-    label: str | None,
-) -> _Begun:
-    """Writes all files of the run, and its row, before its workers start. Raises OSError, EnvironmentProblem."""
-    # A missing history is rebuilt before there is this run to be found. Problems are reported when its row is added.
-    with suppress(EnvironmentProblem, UsageError):
-        open_history(install, say).close()
-    handle = send(Prepared(spec, folder, {None: folder}), {})[None]
-    started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: handle.job_id})
-    image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
-    record = new_record(plan, local_command(spec, folder), variables, started, label=label, image=image)
-    row = new_job(Prepared(spec, folder, {None: folder}, {None: row_of_record(record)}), None, new_key())
-    row = replace(row, job_id=handle.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
-    row = replace(row, started_s=row.submitted_s)
-    write_record(folder, record)
-    write_spec(folder, spec)
-    record_handle(folder, handle, row)
-    link_latest(install, folder)
-    _note(install, say, lambda store: store.add([row]))
-    return _Begun(record, row)
-
-
-def _note(install: Path, say: Say, write: Callable[[Store], object]) -> None:
-    """A history that cannot be written does not fail the run: 'llmb jobs rebuild' adds it later."""
-    try:
-        with open_history(install, say) as store:
-            write(store)
-    except (EnvironmentProblem, UsageError) as error:
-        say(f"the history of jobs lacks this run: {error.what}; 'llmb jobs rebuild' adds it")
-
-
-def run_here(
-    plan: EnginePlan,
-    spec: JobSpec,
-    folder: RunFolder,
-    install: Path,
-    variables: Mapping[str, str],
-    on_step: Callable[[StepNews], None],
-    say: Say,
-    label: str | None = None,
-) -> EndedRun:
-    """Runs ``plan`` until it ends, successfully or not, and writes its record.
-
-    Raises UserInterrupt once an interrupted run is ended and recorded, EnvironmentProblem if files cannot be written.
-    """
-    steps = find_program(spec.program).new_steps(folder)
-
-    def on_time() -> None:
-        for step in steps.new():
-            on_step(step)
-
-    try:
-        job = _begin(plan, spec, folder, variables, install, say, label)
-        try:
-            command = local_command(spec, folder)
-            end = End(run_workers(command, variables, folder, on_time))
-        except Interrupted as signal:
-            end = End(INTERRUPTED, str(signal))
-        result = conclude_run(folder, job.record, end)
-    except OSError as error:
-        raise cannot_write(folder.path, error) from error
-    _note(install, say, lambda store: refresh_job(store, job.row))
-    if end.cause:
-        saved = newest_checkpoint(folder, plan)
-        again = (
-            f"add '--load-checkpoint {saved.path}' to continue" if saved else "no checkpoint was saved to continue from"
-        )
-        do = f"'llmb jobs log {job.record.id}' prints its log; {again}"
-        raise UserInterrupt(f"run {job.record.id} was {result.reason}", do=do)
-    return EndedRun(folder, job.record, result)
 
 
 def raise_unless_successful(run: EndedRun) -> None:

@@ -2,7 +2,7 @@
 """Every setting that a job submitted here would get, and where each comes from."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,12 +150,10 @@ def _variables(
     shells = {name: environ[name] for name in shipped if name in environ and not holds_secret(name, environ[name])}
     entries |= {name: Setting(name, value, "shell", name) for name, value in shells.items()}
     for name in config.environment:
-        item = written[f"environment.{name}"]
-        entries[name] = Setting(name, item.value, item.source, item.place)
+        entries[name] = replace(written[f"environment.{name}"], key=name)
     if workload:
         for name in config.environment_of(workload):
-            item = written[f"workloads.{workload}.environment.{name}"]
-            entries[name] = Setting(name, item.value, item.source, item.place)
+            entries[name] = replace(written[f"workloads.{workload}.environment.{name}"], key=name)
     yield from entries.values()
 
 
@@ -168,6 +166,5 @@ def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: st
 
 
 def _without_secret(setting: Setting) -> Setting:
-    if not holds_secret(setting.key.rpartition(".")[2], str(setting.value)):
-        return setting
-    return Setting(setting.key, HIDDEN, setting.source, setting.place)
+    is_secret = holds_secret(setting.key.rpartition(".")[2], str(setting.value))
+    return replace(setting, value=HIDDEN) if is_secret else setting
