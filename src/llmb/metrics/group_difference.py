@@ -198,25 +198,26 @@ def group_difference(
     )
 
 
-def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
-    """Whether the second group is slower than the first one by more than the tolerance.
-
-    ``regressed`` and ``improved``: by more than the tolerance, and the interval excludes 0. ``pass``: the interval
-    excludes that it is slower by more than the tolerance. Two groups of the same distribution differ in less
-    than 5 % of cases, whatever the tolerance.
+def clear_decision(delta_pct: float, ci95_pct: tuple[float, float], tolerance_pct: float) -> DecisionName | None:
+    """``regressed`` and ``improved``: by more than the tolerance, and the interval excludes 0. ``pass``: the interval
+    excludes that it is slower by more than the tolerance. Two groups of the same distribution differ in less than 5 %
+    of cases, whatever the tolerance.
     """
+    low, high = ci95_pct
+    if low > 0 and delta_pct > tolerance_pct:
+        return "regressed"
+    if high < 0 and delta_pct < -tolerance_pct:
+        return "improved"
+    return "pass" if high <= tolerance_pct else None
+
+
+def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
+    """Whether the second group is slower than the first one by more than the tolerance."""
     if difference.ci95_pct is None:
         return Decision("inconclusive", 2 * (REPEATS - 1), NO_INTERVAL)
     low, high = difference.ci95_pct
     notes = [note for note in (spread_note(difference), difference.node_effect) if note]
-    clear: DecisionName | None = None
-    if low > 0 and difference.delta_pct > tolerance_pct:
-        clear = "regressed"
-    elif high < 0 and difference.delta_pct < -tolerance_pct:
-        clear = "improved"
-    elif high <= tolerance_pct:
-        clear = "pass"
-    if clear:
+    if clear := clear_decision(difference.delta_pct, difference.ci95_pct, tolerance_pct):
         return Decision(clear, None, "; ".join(notes) or None)
     digits = next((n for n in range(1, MOST_DIGITS) if round(high, n) > tolerance_pct), MOST_DIGITS)
     ends = (f"{round(end, digits) + 0.0:.{digits}f}" for end in (low, high))

@@ -6,7 +6,7 @@ was not measured.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from llmb.catalogue.records import Record
 from llmb.missing import Missing
@@ -130,13 +130,8 @@ def _more(item: FoundCause, other: FoundCause | None) -> FoundCause:
     """``item`` without the share that the baseline has as well."""
     if other is None or other.share_s is None or item.share_s is None:
         return item
-    values: dict[str, Any] = {
-        "share_s": item.share_s - other.share_s,
-        "bound": item.bound,
-        "in_step": item.in_step,
-        "evidence": (*item.evidence, f"the baseline has {other.share_s:.3f} s of it, which are not counted"),
-    }
-    return FoundCause(**values)
+    note = f"the baseline has {other.share_s:.3f} s of it, which are not counted"
+    return replace(item, share_s=item.share_s - other.share_s, evidence=(*item.evidence, note))
 
 
 def _window(run: Evidence, reference: ReferenceTime) -> dict[CauseName, FoundCause]:

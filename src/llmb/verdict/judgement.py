@@ -12,6 +12,7 @@ from llmb.metrics.group_difference import (
     NORMAL_QUANTILE,
     KnownSpread,
     RunMean,
+    clear_decision,
     decide,
     group_difference,
     spread_note,
@@ -101,16 +102,10 @@ def _allowed(interval: Interval) -> Interval:
 
 
 def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> Finding:
-    """By the same rule as ``metrics.group_difference.decide``."""
     if interval is None:
         return Finding(verdict="inconclusive", delta_pct=delta, reason=NO_SPREAD)
-    low, high = interval
-    if low > 0 and delta > tolerance_pct:
-        return Finding(verdict="regressed", delta_pct=delta, ci95_pct=interval)
-    if high < 0 and delta < -tolerance_pct:
-        return Finding(verdict="improved", delta_pct=delta, ci95_pct=interval)
-    if high <= tolerance_pct:
-        return Finding(verdict="pass", delta_pct=delta, ci95_pct=interval)
+    if clear := clear_decision(delta, interval, tolerance_pct):
+        return Finding(verdict=clear, delta_pct=delta, ci95_pct=interval)
     return Finding(verdict="inconclusive", delta_pct=delta, ci95_pct=interval, reason=UNDECIDED)
 
 
