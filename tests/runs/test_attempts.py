@@ -13,12 +13,12 @@ from llmb.errors import InfrastructureError
 from llmb.missing import Missing
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
-from llmb.runs.attempts import attempt_plan, begin_attempt, is_done
+from llmb.runs.attempts import begin_attempt, is_done
 from llmb.runs.claim import create_run_folder
 from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt, tail
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.record import BegunJob, JobEnd, queued_record, read_record
+from llmb.runs.record import BegunJob, JobEnd, attempt_plan, queued_record, read_record
 from llmb.runs.steps import read_steps, step_to_json
 
 

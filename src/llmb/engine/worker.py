@@ -15,13 +15,12 @@ from llmb.engine.watchdog.heartbeat import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.errors import LlmbError
 from llmb.resources.start import start_sampler
-from llmb.runs.attempts import attempt_plan
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
 from llmb.runs.parent_death import end_with_parent
 from llmb.runs.plan import EnginePlan
-from llmb.runs.record import read_record
+from llmb.runs.record import attempt_plan, read_record
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from llmb.analysis.bisect import DEFAULT_NAME, BisectReport, CandidateReport
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
-from llmb.report.table import Column, Table, csv_text, known, number, number_column, result_table, shortened, table_of
+from llmb.report.table import Column, Table, csv_text, known, number_column, result_table, shortened, table_of
 from llmb.runs.identity import Difference
 from llmb.shown_text import printable
 
@@ -52,8 +52,6 @@ def _found_text(report: BisectReport) -> str:
     )
 
 
-COLUMNS = ("recipe", "runs", "before (s)", "after (s)", "change (%)", "95 % interval", "noise (%)", "verdict")
-RIGHT = COLUMNS[1:-1]
 CSV_COLUMNS = (
     *("recipe", "n_before", "n_after", "before_s", "after_s", "delta_pct", "ci95_low_pct", "ci95_high_pct"),
     *("noise_pct", "verdict", "tolerance_pct", "measure", "speed_up", "scaling", "more_runs", "reason", "soft"),
@@ -76,10 +74,18 @@ def compare_tables(comparison: Comparison) -> list[Table]:
 
 
 def _rows_table(comparison: Comparison) -> Table:
-    table = result_table(printable(_heading(comparison)), *COLUMNS, right=RIGHT)
-    table.columns[0].label = False  # a recipe is read in parts, too, and the row has to be one in 80 columns
-    for row in comparison.rows:
-        table.add_row(*map(printable, _cells(row)))
+    columns: list[Column[Row]] = [
+        # A recipe is read in parts, too, and the row has to be one in 80 columns.
+        Column("recipe", lambda row: row.recipe, label=False),
+        number_column("runs", lambda row: f"{row.n_before} / {row.n_after}", str),
+        number_column("before (s)", lambda row: row.before_s),
+        number_column("after (s)", lambda row: row.after_s),
+        number_column("change (%)", _change, str),
+        number_column("95 % interval", lambda row: row.ci95_pct, _interval),
+        number_column("noise (%)", lambda row: row.noise_pct, _noise),
+        Column("verdict", _verdict),
+    ]
+    table = table_of(printable(_heading(comparison)), comparison.rows, columns)
     table.caption = "\n".join(map(printable, _notes(comparison)))
     return table
 
@@ -90,17 +96,12 @@ def _heading(comparison: Comparison) -> str:
     return f"{comparison.before} (before) and {comparison.after} (after)"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.recipe,
-        f"{row.n_before} / {row.n_after}",
-        number(row.before_s),
-        number(row.after_s),
-        _change(row),
-        " to ".join(map(_signed, row.ci95_pct)) if row.ci95_pct else "n/a",
-        _noise(row.noise_pct),
-        f"{row.verdict} (soft)" if row.soft and row.verdict in ("pass", "regressed", "improved") else row.verdict,
-    )
+def _interval(interval: tuple[float, float] | None) -> str:
+    return " to ".join(map(_signed, interval)) if interval else "n/a"
+
+
+def _verdict(row: Row) -> str:
+    return f"{row.verdict} (soft)" if row.soft and row.verdict in ("pass", "regressed", "improved") else row.verdict
 
 
 def _change(row: Row) -> str:

@@ -269,7 +269,7 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
     columns: list[Column[EndedRun]] = [
         Column("run", lambda run: run.record.id),
         Column("status", lambda run: run.result.status),
-        number_column("step s", _mean_s, known),
+        number_column("step s", lambda run: run.mean_s, known),
         number_column("CV %", _cv_pct, known),
         Column("verdict", lambda run: run.result.verdict_name),
         Column("reason", _reason),
@@ -279,10 +279,6 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
         spread = spread_of(_means(runs))
         table.caption = _spread_text(spread) if spread else "no run was successful"
         yield table
-
-
-def _mean_s(run: EndedRun) -> float | None:
-    return run.result.step_time_s.mean if run.mean_s is not None and run.result.step_time_s else None
 
 
 def _cv_pct(run: EndedRun) -> float | None:

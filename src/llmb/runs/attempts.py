@@ -13,8 +13,8 @@ from llmb.errors import InfrastructureError, UsageError
 from llmb.metrics.window import resolve_window
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.plan import EnginePlan, Plan, Start
-from llmb.runs.record import Attempt, BegunJob, JobEnd, RunRecord, engine_plan, now, read_job_end, write_record
+from llmb.runs.plan import Plan
+from llmb.runs.record import Attempt, BegunJob, JobEnd, RunRecord, now, read_job_end, write_record
 from llmb.runs.steps import read_steps, step_to_json
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)
@@ -42,14 +42,9 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
     attempt = Attempt(number=number, started_at=now(), job=job, first_step=first_step, checkpoint=_text(checkpoint))
     begun = record.model_copy(
         update={
+            **dict.fromkeys(("reason", "exit_code", "ended_at", "environment", "vboost", "result")),
             "status": "running",
-            "reason": None,
-            "exit_code": None,
             "started_at": record.started_at or attempt.started_at,
-            "ended_at": None,
-            "environment": None,
-            "vboost": None,
-            "result": None,
             "job": job,
             "plan": with_window(record.plan, first_step),
             "attempts": (*_ended(record.attempts, _left_end(folder)), attempt),
@@ -70,16 +65,6 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
     """The last complete checkpoint that this run has saved."""
     found = saved_checkpoints(folder.checkpoints_of(plan))
     return found[-1] if found else None
-
-
-def attempt_plan(record: RunRecord) -> EnginePlan:
-    """What the workers of the latest attempt have to do: the run's plan, or what a checkpoint has left of it."""
-    plan, attempt = engine_plan(record), record.attempts[-1] if record.attempts else None
-    if attempt is None or attempt.checkpoint is None:
-        return plan
-    consumed = plan.samples_before(attempt.first_step)
-    start = Start(path=attempt.checkpoint, step=attempt.first_step, consumed_samples=consumed, origin=plan.origin)
-    return plan.model_copy(update={"start": start, "steps": plan.last_step - attempt.first_step + 1})
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:

@@ -16,7 +16,7 @@ from llmb.errors import UsageError
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import ENGINE as ENGINE
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.plan import EnginePlan, Plan, Start
 from llmb.runs.record_file import read_record_file
 from llmb.runs.result import Result, Status
 from llmb.runs.short_id import short_id
@@ -248,6 +248,16 @@ def engine_plan(record: RunRecord) -> EnginePlan:
     """The plan of a run of the engine."""
     assert isinstance(record.plan, EnginePlan), f"this run is of {record.program}"
     return record.plan
+
+
+def attempt_plan(record: RunRecord) -> EnginePlan:
+    """What the workers of the latest attempt have to do: the run's plan, or what a checkpoint has left of it."""
+    plan, attempt = engine_plan(record), record.attempts[-1] if record.attempts else None
+    if attempt is None or attempt.checkpoint is None:
+        return plan
+    consumed = plan.samples_before(attempt.first_step)
+    start = Start(path=attempt.checkpoint, step=attempt.first_step, consumed_samples=consumed, origin=plan.origin)
+    return plan.model_copy(update={"start": start, "steps": plan.last_step - attempt.first_step + 1})
 
 
 def write_record(folder: RunFolder, record: RunRecord) -> None:
