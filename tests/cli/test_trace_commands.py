@@ -125,16 +125,14 @@ def test_different_collectives_are_not_compared(tmp_path: Path) -> None:
     assert "all_gather, b.txt" in text
 
 
-def test_tables_without_a_name_are_compared_if_nothing_differs(tmp_path: Path) -> None:
-    table = TABLE.format(small="0.08", large="60.00").partition("\n")[2]
-    for name, text in (("a.txt", table), ("b.txt", table), ("c.txt", table.replace("60.00", "34.95"))):
-        (tmp_path / name).write_text(text)
-    (tmp_path / "d.txt").write_text(table.replace("sum", "none"))
-    text = call("nccl", *(tmp_path / name for name in ("a.txt", "b.txt", "c.txt", "d.txt")))
-    assert "that it is the same is assumed from columns and bus factor" in text
-    assert "b.txt / first" in text
-    assert "c.txt / first" not in text
-    assert "d.txt / first" not in text
+def test_tables_without_a_name_are_not_compared(tmp_path: Path) -> None:
+    """As of an output whose beginning was lost."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(TABLE.format(small="0.08", large="60.00").partition("\n")[2])
+    text = call("nccl", tmp_path / "a.txt", tmp_path / "b.txt")
+    assert "nccl-tests, a.txt" in text
+    assert "nccl-tests, b.txt" in text
+    assert "/ first" not in text
 
 
 def test_files_of_one_name_are_compared(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 (lines and names as other programs write them)
-"""NCCL's logs, with lines as NCCL 2.18 to 2.30 write them."""
+"""NCCL's logs, with lines as NCCL 2.19 to 2.30 write them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,7 +39,7 @@ def line(
 def init(rank: int, ranks: int, handle: str, identifier: str) -> str:
     return (
         f"node7:{4000 + rank}:{5000 + rank} [{rank}] NCCL INFO ncclCommInitRankConfig comm {handle} rank {rank}"
-        f" nranks {ranks} cudaDev {rank} nvmlDev {rank} busId 1b000 commId {identifier} - Init COMPLETE\n"
+        f" nranks {ranks} cudaDev {rank} nvmlDev {rank} busId 1b000 commId {identifier} - Init START\n"
     )
 
 
@@ -135,7 +135,7 @@ def test_processes_of_several_nodes_may_have_equal_numbers(tmp_path: Path) -> No
 def test_devices_of_one_process_are_ranks(tmp_path: Path) -> None:
     """As nccl-tests -g 4 do."""
     more = " commId 0x7"
-    lines = [event(1, "Init COMPLETE", handle=f"0xa{rank}", rank=rank, ranks=4, more=more) for rank in range(4)]
+    lines = [event(1, "Init START", handle=f"0xa{rank}", rank=rank, ranks=4, more=more) for rank in range(4)]
     lines += [call(1, f"0xa{rank}", 4, device=rank) for rank in range(4)] * 5
     assert told(summary_of(tmp_path, lines)) == [(4, 1, "init lines", 4, 5)]
 
@@ -158,7 +158,7 @@ def test_a_pointer_is_another_communicator_after_it_was_destroyed(tmp_path: Path
 
 def splits(pattern: str, *, count: bool) -> list[str]:
     """Four ranks split their communicator in pairs, as often as ``pattern`` has words; a rank's letter is its color."""
-    lines = [event(rank, "Init COMPLETE", handle="0xa", rank=rank, ranks=4, more=" commId 0x7") for rank in range(4)]
+    lines = [event(rank, "Init START", handle="0xa", rank=rank, ranks=4, more=" commId 0x7") for rank in range(4)]
     for number, colors in enumerate(pattern.split(), start=1):
         for rank, color in enumerate(colors):
             if color == "-":
@@ -209,25 +209,11 @@ def test_equal_commids_of_splits_before_2_21(tmp_path: Path) -> None:
     for number in (1, 2):
         for rank in range(2):
             more = " commId 0x5"
-            lines.append(event(rank, "Init COMPLETE", handle=f"0xb{number}", rank=rank, ranks=2, more=more))
+            lines.append(event(rank, "Init START", handle=f"0xb{number}", rank=rank, ranks=2, more=more))
             lines += [call(rank, f"0xb{number}", 2)] * number
     summary = summary_of(tmp_path, lines)
     assert told(summary) == [(2, 1, "init lines", 2, 2), (2, 1, "init lines", 2, 1)]
     assert [row.communicator_names for row in summary.collectives] == [("0x5 (2)",), ("0x5",)]
-
-
-def test_init_lines_of_old_versions_have_no_identifier(tmp_path: Path) -> None:
-    lines = [
-        f"n:{rank}:9 [{rank}] NCCL INFO comm 0xa rank {rank} nranks 2 cudaDev {rank} busId 5e000 - Init COMPLETE\n"
-        for rank in (0, 1)
-    ]
-    lines += [line(rank, "AllReduce", 1, 7, 2, handle="0xa", prefix=f"n:{rank}:9 [{rank}]") for rank in (0, 1)]
-    summary = summary_of(tmp_path, lines)
-    assert told(summary) == [(2, 1, "number of ranks", 2, 1)]
-    assert summary.notes == (
-        "2 of 2 pointers to communicators are not identified: the lines that initialize them have no commId (NCCL before"
-        " 2.16)",
-    )
 
 
 def test_lines_that_name_no_process_are_said(tmp_path: Path) -> None:
@@ -243,8 +229,8 @@ def test_a_long_line_takes_no_quadratic_time(tmp_path: Path) -> None:
     path = tmp_path / "log"
     for text in (
         "a" + ":1" * 22_000 + " [0] NCCL INFO AllReduce: opCount 1",
-        "- Init COMPLETE" * 10_000,
-        "[0] NCCL INFO x comm 0x1 rank 1 nranks 2 cudaDev 0 " * 5_000 + "- Init COMPLETE",
+        "- Init START" * 10_000,
+        "[0] NCCL INFO x comm 0x1 rank 1 nranks 2 cudaDev 0 " * 5_000 + "- Init START",
         "[0] NCCL INFO A: opCount 1 sendbuff 1 recvbuff 1 count " * 5_000,
     ):
         path.write_text(text)

@@ -120,7 +120,7 @@ def _comparison(tests: Sequence[TestTable], place: str) -> Table:
     """Bus bandwidth of the same sizes in several files, and the ratio to the first file."""
     sources = [test.source for test in tests]
     right = ("bytes", *sources, *(f"{source} / first" for source in sources[1:]))
-    title = f"{tests[0].name or 'nccl-tests'}: bus bandwidth in GB/s, {place.replace('_', ' ')}"
+    title = f"{tests[0].name}: bus bandwidth in GB/s, {place.replace('_', ' ')}"
     table = result_table(title, "bytes", "type", "redop", *right[1:], right=right)
     by_key = [{_key(row): row for row in test.rows} for test in tests]
     for key in sorted({key for rows in by_key for key in rows}, key=lambda key: (key[1], key[2] or "", key[0])):
@@ -134,8 +134,6 @@ def _comparison(tests: Sequence[TestTable], place: str) -> Table:
         notes.append(f"Wrong results in {', '.join(wrong)}.")
     if len({test.ranks for test in tests} - {None}) > 1:
         notes.append(f"Ranks: {', '.join(f'{test.source} {number(test.ranks)}' for test in tests)}.")
-    if tests[0].name is None:
-        notes.append("The files do not name their test: that it is the same is assumed from columns and bus factor.")
     table.caption = " ".join(notes)
     return table
 

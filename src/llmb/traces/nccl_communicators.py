@@ -3,10 +3,10 @@
 
 A pointer belongs to one process, and to one communicator from the line that initializes it to the one that destroys it;
 then it may be reused. ``node7:4001:4123 [3] NCCL INFO ncclCommInitRank comm 0x55.. rank 3 nranks 8 cudaDev 3 nvmlDev 3
-busId 1b000 commId 0x9a.. - Init START``; ``COMPLETE`` follows, and until 2.17 is alone. ``commId``, from 2.16 on, is
-the same for all ranks. Splits have none from 2.23 on, but ``parent 0x44.. color 1 key 3``, from 2.24 on also
-``splitCount 2`` (later ``childCount``), their number among the splits of the parent. From 2.18 to 2.20, splits with
-equal parent and color have the same commId. Formats: NCCL, ``src/init.cc``.
+busId 1b000 commId 0x9a.. - Init START``. ``commId`` is the same for all ranks. Splits have none from 2.23 on, but
+``parent 0x44.. color 1 key 3``, from 2.24 on also ``splitCount 2`` (later ``childCount``), their number among those
+of the parent. Until 2.20, splits with equal parent and color have the same commId. Formats: NCCL from 2.19 on,
+``src/init.cc``.
 """
 
 import re
@@ -20,17 +20,16 @@ WRITER = rb"(?<![^\s:])(?:" + _PROCESS + rb")?+" + _DEVICE
 """The process, if the line names it, and the device."""
 BARE_WRITER = rb"\n" + _PROCESS + _DEVICE
 """A writer at the beginning of a line, which is found faster."""
-_END = re.compile(rb"- (?:Init START|(?:Init|Destroy|Abort) COMPLETE)")
+_END = re.compile(rb"- (?:Init START|(?:Destroy|Abort) COMPLETE)")
 _LINE = re.compile(
-    WRITER
-    + rb"[^\r\n]{0,100}?\bcomm (\S{1,40}) rank (\d{1,9}) n[rR]anks (\d{1,9}) cudaDev (\d{1,5})([^\r\n]{0,400}?) ?\Z"
+    WRITER + rb"[^\r\n]{0,100}?\bcomm (\S{1,40}) rank (\d{1,9}) nranks (\d{1,9}) cudaDev (\d{1,5})([^\r\n]{0,400}?) ?\Z"
 )
 _LONGEST_LINE = 2000
 _COMM_ID = re.compile(rb" commId (\S+)")
 _REPEATED = re.compile(r" \(\d+\)\Z")
 _SPLIT = re.compile(rb" parent (\S+)(?: (?:split|child)Count (\d{1,9}))? color (-?\d{1,12}) key")
 
-Reason = Literal["no init line", "no commId", "unknown parent", "equal splits"]
+Reason = Literal["no init line", "unknown parent", "equal splits"]
 
 
 class Event(NamedTuple):
@@ -41,7 +40,7 @@ class Event(NamedTuple):
     pointer: str
     rank: int
     ranks: int
-    what: Literal["start", "complete", "end"]
+    begins: bool
     comm_id: str | None
     parent: str | None
     number: str | None
@@ -79,7 +78,7 @@ def _event(match: "re.Match[bytes]", end: bytes) -> Event:
         pointer=pointer.decode(errors="replace"),
         rank=int(rank),
         ranks=int(ranks),
-        what="start" if end.endswith(b"START") else "complete" if b"Init" in end else "end",
+        begins=end.endswith(b"START"),
         comm_id=comm_id[1].decode(errors="replace") if comm_id else None,
         parent=parent,
         number=number,
@@ -99,8 +98,6 @@ class Handle:
     """Why ``name`` is None."""
     rank: int | None = None
     ranks: int | None = None
-    completes: bool = False
-    """Its init line was 'Init START': the next 'Init COMPLETE' is of the same life."""
     ended: bool = False
 
 
@@ -123,18 +120,11 @@ class Communicators:
         return known
 
     def note(self, event: Event) -> None:
-        known = self.current.get((event.process, event.pointer))
-        before = None if known is None else self.handles[known]
-        if event.what == "end":
-            if before:
-                before.ended = True
-        elif event.what == "complete" and before and before.completes:
-            before.completes = False
-        else:
+        if event.begins:
             name, reason = self._name(event)
-            starts = event.what == "start"
-            new = Handle(event.process, event.device, name, reason, event.rank, event.ranks, starts)
-            self._add(new, event.pointer)
+            self._add(Handle(event.process, event.device, name, reason, event.rank, event.ranks), event.pointer)
+        elif (known := self.current.get((event.process, event.pointer))) is not None:
+            self.handles[known].ended = True
 
     def _add(self, handle: Handle, pointer: str) -> int:
         self.handles.append(handle)
@@ -150,7 +140,7 @@ class Communicators:
                 return None, "unknown parent"
             alike = f"{parent}/split{event.number or ''} color {event.color}"
         if alike is None:
-            return None, "no commId"
+            return None, "no init line"
         key = event.process, event.device, alike
         self.repeated[key] += 1
         return (alike if self.repeated[key] == 1 else f"{alike} ({self.repeated[key]})"), None

@@ -122,9 +122,8 @@ def _rank(handle: Handle) -> tuple[str, int]:
 
 REASONS: dict[Reason, str] = {
     "no init line": "the log has no line that initializes them (NCCL_DEBUG_SUBSYS=INIT)",
-    "no commId": "the lines that initialize them have no commId (NCCL before 2.16)",
     "unknown parent": "they are of splits of communicators that are not identified",
-    "equal splits": "the log describes several communicators alike, such as splits of NCCL 2.18 to 2.23",
+    "equal splits": "the log describes several communicators alike, such as splits before NCCL 2.24",
 }
 
 
