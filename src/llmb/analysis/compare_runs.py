@@ -104,7 +104,8 @@ def compare_runs(
         left_out += [_left_out(one, "after") for one in new.left_out]
         matches = match_sides(groups_of(own), groups_of(new.runs), may_vary)
     given = may_vary.tolerance if tolerance_pct is None else Tolerance(tolerance_pct, "as given")
-    rows = tuple(_rows(matches.pairs, given, earlier))
+    named = zip(matches.pairs, titles(matches.pairs), strict=True)
+    rows = tuple(_row(pair, recipe, given, earlier) for pair, recipe in named)
     unmatched = tuple(_unmatched(matches, after or before, may_vary))
     return Comparison(
         before=before.title,
@@ -132,11 +133,6 @@ def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName
     if not rows or any(one.side == "before" and one.reason for one in unmatched):
         found.append("not comparable")
     return min(found, key=WORST.index)
-
-
-def _rows(pairs: Sequence[Pair], given: Tolerance | None, earlier: Earlier) -> Iterator[Row]:
-    for pair, recipe in zip(pairs, titles(pairs), strict=True):
-        yield _row(pair, recipe, given, earlier)
 
 
 def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier) -> Row:
@@ -243,18 +239,15 @@ def _unmatched(matches: Matches, after: FoundRuns, may_vary: Varied) -> Iterator
 
 def _alone(side: Side, group: MatchedRuns, others: Sequence[MatchedRuns], spoiled: Sequence[AnalyzedRun]) -> Unmatched:
     near = nearest(group, others)
+    sides = [group.configuration, near.configuration] if near else []
     reasons = dict.fromkeys(why_left_out(run) or "" for run in spoiled)
     return Unmatched(
         side=side,
         recipe=group_title(group),
         runs=tuple(run.id for run in group.runs),
-        differs=differences(*_ordered(side, group.configuration, near.configuration)) if near else (),
+        differs=differences(*(sides if side == "before" else reversed(sides))) if near else (),
         reason="; ".join(reasons) or None,
     )
-
-
-def _ordered(side: Side, own: Configuration, other: Configuration) -> tuple[Configuration, Configuration]:
-    return (own, other) if side == "before" else (other, own)
 
 
 def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
@@ -266,15 +259,14 @@ def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
 
 def _merged(runs: Sequence[AnalyzedRun]) -> Configuration:
     """What all runs have in common, and under each other key all values that occur."""
-    known = [{**run.identity.configuration, **run.conditions, **_own(run)} for run in runs]
+    known = [
+        {**run.identity.configuration, **run.conditions, **({"window": steps_text(run.window)} if run.window else {})}
+        for run in runs
+    ]
     keys = dict.fromkeys(key for one in known for key in one)
     nodes = sorted({node for run in runs for node in run.nodes})
     values = {key: _one_or_all([one.get(key) for one in known]) for key in keys}
     return values | ({"nodes": ", ".join(nodes)} if nodes else {})
-
-
-def _own(run: AnalyzedRun) -> Configuration:
-    return {"window": steps_text(run.window)} if run.window else {}
 
 
 def _one_or_all(values: Sequence[Value]) -> Value:

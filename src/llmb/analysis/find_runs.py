@@ -3,8 +3,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -46,14 +45,6 @@ SELECTORS = (
 """What selects runs, for messages and helps."""
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\.(\d{4}-\d{2}-\d{2}))?")
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """What a word may stand for; ``spelled`` can mean nothing else."""
-
-    spelled: str
-    runs: tuple[RecordedRun, ...]
 
 
 def find_runs(selector: str, install: Path, say: Say) -> FoundRuns:
@@ -179,10 +170,10 @@ def _find(selector: str, install: Path, say: Say) -> FoundRuns:
     runs = tuple(_recorded_below(install, say))
     if match := _DATE.fullmatch(text):
         first, last = _days(match[1], match[3] or match[1])
-        return _analyzed(text, (run for run in runs if first <= _start(run) < last))
-    meanings = [one for one in _meanings(text, runs) if one.runs]
+        return _analyzed(text, (run for run in runs if first <= (run.started_s or 0.0) < last))
+    meanings = _meanings(text, runs)
     if os.path.lexists(path) and all(
-        path.absolute() in run.folder.path.parents for one in meanings for run in one.runs
+        path.absolute() in run.folder.path.parents for named in meanings.values() for run in named
     ):
         return _at(text, path)
     if not meanings:
@@ -190,37 +181,38 @@ def _find(selector: str, install: Path, say: Say) -> FoundRuns:
     return _only_meaning(text, meanings, path)
 
 
-def _only_meaning(text: str, meanings: list[Meaning], path: Path) -> FoundRuns:
-    different = {tuple(run.folder.path for run in one.runs) for one in meanings}
+def _only_meaning(text: str, meanings: Mapping[str, Sequence[RecordedRun]], path: Path) -> FoundRuns:
+    different = {tuple(run.folder.path for run in runs) for runs in meanings.values()}
     if len(different) > 1 or os.path.lexists(path):
-        choices = [f"{one.spelled} ({_runs_text(len(one.runs))})" for one in meanings]
+        choices = [f"{spelled} ({_runs_text(len(runs))})" for spelled, runs in meanings.items()]
         choices += [f"./{text} (a {'folder' if path.is_dir() else 'file'} here)"] if os.path.lexists(path) else []
         raise UsageError(f"'{text}' has {len(choices)} meanings", choices=choices, do="specify which one is meant")
-    return _analyzed(text, meanings[0].runs)
+    return _analyzed(text, next(iter(meanings.values())))
 
 
-def _meanings(text: str, runs: tuple[RecordedRun, ...]) -> Iterator[Meaning]:
+def _meanings(text: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
+    """The runs that a word may stand for, by a spelling that can mean nothing else."""
     kind, colon, word = text.partition(":")
-    wanted = kind if colon and kind in ("label", "campaign", "id") else None
-    name = word if wanted else text
-    if wanted in (None, "label"):
-        yield Meaning(f"label:{name}", tuple(run for run in runs if run.label == name))
-    if wanted in (None, "campaign"):
-        yield Meaning(f"campaign:{name}", tuple(run for run in runs if run.campaign == name))
-    if wanted in (None, "id"):
-        yield from _with_id(name, runs)
+    is_spelled = bool(colon) and kind in ("label", "campaign", "id")
+    name = word if is_spelled else text
+    by_kind: dict[str, dict[str, Sequence[RecordedRun]]] = {
+        "label": {f"label:{name}": [run for run in runs if run.label == name]},
+        "campaign": {f"campaign:{name}": [run for run in runs if run.campaign == name]},
+        "id": _with_id(name, runs),
+    }
+    kinds = [kind] if is_spelled else list(by_kind)
+    return {spelled: named for one in kinds for spelled, named in by_kind[one].items() if named}
 
 
-def _with_id(name: str, runs: tuple[RecordedRun, ...]) -> Iterator[Meaning]:
+def _with_id(name: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
     """A run's own id or folder, or a job's, which may be an array of runs."""
     own = [run for run in runs if name in (run.id, run.folder.path.parent.name)]
-    yield from (Meaning(str(run.folder.path), (run,)) for run in own)
     jobs = [run for run in runs if any(id_ == name or id_.startswith(f"{name}_") for id_ in run.job_ids)]
-    arrays = {(run.job.base_dir if run.job else None) or run.folder.path: run for run in jobs}
+    arrays = {(run.job.base_dir if run.job else None) or run.folder.path for run in jobs}
     if len(arrays) == 1:
-        yield Meaning(f"id:{name}", tuple(jobs))
-    else:  # a scheduler whose history was reset counts from 1 again
-        yield from (Meaning(str(run.folder.path), (run,)) for run in jobs)
+        return {**{str(run.folder.path): [run] for run in own}, f"id:{name}": jobs}
+    # A scheduler whose history was reset counts from 1 again.
+    return {str(run.folder.path): [run] for run in (*own, *jobs)}
 
 
 def _unknown(text: str, runs: Iterable[RecordedRun], install: Path) -> UsageError:
@@ -242,11 +234,6 @@ def _days(first: str, last: str) -> tuple[float, float]:
     if end < start:
         raise UsageError(f"'{first}..{last}' ends before it begins", do=f"write {last}..{first}")
     return start.timestamp(), (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()
-
-
-def _start(run: RecordedRun) -> float:
-    """A run that has not begun is of no date."""
-    return run.started_s or 0.0
 
 
 def _recorded_below(install: Path, say: Say) -> Iterator[RecordedRun]:

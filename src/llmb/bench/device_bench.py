@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Literal, get_args
 
 import llmb
@@ -16,6 +15,7 @@ from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, unknown
 from llmb.runs.host import Device, host_name
+from llmb.runs.record import now
 from llmb.site.machine import Machine, gpu_type_of
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -91,7 +91,7 @@ def measure(
     recipe: Recipe | None = None,
 ) -> MeasurementFile:
     """Raises what ``run_measurements`` raises."""
-    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+    measured_at = now()
     timings = run_measurements(_job(asked, settings), on_progress)
     device, on_gpu = timings.device, settings.device == "cuda"
     gpu = catalogue.gpus.get(gpu_type_of(device.device, catalogue.gpus.values()) or "") if on_gpu else None

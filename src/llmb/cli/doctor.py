@@ -16,7 +16,7 @@ from llmb.cli.completion import gpu_types
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
-from llmb.health.check_nodes import NodesCheck, stored, utc_now
+from llmb.health.check_nodes import NodesCheck, stored
 from llmb.health.exclusion import listed_in, listed_names
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check
 from llmb.health.node import DISK_BYTES, check_node, check_request
@@ -28,6 +28,7 @@ from llmb.jobs.history import open_history
 from llmb.options.option import options_of
 from llmb.report.doctor_report import doctor_document, node_tables, nodes_document, nodes_tables
 from llmb.report.output import print_output
+from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.schedulers.port import NodeState, Scheduler
 
@@ -289,7 +290,7 @@ def doctor(
     if last:
         show_last(install, chosen, json=json)
     elif chosen.any:
-        nodes_request = NodesRequest(started_at=utc_now(), nodes=(), **dict(asked))
+        nodes_request = NodesRequest(started_at=now(), nodes=(), **dict(asked))
         flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
         doctor_nodes(install, chosen, nodes_request, flags, Limits(time_limit, max_wait), json=json)
     else:

@@ -200,7 +200,9 @@ def print_order(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     for local in locals_:
         if local.missing:
             say(f"warning: {local.missing.warning}")
-    order = [_turn_text(locals_[turn.recipe], turn, repeats) for turn in turns] or ["nothing: all were run before"]
+    titles = (locals_[turn.recipe].plan.recipe.title() for turn in turns)
+    order = [f"{title}, repeat {turn.repeat} of {repeats}" for title, turn in zip(titles, turns, strict=True)]
+    order = order or ["nothing: all were run before"]
     print_text("".join(f"{line}\n" for line in order))
 
 
@@ -210,10 +212,6 @@ def _before(local: LocalRun) -> Iterator[str]:
     if local.plan.profile and local.plan.profile.reason:
         yield local.plan.profile.reason
     yield from local.beside()
-
-
-def _turn_text(local: LocalRun, turn: Turn, repeats: int) -> str:
-    return f"{local.plan.recipe.title()}, repeat {turn.repeat} of {repeats}"
 
 
 def _run_repeat(local: LocalRun) -> EndedRun:

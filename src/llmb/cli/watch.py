@@ -62,9 +62,13 @@ def find_target(text: str | None, say: Say) -> Iterator[Target]:
         install = install_here()
         store = stack.enter_context(read_history(install, say))
         ask = asker(store, install)
-        job = (
-            _newest_that_lasts(store, ask) if text is None else job_of_label(store, text, ask) or find_run(store, text)
-        )
+        if text is not None:
+            job = job_of_label(store, text, ask) or find_run(store, text)
+        elif newest := _lasting(store.live(), ask):
+            job = newest
+        else:
+            do = "name a job, a run folder or a log, or 'latest'; 'llmb jobs list' shows all"
+            raise UsageError("no run is running or queued here", where=str(store.path), do=do)
         yield _run(RunFolder(Path(job.run_dir)), last_try(store, job.key), ask)
 
 
@@ -77,14 +81,6 @@ def asker(store: Store, install: Path) -> Callable[[Job], Job]:
         return now if last.key == now.key else last  # a history that must not be changed has it as it was
 
     return ask
-
-
-def _newest_that_lasts(store: Store, ask: Callable[[Job], Job]) -> Job:
-    """Running ones first; a job of the history may have ended since."""
-    if job := _lasting(store.live(), ask):
-        return job
-    do = "name a job, a run folder or a log, or 'latest'; 'llmb jobs list' shows all"
-    raise UsageError("no run is running or queued here", where=str(store.path), do=do)
 
 
 def job_of_label(store: Store, text: str, ask: Callable[[Job], Job]) -> Job | None:

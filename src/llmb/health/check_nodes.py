@@ -5,7 +5,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from llmb.errors import InfrastructureError, LlmbError, UsageError
@@ -18,6 +17,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import submit_task
 from llmb.jobs.wait import PATIENCE_S, pause_s
+from llmb.runs.record import now
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import JobState, NodeState, Scheduler
@@ -48,11 +48,7 @@ class Problem:
 
     def report(self, node: str) -> NodeReport:
         check = rule(ANSWER).found(self.status, self.reason, self.case)
-        return NodeReport(node=node, checked_at=utc_now(), status=self.status, checks=(check,))
-
-
-def utc_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+        return NodeReport(node=node, checked_at=now(), status=self.status, checks=(check,))
 
 
 def _broken(error: BrokenRecord) -> Problem:

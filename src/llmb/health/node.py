@@ -4,7 +4,6 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts, named_places, wanted_of
 from llmb.missing import Missing
 from llmb.runs.host import host_name
+from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, scheduler_of
 from llmb.schedulers.port import Scheduler, SchedulerSetup
 
@@ -81,7 +81,7 @@ def check_node(request: CheckRequest, source: FactSource | None = None, say: Say
     checks = tuple(finding for finding in kept if isinstance(finding, Check))
     return NodeReport(
         node=node.name,
-        checked_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        checked_at=now(),
         status=worst(check.status for check in checks),
         checks=checks,
         not_checked=tuple(finding for finding in kept if isinstance(finding, NotChecked)),
