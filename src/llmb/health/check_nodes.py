@@ -170,25 +170,21 @@ class NodesCheck:
         open_jobs = {self.jobs[node].key: node for node in self._open()}
         answers = self.scheduler.states([self.jobs[node] for node in open_jobs.values()], ASK_S)
         states = {open_jobs[key]: state for key, state in answers.states.items()}
-        waiting = []
-        for node, state in states.items():
-            if state.phase == "queued":
-                waiting.append(node)
-            self._settle(node, self._problem(node, state, waited_s), cancels=not state.ended)
-        self._drop([node for node in waiting if node in self._open() and waited_s > self.max_wait_s], states)
-        return [node for node in waiting if node in self._open()]
-
-    def _settle(self, node: str, problem: Problem | None, *, cancels: bool) -> None:
-        if problem is None:
-            return
-        self._collect()  # it may have been written since
-        if node in self._open():
-            self._report(node, problem)
-            if cancels:
-                self._cancel([node])
+        found = {node: self._problem(node, state, waited_s) for node, state in states.items()}
+        problems = {node: problem for node, problem in found.items() if problem}
+        if problems:
+            self._collect()  # a report may have been written since
+        silent = [node for node in self._open() if node in problems]
+        for node in silent:
+            self._report(node, problems[node])
+        self._cancel([node for node in silent if not states[node].ended])
+        return [node for node in self._open() if node in states and states[node].phase == "queued"]
 
     def _problem(self, node: str, state: JobState, waited_s: float) -> Problem | None:
         limit_s = self.terms.time_limit_min * 60
+        if state.phase == "queued" and waited_s > self.max_wait_s:
+            why = f": {state.meaning}" if state.meaning else ""
+            return unchecked(f"its job was queued for {self.max_wait_s / 60:g} min{why}")
         if state.phase == "running":
             late = state.started_s is not None and time.time() - state.started_s > limit_s + GRACE_S
             return self._silent() if late else None
@@ -207,14 +203,6 @@ class NodesCheck:
 
     def _silent(self) -> Problem:
         return Problem("fail", f"it did not answer within {self.terms.time_limit_min} min", "time")
-
-    def _drop(self, nodes: list[str], states: Mapping[str, JobState]) -> None:
-        """Nodes that were busy for too long."""
-        for node in nodes:
-            why = states[node].meaning
-            minutes = f"{self.max_wait_s / 60:g} min"
-            self._report(node, unchecked(f"its job was queued for {minutes}{f': {why}' if why else ''}"))
-        self._cancel(nodes)
 
     def _drop_unusable(self, waiting: list[str]) -> None:
         """Nodes that went down or were drained before their jobs began."""

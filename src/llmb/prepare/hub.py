@@ -62,21 +62,20 @@ class Refusal:
     access: AccessState = "not checked"
 
 
-def fetch_model(name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, say: Say) -> Path:
-    """The folder with weights, configuration and tokenizer of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
+def fetch_model(
+    name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, say: Say, *, weights: bool = True
+) -> Path:
+    """The folder with configuration, tokenizer and ``weights`` of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
 
     ``page`` is where access is requested. Files that were downloaded before are kept. Raises UsageError for a model
     that is not on the hub, EnvironmentProblem if this machine or this user cannot get it, and InfrastructureError if
     the hub fails.
     """
-    hub = Hub(folders.hub, say, page=_page(name, page))
-    return hub.fetch(name, "model", MODEL_FILES, ("config.json", "*.safetensors"), on_bytes)
-
-
-def fetch_tokenizer(name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, say: Say) -> Path:
-    """Fetches a tokenizer without weights: the folder that holds ``tokenizer.json``."""
-    hub = Hub(folders.hub, say, page=_page(name, page))
-    return hub.fetch(name, "model", TOKENIZER_FILES, (TOKENIZER,), on_bytes)
+    if page is None:
+        do = "give a local folder: --source or --tokenizer; 'llmb prepare sample' makes small ones"
+        raise UsageError(f"{name} is not on the Hugging Face hub", do=do)
+    patterns, needed = (MODEL_FILES, ("config.json", "*.safetensors")) if weights else (TOKENIZER_FILES, (TOKENIZER,))
+    return Hub(folders.hub, say, page=page).fetch(name, "model", patterns, needed, on_bytes)
 
 
 def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes, say: Say) -> Path:
@@ -99,13 +98,6 @@ def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Re
     except _failures() as error:
         return _explained(error, name, page)
     return None
-
-
-def _page(name: str, page: str | None) -> str:
-    if page is None:
-        do = "give a local folder: --source or --tokenizer; 'llmb prepare sample' makes small ones"
-        raise UsageError(f"{name} is not on the Hugging Face hub", do=do)
-    return page
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,16 @@
 """Preparation as jobs of a scheduler: one for the dataset and one for the checkpoint, each on one node."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.published import Source
 from llmb.catalogue.records import Record
-from llmb.catalogue.resolve import CPU, Request, find_workload, resolve
+from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.job import LIVE, Job
 from llmb.jobs.refresh import refresh
@@ -19,6 +20,7 @@ from llmb.jobs.task import PREPARATIONS, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import PYTHON, Placement
 from llmb.options.option import Option, limit_problems
+from llmb.prepare.dataset import source_of
 from llmb.prepared.folders import WORKLOADS, prepared_folders
 from llmb.schedulers.lookup import scheduler_of
 from llmb.site.site import Site
@@ -30,8 +32,6 @@ CPUS = 8
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 """They may hold a password, and a node may reach the hub by one alone."""
-Part = Literal["dataset", "checkpoint"]
-PARTS: tuple[Part, ...] = ("dataset", "checkpoint")
 ASK_S = 10.0
 _option = partial(Option, panel="Preparation", basic=True)
 
@@ -66,24 +66,24 @@ def preparation_orders(
     catalogue: Catalogue, workload: str, size: str, choices: PrepareChoices, options: JobOptions, site: Site
 ) -> list[TaskOrder]:
     """The jobs that prepare what ``workload`` needs in ``size``. Raises UsageError."""
-    if size not in find_workload(catalogue, workload).sources:
-        what = f"{workload} {size} trains on synthetic data from random weights: there is nothing to prepare"
-        raise UsageError(what, choices=_prepared_models(catalogue))
+    source = source_of(catalogue, workload, size)
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
-    chosen = {"dataset": not choices.skip_dataset, "checkpoint": not choices.skip_checkpoint}
-    if not any(chosen.values()):
+    if choices.skip_dataset and choices.skip_checkpoint:
         raise UsageError("neither the dataset nor the checkpoint is to be prepared", do="leave out one --skip option")
-    _check_model(catalogue, workload, size, choices, site)
+    if source.page is None:
+        _check_given(source, workload, size, choices, site)
     gpu_type = choices.gpu_type or scheduler_of(site).defaults(site, options).gpu_type
     recipe = resolve(catalogue, Request(workload=workload, size=size, gpu_type=gpu_type))
     seq_len = choices.seq_len or (recipe.layout.seq_len if gpu_type else None)
     # The two jobs do not wait for each other: the dataset takes the tokenizer from where the checkpoint comes from.
-    sources: dict[Part, dict[str, str | None]] = {
-        "dataset": {"--source": choices.dataset_source, "--tokenizer": choices.tokenizer or choices.checkpoint_source},
+    tokenizer = choices.tokenizer or choices.checkpoint_source
+    paths = {
+        "dataset": {"--source": choices.dataset_source, "--tokenizer": tokenizer},
         "checkpoint": {"--source": choices.checkpoint_source},
     }
-    length = ("--seq-len", str(seq_len)) if seq_len else ()
+    skipped = {"dataset": choices.skip_dataset, "checkpoint": choices.skip_checkpoint}
+    lengths = {"dataset": ("--seq-len", str(seq_len))} if seq_len else {}
     gpus = options.gpus_per_node or 0
     return [
         _order(
@@ -96,13 +96,13 @@ def preparation_orders(
                 gpu_type=recipe.gpu_type if gpus else CPU,
                 scale=max(gpus, 1),
             ),
-            {flag: path for flag, path in sources[part].items() if path},
-            length if part == "dataset" else (),
+            {flag: path for flag, path in given.items() if path},
+            lengths.get(part, ()),
             options,
             site,
         )
-        for part in PARTS
-        if chosen[part]
+        for part, given in paths.items()
+        if not skipped[part]
     ]
 
 
@@ -128,20 +128,13 @@ def _order(
     )
 
 
-def _check_model(catalogue: Catalogue, workload: str, size: str, choices: PrepareChoices, site: Site) -> None:
-    """Raises UsageError if the model is neither on the hub nor given."""
-    source = find_workload(catalogue, workload).sources[size]
-    if source.page is not None or choices.checkpoint_source:
-        return
+def _check_given(source: Source, workload: str, size: str, choices: PrepareChoices, site: Site) -> None:
+    """Raises UsageError if the model, which is not on the hub, is not given either."""
     prepared = prepared_folders(site.install, workload).model(source.model).exists()
-    if not choices.skip_checkpoint or not (choices.tokenizer or prepared):
+    known = choices.skip_checkpoint and (choices.tokenizer or prepared)
+    if not choices.checkpoint_source and not known:
         do = f"give --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' makes a model"
         raise UsageError(f"the model of {workload} {size} is not on the hub", do=do)
-
-
-def _prepared_models(catalogue: Catalogue) -> Iterator[str]:
-    for name, workload in catalogue.workloads.items():
-        yield from (f"-w {name} -s {size}" for size in workload.sources)
 
 
 def same_jobs(store: Store, install: Path, orders: Sequence[TaskOrder]) -> dict[str, Job]:
