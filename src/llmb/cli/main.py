@@ -20,41 +20,55 @@ from llmb.cli.usage import CommandGroup, check_given_once
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 from llmb.secrets import has_secret
 
-COMMANDS = {
-    "list": ("llmb.cli.catalogue", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
-    "show": ("llmb.cli.catalogue", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
-    "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
-    "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
-    "result": ("llmb.cli.runs", "The result of a finished run."),
-    "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
-    "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
-    "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
-    "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
-    "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
-    "install": ("llmb.cli.install", "Install on a cluster or a machine: environment, settings, launch scripts, data."),
-    "config": ("llmb.cli.config", "The settings of this cluster and your own, and where each comes from."),
-    "submit": ("llmb.cli.submit", "Queue a run on a cluster."),
-    "bulk": ("llmb.cli.submit", "Queue the jobs of a file on a cluster."),
-    "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
-    "watch": ("llmb.cli.watch", "The steps of a run as they are done, with a forecast of its end and warnings."),
-    "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
-    "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
-    "doctor": ("llmb.cli.doctor", "Whether this node is fit to train: GPUs, host, network, disks, software."),
-    "bench": ("llmb.cli.bench", "Speed of this machine's parts, alone: matrix products, attention, memory, launches."),
-    "trace": ("llmb.cli.traces", "The time of profiled steps by activity."),
-    "nccl": ("llmb.cli.traces", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
-    "bisect": ("llmb.cli.bisect", "Which image, driver or commit of a list changed the step time."),
-    "launch": ("llmb.cli.submit", "Queue a run that the environment variables of the reference documents describe."),
-}
 PANELS = {
-    "Start": ("list", "show", "run", "runs", "result", "docs"),
-    "Judge": ("judge", "compare", "parse", "metrics"),
-    "Cluster": ("install", "config", "submit", "bulk", "jobs", "watch"),
-    "Prepare": ("prepare", "checkpoint"),
-    "Diagnose": ("doctor", "bench", "trace", "nccl", "bisect"),
-    "Compatibility": ("launch",),
+    "Start": {
+        "list": ("llmb.cli.catalogue", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
+        "show": ("llmb.cli.catalogue", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
+        "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
+        "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
+        "result": ("llmb.cli.runs", "The result of a finished run."),
+        "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
+    },
+    "Judge": {
+        "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
+        "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
+        "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
+        "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
+    },
+    "Cluster": {
+        "install": (
+            "llmb.cli.install",
+            "Install on a cluster or a machine: environment, settings, launch scripts, data.",
+        ),
+        "config": ("llmb.cli.config", "The settings of this cluster and your own, and where each comes from."),
+        "submit": ("llmb.cli.submit", "Queue a run on a cluster."),
+        "bulk": ("llmb.cli.submit", "Queue the jobs of a file on a cluster."),
+        "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
+        "watch": ("llmb.cli.watch", "The steps of a run as they are done, with a forecast of its end and warnings."),
+    },
+    "Prepare": {
+        "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
+        "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
+    },
+    "Diagnose": {
+        "doctor": ("llmb.cli.doctor", "Whether this node is fit to train: GPUs, host, network, disks, software."),
+        "bench": (
+            "llmb.cli.bench",
+            "Speed of this machine's parts, alone: matrix products, attention, memory, launches.",
+        ),
+        "trace": ("llmb.cli.traces", "The time of profiled steps by activity."),
+        "nccl": ("llmb.cli.traces", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
+        "bisect": ("llmb.cli.bisect", "Which image, driver or commit of a list changed the step time."),
+    },
+    "Compatibility": {
+        "launch": (
+            "llmb.cli.submit",
+            "Queue a run that the environment variables of the reference documents describe.",
+        ),
+    },
 }
-"""The commands by the panels of ``--help``."""
+"""The commands by the panels of ``--help``: the module of each, and what it is for."""
+COMMANDS = {name: command for commands in PANELS.values() for name, command in commands.items()}
 
 ALIASES = {"single": "submit"}
 """Names of the reference suite's launcher."""
