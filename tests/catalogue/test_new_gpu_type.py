@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def called(package: Path, *arguments: str) -> dict[str, Any]:
+def called(package: Path, *commands: Sequence[str]) -> list[dict[str, Any]]:
+    """What each prints, all of them called in one process."""
+    code = "for words in json.loads(sys.argv[1]): assert exit_code_of(app, [*words, '--json']) == 0; print(end='\\0')"
+    command = [sys.executable, "-c", f"import json, sys; from llmb.cli.main import app, exit_code_of\n{code}"]
     environ = {**os.environ, "PYTHONPATH": str(package), "LLMB_INSTALL": str(package)}
-    command = [sys.executable, "-m", "llmb.cli.main", *arguments]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, json.dumps(commands)], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+    return [json.loads(document) for document in done.stdout.split("\0")[:-1]]
 
 
 def is_layout_of(gpu_type: str, shown: dict[str, Any]) -> bool:
@@ -59,28 +61,29 @@ def is_layout_of(gpu_type: str, shown: dict[str, Any]) -> bool:
     return all(getattr(layout, name) == value for name, value in shown.items())
 
 
-def test_it_is_listed_for_every_size(package: Path) -> None:
-    for workload in called(package, "list", "--json")["workloads"]:
+def test_it_is_listed_for_every_size_and_borrows_layouts(package: Path) -> None:
+    listed, borrowed, proxy = called(
+        package, ("list",), ("show", *RECIPE, "--scale", "8"), ("show", *RECIPE, "--scale", "1")
+    )
+    for workload in listed["workloads"]:
         for size, found in workload["sizes"].items():
             assert "x100" in found["gpu_types"], (workload["workload"], size)
-
-
-def test_it_borrows_layouts_has_a_proxy_of_its_memory_and_jobs_get_what_it_needs(package: Path) -> None:
-    borrowed = called(package, "show", *RECIPE, "--scale", "8", "--json")
     assert is_layout_of("h100", borrowed["layout"])
     assert borrowed["notes"][-1] == "the layout was published for h100, none for x100"
     assert {"NCCL_NVLS_ENABLE", "NCCL_NET_GDR_C2C"} <= {item["name"] for item in borrowed["job"]["variables"]}
-    proxy = called(package, "show", *RECIPE, "--scale", "1", "--json")
     assert proxy["recipe"]["proxy"]
     assert is_layout_of("b200", proxy["layout"])
 
 
 def test_a_custom_layout_can_be_shown_measured_planned_and_submitted(package: Path) -> None:
-    shown = called(package, "show", *CUSTOM, "--json")
+    shown, measured, plan, submitted = called(
+        package,
+        ("show", *CUSTOM),
+        ("metrics", *CUSTOM, "--step-time", "2"),
+        ("run", *RECIPE, "--scale", "1", "--mbs", "2", "--gbs", "4", "--dry-run"),
+        ("submit", *CUSTOM, "--dry-run"),
+    )
     assert (shown["layout"]["gpus"], shown["layout"]["dp"], shown["peak_tflops"]) == (24, 6, 1000)
-    measured = called(package, "metrics", *CUSTOM, "--step-time", "2", "--json")
     assert measured["mfu_pct"]["full"] > 0
-    plan = called(package, "run", *RECIPE, "--scale", "1", "--mbs", "2", "--gbs", "4", "--dry-run", "--json")
     assert plan["plan"]["recipe"]["gpu_type"] == "x100"
-    submitted = called(package, "submit", *CUSTOM, "--dry-run", "--json")
     assert "#SBATCH --nodes=3" in json.dumps(submitted)
