@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 PROBE = """
 import sys
@@ -42,6 +43,19 @@ def test_even_a_run_is_planned_without_torch() -> None:
 
 def test_the_probe_sees_what_is_there() -> None:
     assert loaded("list", probe=f"import numpy\n{PROBE}") == ["loaded: ['numpy'] code: 0"]
+
+
+def test_a_log_without_a_record_is_parsed_without_what_reads_records(tmp_path: Path) -> None:
+    """Which takes longer to load than such a log to read."""
+    log = tmp_path / "log-run.out"
+    lines = [
+        f"Training epoch 0, iteration {step}/4 | global_step: {step} | reduced_train_loss: 7 |"
+        f" train_step_timing in s: 2.{step} | consumed_samples: 8"
+        for step in range(5)
+    ]
+    log.write_text("\n".join(["begun", "the model", *lines, "done", ""]))
+    probe = PROBE.replace('{"torch",', '{"llmb.runs.record", "llmb.catalogue.load", "rich.progress", "torch",')
+    assert loaded(f"parse {log} --window 2-3", probe=probe) == ["loaded: [] code: 0"]
 
 
 def closed(streams: str, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -3,7 +3,6 @@
 
 import math
 from array import array
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 RELATIVE_RULES = ("reference",)
 """Window rules that give numbers as a run has that is numbered from 0: the log's own numbers are meant, as printed."""
-MOST_ATTEMPTS = 100
 _MOST_LAG = 8
 """Lines by which ranks that log the same steps may be apart."""
 _MOST_RANKS = 1 << 16
@@ -38,18 +36,6 @@ def _integers() -> "array[int]":
 
 def _floats() -> "array[float]":
     return array("d")
-
-
-@dataclass(frozen=True, slots=True)
-class EndedAttempt:
-    """An attempt of the log before the latest one. Steps as the log numbers them."""
-
-    first_logged: int
-    last_logged: int
-    steps: int
-    """Number of steps logged."""
-    last: int
-    """Number of the run's last step, as declared."""
 
 
 @dataclass(slots=True)
@@ -78,7 +64,6 @@ class LoggedAttempt:
     """Number of the run's last step that the window was resolved for, as declared by the attempt's first line."""
     first_step: int = 0
     """Number of the run's first step."""
-    first_logged: int = -1
     steps: int = 0
     max_step: int = -1
     loss_first: float = math.nan
@@ -103,8 +88,6 @@ class LoggedAttempt:
     """Steps since the line before, which a mean stands for."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
-    earlier: "deque[EndedAttempt]" = field(default_factory=lambda: deque(maxlen=MOST_ATTEMPTS))
-    """The attempts before."""
     gaps: dict[int, int] = field(default_factory=dict)
     """How often the logged steps are how many steps apart."""
     ranks: dict[int | None, int] = field(default_factory=dict)
@@ -261,10 +244,8 @@ class LoggedAttempt:
         self.last = line.last
 
     def _begin(self, line: StepLine) -> None:
-        if self.last is not None:
-            self.earlier.append(EndedAttempt(self.first_logged, self.max_step, self.steps, self.last))
         self.number += 1
-        self.steps, self.max_step, self.first_logged = 0, -1, line.step
+        self.steps, self.max_step = 0, -1
         if line.after is not None:
             self.continued = line.after >= self.first_number
         begun = line.step if line.after is None else line.after + 1

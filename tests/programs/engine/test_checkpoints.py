@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_lines import find_loads, find_saves
 from fork_server import Fork
 
 from llmb.checkpoints.checkpoint import partial_path, read_checkpoint, saved_checkpoints
 from llmb.checkpoints.times import read_checkpoint_times
 from llmb.errors import UsageError
-from llmb.logs.checkpoint_line import find_loads, find_saves
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
 from llmb.metrics.parameters import checkpoint_bytes
