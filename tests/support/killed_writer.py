@@ -20,5 +20,5 @@ def write_or_die(file: WeightFile, on_bytes: Callable[[int], None]) -> FinishedF
 def write_or_fail(file: WeightFile, on_bytes: Callable[[int], None]) -> FinishedFile:
     """Raises an error that no caller expects when it writes the file 'fatal'."""
     if file.name == "fatal":
-        raise AssertionError("a defect")
+        raise KeyError(file.name)
     return write_or_die(file, on_bytes)

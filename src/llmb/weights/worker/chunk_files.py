@@ -14,11 +14,10 @@ import pickle
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from math import prod
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Protocol
 
@@ -130,25 +129,10 @@ class WriteFile(Protocol):
     def __call__(self, file: WeightFile, on_bytes: OnBytes) -> FinishedFile: ...
 
 
-@dataclass(slots=True)
-class Worker:
-    """A writing process, and the file that it writes."""
-
-    process: SpawnProcess
-    pipe: Connection
-    file: WeightFile | None = None
-
-    def give(self, files: deque[WeightFile]) -> None:
-        self.file = files.popleft() if files else None
-        if self.file:
-            with suppress(OSError):  # of a process that was killed, the end of the pipe is read next
-                self.pipe.send(self.file)
-
-
 def write_in_processes(
     write: WriteFile, files: Sequence[WeightFile], processes: int, on_finished: OnFinished, on_bytes: OnBytes
 ) -> None:
-    """Writes ``files`` and reports each as it is finished; ``on_bytes`` is called with the bytes of each chunk.
+    """Writes ``files`` and reports each as it is finished; ``on_bytes`` is called with the bytes that are written.
 
     Raises the first error of a process once the others have finished the files that they are writing, and RunFailed if
     a process was killed.
@@ -158,70 +142,49 @@ def write_in_processes(
         for file in files:
             on_finished(write(file, on_bytes))
         return
-    workers = [_start(write) for _ in range(processes)]
+    context = multiprocessing.get_context("spawn")
     try:
-        _write_all(workers, deque(files), on_finished, on_bytes)
-    finally:
-        for worker in workers:
-            worker.pipe.close()  # the process ends with it
-            worker.process.join()
+        with ProcessPoolExecutor(processes, context, _begin, (os.getpid(),)) as pool:
+            _write_all(pool, write, files, processes, on_finished, on_bytes)
+    except BrokenProcessPool as error:
+        raise RunFailed("a process that was writing weights was killed", do=FEWER) from error
 
 
-def _write_all(workers: list[Worker], remaining: deque[WeightFile], on_finished: OnFinished, on_bytes: OnBytes) -> None:
-    for worker in workers:
-        worker.give(remaining)
-    by_pipe = {worker.pipe: worker for worker in workers}
-    first_error: Exception | None = None
-    while busy := [worker.pipe for worker in workers if worker.file]:
-        for pipe in wait(busy):
-            worker = by_pipe[pipe]  # type: ignore[index]
-            answer = _receive(worker)
-            if isinstance(answer, int):
-                on_bytes(answer)
-                continue
-            if isinstance(answer, FinishedFile):
-                on_finished(answer)
-            else:
-                first_error = first_error or answer
+def _write_all(
+    pool: ProcessPoolExecutor,
+    write: WriteFile,
+    files: Sequence[WeightFile],
+    processes: int,
+    on_finished: OnFinished,
+    on_bytes: OnBytes,
+) -> None:
+    remaining, writing = deque(files), dict[Future[FinishedFile], WeightFile]()
+    first_error: BaseException | None = None
+    while writing or remaining:
+        while remaining and len(writing) < processes:
+            file = remaining.popleft()
+            writing[pool.submit(write, file, _ignore)] = file
+        for future in wait(writing, return_when=FIRST_COMPLETED).done:
+            file = writing.pop(future)
+            if error := future.exception():
+                first_error = first_error or error
                 remaining.clear()
-            worker.give(remaining)
+            else:
+                on_finished(future.result())
+                on_bytes(file.bytes)
     if first_error:
         raise first_error
 
 
-def _receive(worker: Worker) -> int | FinishedFile | Exception:
-    try:
-        answer: int | FinishedFile | Exception = worker.pipe.recv()
-    except (EOFError, ConnectionResetError):
-        worker.process.join()
-        code = worker.process.exitcode or 0
-        ending = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        name = worker.file.name if worker.file else ""
-        return RunFailed(f"the process that was writing {name} {ending}", do=FEWER)
-    return answer
-
-
-def _start(write: WriteFile) -> Worker:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(write, theirs, os.getpid()))
-    process.start()
-    theirs.close()  # so that a pipe ends with its process
-    return Worker(process, ours)
-
-
-def _work(write: WriteFile, pipe: Connection, parent: int) -> None:
+def _begin(parent: int) -> None:
     end_with_parent()
     if os.getppid() != parent:
         sys.exit(PARENT_GONE)  # it ended before the kernel was asked
     torch.set_num_threads(1)  # the processes share the cores
-    with suppress(EOFError):
-        while True:
-            file = pipe.recv()
-            try:
-                pipe.send(write(file, pipe.send))
-            except (UsageError, OSError) as error:
-                pipe.send(error)
+
+
+def _ignore(_bytes: int) -> None:
+    """What is written counts when its file is finished."""
 
 
 METADATA = ".metadata"
