@@ -52,10 +52,10 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
     deviation on that side). The drift is the slope of least squares without outliers; its interval holds for
     autocorrelated steps. Of fewer than 10 steps nothing is known.
     """
-    import numpy as np
-
     if len(step_times_s) < FEWEST_STEPS:
         return Anomalies()
+    import numpy as np
+
     values = np.asarray(step_times_s, float)
     calm = despiked(values)
     outliers = tuple(

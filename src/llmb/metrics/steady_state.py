@@ -33,11 +33,11 @@ def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | No
 
     ``step_times_s`` are those of one attempt, in order and finite, all of them. Fewer than 10 steps are never steady.
     """
-    import numpy as np
-
     count = len(step_times_s)
     if count < FEWEST_STEPS:
         return None
+    import numpy as np
+
     values = np.asarray(step_times_s, float)
     size = -(-count // MOST_BLOCKS)
     blocks = values if size == 1 else np.median(values[: count // size * size].reshape(-1, size), axis=1)
