@@ -2,8 +2,7 @@
 """Jobs of Megatron-Bridge on a real Slurm, with a container runtime that prints the framework's log lines."""
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,47 +35,29 @@ BRIDGE = ("-w", "finetune_llama3", "-s", "70b", "--scale", "8", "--steps", "20",
 
 
 @pytest.fixture
-def bridge(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def bridge(shell: Client, tmp_path: Path) -> Client:
     """A cluster whose container runtime stands in for the framework."""
-    (client.install / "cluster_config.yaml").write_text(SETTINGS)
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "apptainer").write_text(RUNTIME)
-    (programs / "apptainer").chmod(0o755)
-    for name, value in client.cluster.environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PATH", f"{programs}:{client.cluster.environ['PATH']}")
-    return client
+    (shell.install / "cluster_config.yaml").write_text(SETTINGS)
+    runtime = tmp_path / "bin" / "apptainer"
+    runtime.parent.mkdir()
+    runtime.write_text(RUNTIME)
+    runtime.chmod(0o755)
+    return shell
 
 
 @pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch, bridge: Client) -> Callable[..., None]:
-    """What the framework does: so many steps, then it sleeps, then it ends."""
+def pretended(bridge: Client, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Variables by which the framework does so many steps, then sleeps, then ends."""
 
-    def pretender(steps: int, sleep_s: int = 0, code: int = 0) -> None:
-        values = {"BRIDGE_STEPS": steps, "BRIDGE_SLEEP": sleep_s, "BRIDGE_EXIT": code}
-        for name, value in values.items():
-            monkeypatch.setenv(name, str(value))
+    def variables(steps: int, sleep_s: int = 0, code: int = 0) -> dict[str, str]:
+        path = f"{tmp_path / 'bin'}:{bridge.cluster.environ['PATH']}"
+        return {"PATH": path, "BRIDGE_STEPS": str(steps), "BRIDGE_SLEEP": str(sleep_s), "BRIDGE_EXIT": str(code)}
 
-    return pretender
-
-
-def call(client: Client, *command: str, code: int = 0) -> str:
-    """As Client.run, with this process's variables."""
-    path = os.environ["PATH"]
-    environ = {name: value for name, value in os.environ.items() if name.startswith("BRIDGE_")}
-    cluster = client.cluster
-    own = type(cluster).environ
-    try:
-        type(cluster).environ = property(lambda self: {**own.fget(self), **environ, "PATH": path})
-        return client.run(*command, code=code).stdout
-    finally:
-        type(cluster).environ = own
+    return variables
 
 
-def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretend: Callable[..., None]) -> None:
-    pretend(20)
-    result = json.loads(call(bridge, "submit", *BRIDGE, "--wait", "--json"))
+def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretended: Callable[..., dict[str, str]]) -> None:
+    result = bridge.json("submit", *BRIDGE, "--wait", **pretended(20))
     assert (result["status"], result["steps"], result["step_time_s"]["mean"]) == ("success", 20, 2.0)
     assert result["tokens_per_s_per_gpu"] == pytest.approx(32 * 4096 / 2 / 8)
     folder = RunFolder(Path(result["run_dir"]))
@@ -85,17 +66,16 @@ def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretend: Call
     assert not isinstance(record.plan, EnginePlan)
     kept = json.loads(folder.record.read_text())
     assert not {"attention_backend", "keep_logits", "compiled", "recompute", "parallelism"} & set(kept["plan"])
-    assert json.loads(call(bridge, "result", str(folder.path), "--json")) == result
-    (row,) = json.loads(call(bridge, "jobs", "list", "--json"))["jobs"]
+    assert bridge.json("result", str(folder.path)) == result
+    (row,) = bridge.json("jobs", "list")["jobs"]
     assert (row["status"], row["step_time_s"]) == ("success", 2.0)
 
 
 @pytest.mark.parametrize(("steps", "status", "said"), [(20, "success", None), (7, "failed", "after 7 of 20 steps")])
 def test_a_time_limit_says_how_far_its_log_came(
-    bridge: Client, pretend: Callable[..., None], steps: int, status: str, said: str | None
+    bridge: Client, pretended: Callable[..., dict[str, str]], steps: int, status: str, said: str | None
 ) -> None:
-    pretend(steps, sleep_s=300)
-    (queued,) = json.loads(call(bridge, "submit", *BRIDGE, "--json"))["jobs"]
+    (queued,) = bridge.json("submit", *BRIDGE, **pretended(steps, sleep_s=300))["jobs"]
     log = RunFolder(Path(queued["run_dir"])).log
     wait_until(lambda: log.exists() and f"iteration {steps:8d}/" in log.read_text(), f"{steps} steps in {log}")
     bridge.cluster.run("scontrol", "update", f"jobid={queued['job_id']}", "EndTime=now")
@@ -109,9 +89,8 @@ def test_a_time_limit_says_how_far_its_log_came(
     assert said is None or "died after step 7 of 20" in str(record.reason)
 
 
-def test_an_end_of_its_own_is_judged_by_its_log(bridge: Client, pretend: Callable[..., None]) -> None:
-    pretend(5, code=3)
-    call(bridge, "submit", *BRIDGE, "--wait", code=4)
-    (row,) = json.loads(call(bridge, "jobs", "list", "--json"))["jobs"]
+def test_an_end_of_its_own_is_judged_by_its_log(bridge: Client, pretended: Callable[..., dict[str, str]]) -> None:
+    bridge.run("submit", *BRIDGE, "--wait", code=4, **pretended(5, code=3))
+    (row,) = bridge.json("jobs", "list")["jobs"]
     assert (row["state"], row["status"], row["exit_code"]) == ("FAILED", "failed", 3)
     assert row["reason"].startswith("died after step 5 of 20")
