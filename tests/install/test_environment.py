@@ -2,6 +2,7 @@
 """The Python environment of an installation: the programs that make it, and a real one."""
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -136,6 +137,8 @@ def test_a_real_environment_without_a_network(call: Install, tmp_path: Path, mon
         stub_wheel(wheels, name)
     stub_wheel(wheels, "torch")
     stub_wheel(wheels, "numpy", {"beside.pth": f"{sysconfig.get_path('purelib')}\n"})
+    monkeypatch.delenv("PIP_CONSTRAINT", raising=False)  # which may know no stub of version 99
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     root = tmp_path / "a root"
