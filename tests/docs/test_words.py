@@ -55,19 +55,19 @@ def test_strings_and_comments_of_a_module_are_read() -> None:
 
 
 def test_pages_use_the_terms_of_the_glossary() -> None:
-    for page in PAGES:
-        text = CODE_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page.read_text())
-        assert found_in(text) == [], page
+    texts = {page: CODE_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page.read_text()) for page in PAGES}
+    assert [f"{page}:{hit}" for page, text in texts.items() for hit in found_in(text)] == []
 
 
 def test_modules_use_the_terms_of_the_glossary() -> None:
-    for module in MODULES:
-        hits = [hit for line, text in texts_of(module.read_text()) for hit in found_in(text, line)]
-        assert hits == [], module
+    texts = ((module, line, text) for module in MODULES for line, text in texts_of(module.read_text()))
+    assert [f"{module}:{hit}" for module, line, text in texts for hit in found_in(text, line)] == []
 
 
 def test_docstrings_do_not_continue_the_name_above_them() -> None:
+    hits = []
     for module in (path for path in MODULES if path.relative_to(ROOT).parts[0] != "benchmarks"):
         bare = (node.value for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Expr))
         texts = (node for node in bare if isinstance(node, ast.Constant) and isinstance(node.value, str))
-        assert [text.lineno for text in texts if CONTINUES_A_NAME.match(text.value)] == [], module
+        hits += [f"{module}:{text.lineno}" for text in texts if CONTINUES_A_NAME.match(text.value)]
+    assert hits == []

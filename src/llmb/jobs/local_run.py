@@ -125,7 +125,7 @@ class LocalRun:
 
     def _begin(self, spec: JobSpec, folder: RunFolder, variables: Mapping[str, str], say: Say) -> tuple[RunRecord, Job]:
         """Writes all files of the run, and its row, before its workers start. Raises OSError, EnvironmentProblem."""
-        # A missing history is rebuilt before there is this run to be found. Problems are told when its row is added.
+        # A missing history is rebuilt before there is this run to be found. Its problems show when its row is added.
         with suppress(EnvironmentProblem, UsageError):
             open_history(self.install, say).close()
         handle = send(Prepared(spec, folder, {None: folder}), {})[None]

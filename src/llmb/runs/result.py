@@ -124,7 +124,7 @@ class Result(ReasonedRecord):
 
     @property
     def flaw(self) -> str | None:
-        """Why the run is no measurement; None if it is one."""
+        """Why the run measures nothing; None if it is a measurement."""
         times = self.step_time_s
         return self.reason or (times.reason if isinstance(times, Missing) else self.measurement_reason)
 

@@ -109,7 +109,7 @@ class _Output:
     name: str | None = None
     ranks: set[int] = field(default_factory=set)
     columns: tuple[str, ...] = ()
-    """Of the results out of place; those in place are the same. Empty above the table."""
+    """Names of the columns of results out of place; those in place are the same. Empty above the table."""
     rows: list[TestRow] = field(default_factory=list)
     cycles: bool = False
     """The test was repeated, and the average at its end is that of all cycles."""
@@ -162,7 +162,7 @@ def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
 
 
 def _columns(header: str) -> tuple[str, ...]:
-    """The columns of the results out of place; empty for a line that is no header."""
+    """The columns of the results out of place; empty for another line than a header."""
     words = header.removeprefix("#").split()
     figures = words[len(_ROW_NAMES) :]
     columns = tuple(figures[: len(figures) // 2])
@@ -170,7 +170,7 @@ def _columns(header: str) -> tuple[str, ...]:
 
 
 def _row(columns: tuple[str, ...], line: str) -> TestRow | None:
-    """None for a line that is no row; what follows the columns, such as a time, is not read."""
+    """None for another line than a row; what follows the columns, such as a time, is not read."""
     words, first, width = line.split(), len(_ROW_NAMES), len(columns)
     if not columns or len(words) < first + 2 * width:
         return None
@@ -190,7 +190,7 @@ def _row(columns: tuple[str, ...], line: str) -> TestRow | None:
 
 
 def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
-    """None if every word is ``N/A``. Raises ValueError for a word that is no number."""
+    """None if every word is ``N/A``. Raises ValueError for another word than a number."""
     if set(words) == {"N/A"}:
         return None
     values: dict[str, float | None] = dict.fromkeys(_FIGURES.values())

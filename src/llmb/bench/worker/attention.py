@@ -51,7 +51,7 @@ class AttentionChoices:
     def _milliseconds(
         self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
     ) -> float | None:
-        """Raises MemoryError, which is no fault of the backend, where the device runs out of memory."""
+        """Raises MemoryError, for which the backend is not to blame, where the device runs out of memory."""
         try:
             call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
             with attention_kernel(backend):
