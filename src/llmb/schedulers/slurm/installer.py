@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from llmb.catalogue.records import Record
 from llmb.options.option import Option
 from llmb.schedulers.installer import NONE, Choice, Offer, Partition, SchedulerQuestion
-from llmb.schedulers.slurm.settings import GpuRequest
+from llmb.schedulers.slurm.settings import GpuRequest, partition_names
 
 _cluster = partial(Option, panel="Cluster")
 
@@ -113,7 +113,7 @@ COMMENTS = {
 
 def training_partition(answers: SlurmAnswers, offer: Offer) -> Partition | None:
     """The partition of the nodes that train, of several the first."""
-    return offer.partition(answers.gpu_partition.split(",")[0].strip() if answers.gpu_partition else None)
+    return offer.partition(partition_names(answers.gpu_partition)[0])
 
 
 def _partition_text(item: Partition) -> str:

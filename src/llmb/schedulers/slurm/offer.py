@@ -15,7 +15,7 @@ from llmb.schedulers.port import NodeState
 from llmb.schedulers.slurm.client import call, message
 from llmb.schedulers.slurm.hostlist import compress, expand
 from llmb.schedulers.slurm.settings import SlurmSettings
-from llmb.schedulers.slurm.setup import parse_node
+from llmb.schedulers.slurm.setup import parse_node, read_gpus
 
 _NODE = re.compile(r"\bNodeName=(\S+)")
 ABSENT = "not found"
@@ -111,7 +111,6 @@ SINFO = ("sinfo", "--noheader", "--format=%P|%D|%G|%N")
 """One line for each group of equal nodes of a partition."""
 SAMPLE = 5
 """Nodes of a partition whose architecture is looked at."""
-_GPUS = re.compile(r"(?:^|,)gpu(?::(?P<type>[A-Za-z][\w-]*))?:(?P<count>\d+)")
 _ARCHITECTURE = re.compile(r"\bArch=(\S+)")
 
 
@@ -147,7 +146,7 @@ def _partition(name: str, lines: Sequence[tuple[int, str, str]], architectures: 
     gpus: Counter[tuple[int | None, str | None]] = Counter()
     kinds: Counter[str] = Counter()
     for count, gres, nodes in lines:
-        gpus[_gpus(gres)] += count
+        gpus[read_gpus(gres)] += count
         kinds.update(architectures[node] for node in islice(expand(nodes), SAMPLE) if node in architectures)
     gpus_per_node, gres_type = gpus.most_common(1)[0][0]
     return Partition(
@@ -158,15 +157,6 @@ def _partition(name: str, lines: Sequence[tuple[int, str, str]], architectures: 
         gres_type=gres_type,
         architecture=kinds.most_common(1)[0][0] if kinds else None,
     )
-
-
-def _gpus(gres: str) -> tuple[int | None, str | None]:
-    """Number and type of the GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; of several types the sum."""
-    found = list(_GPUS.finditer(gres))
-    if not found:
-        return None, None
-    types = {match["type"] for match in found}
-    return sum(int(match["count"]) for match in found), types.pop() if len(types) == 1 else None
 
 
 def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str]:

@@ -43,7 +43,7 @@ from llmb.schedulers.slurm.installer import SlurmAnswers
 from llmb.schedulers.slurm.job_state import WORDS, SlurmJob, with_meaning
 from llmb.schedulers.slurm.offer import gpu_type_within, read_nodes, site_partition, slurm_offer
 from llmb.schedulers.slurm.script import batch_script
-from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings, settings_of
+from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings, partition_names, settings_of
 from llmb.schedulers.slurm.setup import read_setup
 from llmb.site.site import Site
 
@@ -59,7 +59,7 @@ def overlays(
     if partition:
         yield Overlay(key="slurm.partition", value=partition, source="option", place="--partition")
     chosen = partition or shell_flags(environ).get("partition") or site_partition(settings, gpu_type)
-    for name in (item.strip() for item in (chosen or "").split(",")):
+    for name in partition_names(chosen):
         if name in settings.partitions:
             yield from _of_partition(name, settings.partitions[name])
             return

@@ -14,6 +14,11 @@ from llmb.site.site import Site
 GpuRequest = Literal["gpus-per-node", "gres", "none"]
 
 
+def partition_names(text: str | None) -> list[str]:
+    """The partitions that are named with commas."""
+    return [name.strip() for name in (text or "").split(",")]
+
+
 def _name_of_gres(value: str | None) -> str | None:
     if value and not value.replace("_", "").replace("-", "").isalnum():
         raise ValueError(f"'{value}' is not a name such as h100")
@@ -58,13 +63,13 @@ class SlurmSettings(Record):
 
     def types_of(self, partition: str | None) -> dict[str, str]:
         """The GPU type of each of the partitions that are named with commas, as far as it is known."""
-        names = [name.strip() for name in (partition or "").split(",")]
+        names = partition_names(partition)
         found = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
         return {name: gpu_type for name, gpu_type in found.items() if gpu_type}
 
     def within(self, partition: str | None) -> Self:
         """With what is particular to the first of the partitions that has something particular."""
-        names = (name.strip() for name in (partition or "").split(","))
+        names = partition_names(partition)
         own = next((self.partitions[name] for name in names if name in self.partitions), PartitionSettings())
         given = own.model_dump(exclude={"gpu_type"}, exclude_none=True)
         return self.model_copy(update=given)

@@ -11,7 +11,7 @@ from llmb.schedulers.slurm.client import call, message
 _SETTING = re.compile(r"^(\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _REASON = re.compile(r"(?:^|\s)Reason=(.*?)(?:\s+\[[^\]]*\])?\s*$", re.MULTILINE)
-_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::(?P<type>[^:,()]+))?:(?P<count>\d+)")
 _NONE = ("", "(null)", "N/A")
 PYXIS = "--container-image"
 UNUSABLE = frozenset(
@@ -116,12 +116,20 @@ def parse_node(line: str) -> NodeState | None:
         return None
     parts = set(re.split(r"[+*~#!%$@^:-]+", state.upper())) - {""}
     reason = _REASON.search(line.strip())
-    gpus = [int(count) for count in _GPUS.findall(fields.get("Gres", ""))]
     silent = "*" in state
     return NodeState(
         state=state,
         usable=not silent and not parts & UNUSABLE,
         reason=reason[1].strip() if reason else None,
-        gpus=sum(gpus) if gpus else None,
+        gpus=read_gpus(fields.get("Gres", ""))[0],
         partitions=tuple(filter(None, fields.get("Partitions", "").split(","))),
     )
+
+
+def read_gpus(gres: str) -> tuple[int | None, str | None]:
+    """Number and type of the GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; of several types the sum."""
+    found = list(_GPUS.finditer(gres))
+    if not found:
+        return None, None
+    types = {match["type"] for match in found}
+    return sum(int(match["count"]) for match in found), types.pop() if len(types) == 1 else None
