@@ -3,7 +3,7 @@
 
 import pytest
 
-from llmb.bench.cases import Asked, meaning, memory_cases
+from llmb.bench.cases import TimedCase, meaning, memory_cases
 from llmb.bench.jobs import Case, DeviceReport, LaunchCase, Timing
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured, changes
 from llmb.catalogue.load import Catalogue
@@ -12,7 +12,7 @@ GPUS = Catalogue().gpus
 H100 = DeviceReport(python="3.12", torch="2.13", cuda="13.0", cudnn="9.10.2", cudnn_number=91002, nccl="2.28",
                     driver="580", device="NVIDIA H100 80GB HBM3", device_memory_gib=80.0, cpu_threads=8)  # fmt: skip
 CASE = Case(name="any", work=LaunchCase(way="host"))
-PRODUCT = Asked("gemm", "qkv_forward", CASE, shape="1 x 1 x 1", dtype="bf16", flops=989e12)
+PRODUCT = TimedCase("gemm", "qkv_forward", CASE, shape="1 x 1 x 1", dtype="bf16", flops=989e12)
 
 
 def row(asked=PRODUCT, seconds=2.0, gpu="h100", report=H100, on_gpu=True):
@@ -41,12 +41,12 @@ def test_a_copys_rate_is_compared_with_the_memorys() -> None:
     ],
 )
 def test_an_unknown_peak_has_a_reason(dtype, gpu, reason) -> None:
-    found = row(Asked("gemm", "qkv_forward", CASE, dtype=dtype, flops=1e12), gpu=gpu)
+    found = row(TimedCase("gemm", "qkv_forward", CASE, dtype=dtype, flops=1e12), gpu=gpu)
     assert (found.peak_tflops, found.peak_pct, found.peak_reason) == (None, None, reason)
 
 
 def test_a_launch_has_no_peak_and_needs_no_reason() -> None:
-    found = row(Asked("launch", "host", CASE))
+    found = row(TimedCase("launch", "host", CASE))
     assert (found.tflops, found.bandwidth_gb_per_s, found.peak_reason) == (None, None, None)
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from llmb.verdict.bisect_search import MOST_RUNS, Step, next_step, probabilities
+from llmb.verdict.bisect_search import MOST_RUNS, SearchStep, next_step, probabilities
 
 Means = list[list[float]]
 
 
-def searched(count: int, mean_s: Callable[[int], float], skipped: frozenset[int] = frozenset()) -> tuple[Step, Means]:
+def searched(
+    count: int, mean_s: Callable[[int], float], skipped: frozenset[int] = frozenset()
+) -> tuple[SearchStep, Means]:
     """The end of a search whose runs are drawn from ``mean_s``, and the runs that it took."""
     means: Means = [[] for _ in range(count)]
     while (step := next_step(means, skipped)).status == "measure":
@@ -62,18 +64,18 @@ def test_the_probability_that_is_reported_holds() -> None:
 
 
 def test_the_two_known_candidates_are_run_first() -> None:
-    assert next_step([[], [], [], []]) == Step("measure", 0, runs=3)
-    assert next_step([[1.0, 1.01, 0.99], [], [], []]) == Step("measure", 3, runs=3)
-    assert next_step([[1.0], [], [], []]) == Step("measure", 3, runs=3)  # one at a time, they alternate
+    assert next_step([[], [], [], []]) == SearchStep("measure", 0, runs=3)
+    assert next_step([[1.0, 1.01, 0.99], [], [], []]) == SearchStep("measure", 3, runs=3)
+    assert next_step([[1.0], [], [], []]) == SearchStep("measure", 3, runs=3)  # one at a time, they alternate
     assert probabilities([[1.0, 1.01, 0.99], [], [], []]) is None
     known: Means = [[1.0, 1.001, 0.999], [], [], [1.1, 1.101, 1.099]]
-    assert next_step(known) == Step("measure", 1, runs=1)
+    assert next_step(known) == SearchStep("measure", 1, runs=1)
     assert probabilities(known) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
 
 
 def test_two_candidates_need_no_further_run() -> None:
     known: Means = [[1.0, 1.001, 0.999], [1.1, 1.101, 1.099]]
-    assert next_step(known) == Step("found", 1, first=1, probability=1.0)
+    assert next_step(known) == SearchStep("found", 1, first=1, probability=1.0)
 
 
 def test_without_a_difference_there_is_nothing_to_look_for() -> None:

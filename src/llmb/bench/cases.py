@@ -175,7 +175,7 @@ LAUNCHES: dict[Device, tuple[Literal["host", "device", "graph", "round_trip"], .
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TimedCase:
     """A case to time, and what was done when it is."""
 
     benchmark: str
@@ -192,9 +192,9 @@ class Asked:
     """FLOPs of all its calls in a micro-batch."""
 
 
-def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, sustained_s: float) -> list[Asked]:
+def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, sustained_s: float) -> list[TimedCase]:
     """The products of one GPU for one micro-batch, and a square one. The one with the most FLOPs is sustained too."""
-    found: list[Asked] = []
+    found: list[TimedCase] = []
     for dtype in dtypes:
         products = [
             _product(weights, product_case(weights, dtype, training_pass))
@@ -210,9 +210,9 @@ def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, s
     return list(dict.fromkeys(found))
 
 
-def _product(weights: Weights, case: ProductCase) -> Asked:
+def _product(weights: Weights, case: ProductCase) -> TimedCase:
     label, shape = f"{weights.name}_{PASS_WORDS[case.training_pass]}", product_text(case)
-    return Asked(
+    return TimedCase(
         benchmark="gemm",
         label=label,
         case=Case(name=f"{label}, {shape}, {case.dtype}", work=case),
@@ -223,12 +223,12 @@ def _product(weights: Weights, case: ProductCase) -> Asked:
     )
 
 
-def _sustained(asked: Asked, seconds: float) -> Asked:
+def _sustained(asked: TimedCase, seconds: float) -> TimedCase:
     case = asked.case.model_copy(update={"sustained_s": seconds, "name": f"{asked.case.name}, for {seconds:g} s"})
     return replace(asked, case=case)
 
 
-def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[Asked]:
+def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[TimedCase]:
     """Forward and backward of each kind of layer; the forward pass of the first kind is sustained too."""
     for dtype in dtypes or (attention_dtype(recipe.dtype),):
         for number, shape in enumerate(attention_shapes(recipe)):
@@ -246,7 +246,7 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
                     }
                 )
                 label = f"{shape.name}_{direction}"
-                asked = Asked(
+                asked = TimedCase(
                     benchmark="attention",
                     label=label,
                     case=Case(name=f"{label}, {shape.text}, {dtype}", work=work),
@@ -259,12 +259,12 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
                     yield _sustained(asked, sustained_s)
 
 
-def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> Iterator[Asked]:
+def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> Iterator[TimedCase]:
     """Copies within the device's memory; the largest is sustained too."""
     sizes = sorted(sizes or COPY_BYTES[device])
     for size in sizes:
         work = CopyCase(size_bytes=size)
-        asked = Asked(
+        asked = TimedCase(
             benchmark="memory",
             label="copy",
             case=Case(name=f"copy of {size:,} bytes", work=work),
@@ -277,23 +277,23 @@ def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> It
             yield _sustained(asked, sustained_s)
 
 
-def transfer_cases(sizes: Sequence[int]) -> Iterator[Asked]:
+def transfer_cases(sizes: Sequence[int]) -> Iterator[TimedCase]:
     for direction in ("host_to_device", "device_to_host"):
         for pinned in (True, False):
             label = f"{direction}_{'pinned' if pinned else 'pageable'}"
             for size in sorted(sizes or TRANSFER_BYTES):
                 work = TransferCase.model_validate({"size_bytes": size, "direction": direction, "pinned": pinned})
                 name = f"{label}, {size:,} bytes"
-                yield Asked("transfer", label, Case(name=name, work=work), size_bytes=size, moved_bytes=size)
+                yield TimedCase("transfer", label, Case(name=name, work=work), size_bytes=size, moved_bytes=size)
 
 
-def launch_cases(device: Device) -> Iterator[Asked]:
+def launch_cases(device: Device) -> Iterator[TimedCase]:
     for way in LAUNCHES[device]:
-        yield Asked("launch", way, Case(name=f"launch, {way}", work=LaunchCase(way=way)))
+        yield TimedCase("launch", way, Case(name=f"launch, {way}", work=LaunchCase(way=way)))
 
 
 def meaning(
-    asked: Asked, timing: Timing, report: DeviceReport, node: str, gpu: Gpu | None, *, on_gpu: bool
+    asked: TimedCase, timing: Timing, report: DeviceReport, node: str, gpu: Gpu | None, *, on_gpu: bool
 ) -> Measurement | NotMeasured:
     """The row of a timing. ``gpu`` is the catalogue's entry of the device, if it has one."""
     if timing.seconds is None:
@@ -330,7 +330,7 @@ def meaning(
     )
 
 
-def _peaks(asked: Asked, report: DeviceReport, gpu: Gpu | None) -> tuple[float | None, float | None, str | None]:
+def _peaks(asked: TimedCase, report: DeviceReport, gpu: Gpu | None) -> tuple[float | None, float | None, str | None]:
     """Peaks of arithmetic, of memory bandwidth, and why one that the case would be compared with is unknown."""
     if not asked.flops and not asked.of_device_memory:
         return None, None, None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import llmb
-from llmb.bench.cases import Asked, meaning
+from llmb.bench.cases import TimedCase, meaning
 from llmb.bench.jobs import CaseList, ProductDtype
 from llmb.bench.measure import OnProgress, run_measurements
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
@@ -85,7 +85,7 @@ def recipe_of(
 
 def measure(
     catalogue: Catalogue,
-    asked: Sequence[Asked],
+    asked: Sequence[TimedCase],
     settings: BenchSettings,
     on_progress: OnProgress,
     recipe: Recipe | None = None,
@@ -112,7 +112,7 @@ def measure(
     )
 
 
-def _job(asked: Sequence[Asked], settings: BenchSettings) -> CaseList:
+def _job(asked: Sequence[TimedCase], settings: BenchSettings) -> CaseList:
     cases, repeats = tuple(one.case for one in asked), settings.repeats
     if repeats is None:
         return CaseList(device=settings.device, cases=cases, most_repeats=MOST_REPEATS, enough_s=BURST_S)

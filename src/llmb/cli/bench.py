@@ -10,7 +10,7 @@ import typer
 
 from llmb.bench.bench_job import BenchProgram
 from llmb.bench.cases import (
-    Asked,
+    TimedCase,
     attention_cases,
     bytes_of,
     gemm_cases,
@@ -331,7 +331,7 @@ class _Measurement:
             print_unspecified([] if by_default else [one for one in recipe.unspecified if one.name != "dtype"])
         return recipe
 
-    def run(self, cases: Sequence[Asked], title: str, recipe: Recipe | None = None) -> None:
+    def run(self, cases: Sequence[TimedCase], title: str, recipe: Recipe | None = None) -> None:
         """Raises RunFailed, after the result, if memory ran out or nothing could be measured."""
         install = install_here()
         with CaseProgress() as progress:

@@ -21,7 +21,7 @@ from llmb.health.exclusion import listed_in, listed_names
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check
 from llmb.health.node import DISK_BYTES, check_node, check_request
 from llmb.health.node_jobs import CheckTerms
-from llmb.health.records import Asked, NodeReport
+from llmb.health.records import CheckOptions, NodeReport
 from llmb.health.rules import AREAS, rules
 from llmb.health.wanted import check_gpu_type
 from llmb.jobs.history import open_history
@@ -284,7 +284,7 @@ def doctor(
     names = tuple(_known_names(only or ()))
     if no_disk and disk_size != DISK_BYTES // MIB:
         raise UsageError("--no-disk and --disk-size cannot be combined", do="give one of them")
-    asked = Asked(gpu_type=gpu_type, gpus=gpus, disk_bytes=0 if no_disk else disk_size * MIB, only=names)
+    asked = CheckOptions(gpu_type=gpu_type, gpus=gpus, disk_bytes=0 if no_disk else disk_size * MIB, only=names)
     install = install_here()
     chosen = Chosen(nodes=nodes, file=nodelist_file, partition=partition, every=every)
     if last:
@@ -307,7 +307,7 @@ def _known_names(texts: Iterable[str]) -> Iterator[str]:
         yield name
 
 
-def _check_here(install: Path, asked: Asked, *, folded: bool, json: bool) -> None:
+def _check_here(install: Path, asked: CheckOptions, *, folded: bool, json: bool) -> None:
     request = check_request(install, asked, os.environ)
     try:
         with PhaseProgress("checking") as progress:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
-from llmb.health.records import Asked, NodeReport
+from llmb.health.records import CheckOptions, NodeReport
 from llmb.jobs.task import CHECKS
 from llmb.runs.folder import RunFolder, cannot_write, write_atomically
 from llmb.runs.record_file import read_record_file
@@ -15,7 +15,7 @@ from llmb.runs.record_file import read_record_file
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
 
 
-class NodesRequest(Asked):
+class NodesRequest(CheckOptions):
     """What every node of a check is asked."""
 
     started_at: str

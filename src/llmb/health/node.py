@@ -18,7 +18,7 @@ from llmb.health.checks.network import Port, network_checks, read_ports
 from llmb.health.checks.nvidia_smi import GpuFacts, read_gpus
 from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
-from llmb.health.records import Asked, Check, NodeReport, NotChecked, worst
+from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
 from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts, named_places, wanted_of
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 class CheckRequest:
     """What is asked of this node, and what its cluster's settings say."""
 
-    asked: Asked
+    asked: CheckOptions
     wanted: WantedFacts
     scheduler: Scheduler
     places: Mapping[str, Path]
@@ -49,7 +49,7 @@ class CheckRequest:
         return not self.asked.only or not {*names}.isdisjoint(self.asked.only)
 
 
-def check_request(install: Path, asked: Asked, environ: Mapping[str, str]) -> CheckRequest:
+def check_request(install: Path, asked: CheckOptions, environ: Mapping[str, str]) -> CheckRequest:
     """Raises UsageError with all problems of the cluster's settings, and for a GPU type that is not known."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, environ)

@@ -13,7 +13,7 @@ ANSWER = "nodes_answer"
 """The only check of a node that could not be looked at."""
 
 
-class Asked(Record):
+class CheckOptions(Record):
     """What the command asks of a node; None is what is otherwise known of it."""
 
     gpu_type: str | None = None

@@ -122,7 +122,7 @@ class GpusPerNode(GeneralQuestion):
         return None
 
 
-class Fabric(GeneralQuestion):
+class NodeNetwork(GeneralQuestion):
     name, text = "fabric", "Network between nodes"
 
     def applies(self) -> bool:
@@ -169,7 +169,7 @@ class Image(GeneralQuestion):
         return source_problem(value)
 
 
-class Environment(GeneralQuestion):
+class PythonEnvironment(GeneralQuestion):
     name, text = "environment", "Python environment"
 
     def choices(self) -> list[Choice]:
@@ -266,11 +266,11 @@ QUESTIONS: Sequence[type[GeneralQuestion]] = (
     GpuType,
     NodeArchitecture,
     GpusPerNode,
-    Fabric,
+    NodeNetwork,
     Workloads,
     ContainerRuntime,
     Image,
-    Environment,
+    PythonEnvironment,
     Python,
     Torch,
     Prepare,

@@ -32,7 +32,7 @@ Status = Literal["measure", "found", "stuck"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SearchStep:
     """Run the candidate at ``place`` so many times more, or the end of the search there."""
 
     status: Status
@@ -65,24 +65,24 @@ class _Levels:
         return -(self.freedom + 1) / 2 * math.log1p(distance**2 / self.freedom) - math.log(error)
 
 
-def next_step(means_s: Means, skipped: Set[int] = frozenset()) -> Step:
+def next_step(means_s: Means, skipped: Set[int] = frozenset()) -> SearchStep:
     """What to run next, or the end of the search. Neither the first nor the last candidate can be skipped."""
     if step := _compare_ends(means_s):
         return step
     levels = _levels(means_s)
     if (between := _between(means_s, levels)) is not None:
         why = "it is neither as before nor as after: more than one candidate changed the step time"
-        return Step("stuck", between, reason=why)
+        return SearchStep("stuck", between, reason=why)
     posterior = _posterior(means_s, levels)
     first, last = _suspects(posterior, skipped)
     if (probability := math.fsum(posterior[first : last + 1])) >= CONFIDENCE:
-        return Step("found", last, first=first, probability=probability)
+        return SearchStep("found", last, first=first, probability=probability)
     after = list(accumulate(posterior))
     inner = [place for place in range(1, len(means_s) - 1) if place not in skipped]
     place = min(inner, key=lambda place: (round(abs(after[place] - 0.5), 9), place))
     if (runs := len(means_s[place])) >= MOST_RUNS:
-        return Step("stuck", place, reason=f"{MOST_RUNS} runs do not tell whether it is as before or as after")
-    return Step("measure", place, runs=max(1, _runs_needed(levels) - runs))
+        return SearchStep("stuck", place, reason=f"{MOST_RUNS} runs do not tell whether it is as before or as after")
+    return SearchStep("measure", place, runs=max(1, _runs_needed(levels) - runs))
 
 
 def probabilities(means_s: Means) -> list[float] | None:
@@ -98,14 +98,14 @@ def ends_difference(means_s: Means) -> GroupDifference | None:
     return group_difference(first, last) if first and last else None
 
 
-def _compare_ends(means_s: Means) -> Step | None:
+def _compare_ends(means_s: Means) -> SearchStep | None:
     """Runs that the first and the last candidate still need before there is a difference to look for.
 
     The one with fewer runs is next: run one at a time, they alternate, and drift is not taken for a difference.
     """
     fewer = 0 if len(means_s[0]) <= len(means_s[-1]) else len(means_s) - 1
     if (missing := REPEATS - len(means_s[fewer])) > 0:
-        return Step("measure", fewer, runs=missing)
+        return SearchStep("measure", fewer, runs=missing)
     difference = ends_difference(means_s)
     assert difference
     decision = decide(difference, 0)
@@ -113,8 +113,8 @@ def _compare_ends(means_s: Means) -> Step | None:
         return None
     if not decision.more_runs or len(means_s[fewer]) >= MOST_RUNS:
         change = f"the last candidate differs from the first by {difference.delta_pct:+.1f} %"
-        return Step("stuck", reason=f"{change}, which is within the noise: there is no change to look for")
-    return Step("measure", fewer, runs=math.ceil(decision.more_runs / 2))
+        return SearchStep("stuck", reason=f"{change}, which is within the noise: there is no change to look for")
+    return SearchStep("measure", fewer, runs=math.ceil(decision.more_runs / 2))
 
 
 def _suspects(posterior: Sequence[float], skipped: Set[int]) -> tuple[int, int]:
