@@ -74,24 +74,25 @@ def test_every_kind_of_reading_finds_its_value(checkouts: Path) -> None:
     assert checked(checkouts, *ITEMS) == (0, ["9 items: 9 equal, 0 different and named, 0 wrong"])
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"field": "Llama.kv_channels"}, "layers: None there, 32 here (NeMo v1 model.py)"),
-        ({"field": "Llama.unknown"}, "layers: None there, 32 here"),
-        ({"field": "Unknown.num_layers"}, "layers: no class Unknown"),
-        ({"field": [], "assigned": "recipe:peft.alpha"}, "layers: no peft.alpha in recipe"),
-        ({"field": [], "assigned": "nothing:peft.dim"}, "layers: no function nothing"),
-        ({"in": "nemo:other.py"}, "layers: fatal: path 'other.py' does not exist in 'v1'"),
-        ({"in": "nemo:run.yaml", "field": [], "key": "timing.none"}, "layers: no key timing.none"),
-        ({"field": [], "text": "layers = ([0-9]+)"}, "layers: no text matches layers = ([0-9]+)"),
-    ],
-)
-def test_what_differs_or_cannot_be_read_is_named(checkouts: Path, change: dict[str, object], words: str) -> None:
-    status, lines = checked(checkouts, {**ITEMS[0], **change})
-    assert (status, len(lines)) == (1, 2)
-    assert lines[0].startswith(f"pretrain_llama3.1 8b, 25.04: {words}")
-    assert lines[1] == "1 items: 0 equal, 0 different and named, 1 wrong"
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"field": "Llama.kv_channels"}, "None there, 32 here (NeMo v1 model.py)"),
+    ({"field": "Llama.unknown"}, "None there, 32 here"),
+    ({"field": "Unknown.num_layers"}, "no class Unknown"),
+    ({"field": [], "assigned": "recipe:peft.alpha"}, "no peft.alpha in recipe"),
+    ({"field": [], "assigned": "nothing:peft.dim"}, "no function nothing"),
+    ({"in": "nemo:other.py"}, "fatal: path 'other.py' does not exist in 'v1'"),
+    ({"in": "nemo:run.yaml", "field": [], "key": "timing.none"}, "no key timing.none"),
+    ({"field": [], "text": "layers = ([0-9]+)"}, "no text matches layers = ([0-9]+)"),
+]
+
+
+def test_what_differs_or_cannot_be_read_is_named(checkouts: Path) -> None:
+    items = [{**ITEMS[0], **change, "item": f"item{number}"} for number, (change, _) in enumerate(WRONG)]
+    status, lines = checked(checkouts, *items)
+    assert (status, len(lines)) == (1, len(WRONG) + 1)
+    for number, (line, (_, words)) in enumerate(zip(lines, WRONG, strict=False)):
+        assert line.startswith(f"pretrain_llama3.1 8b, 25.04: item{number}: {words}")
+    assert lines[-1] == "8 items: 0 equal, 0 different and named, 8 wrong"
 
 
 def test_a_difference_may_be_named_only_while_there_is_one(checkouts: Path) -> None:
