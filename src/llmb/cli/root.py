@@ -33,7 +33,7 @@ def can_ask() -> bool:
 def agree(question: str, *, default: bool, do: str = "add --yes") -> None:
     """Raises UserInterrupt if the answer is no, UsageError if there is no terminal to ask on."""
     if not can_ask():
-        raise UsageError("there is no terminal to ask on, so queueing cannot be confirmed", do=do)
+        raise UsageError(f"there is no terminal to ask on, so queueing cannot be confirmed: {question}", do=do)
     if not typer.confirm(question, default=default, err=True):
         raise UserInterrupt("nothing was queued")
 
