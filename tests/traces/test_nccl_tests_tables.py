@@ -91,6 +91,44 @@ def test_columns_of_options(tmp_path: Path, header: str, row: str, expected: tup
     assert (table.name, table.ranks, table.average_bus_gb_s) == (None, None, None)
 
 
+def test_labels_of_srun_tell_outputs_apart(tmp_path: Path) -> None:
+    """``srun --label``, with one test in each of two tasks whose lines alternate."""
+    texts = [START.format(name=name) + TABLE + END for name in ("all_reduce_perf", "all_gather_perf")]
+    lines = zip(*(text.splitlines() for text in texts), strict=True)
+    mixed = "".join(f"{task:2}: {line}\n" for pair in lines for task, line in zip((0, 11), pair, strict=True))
+    found = tables(tmp_path, mixed)
+    assert [(table.name, table.ranks, len(table.rows), table.average_bus_gb_s) for table in found] == [
+        ("all_reduce", 2, 2, 62.7),
+        ("all_gather", 2, 2, 62.7),
+    ]
+    assert found[0].rows == tables(tmp_path, START.format(name="all_reduce_perf") + TABLE)[0].rows
+
+
+RCCL = """# nThread 1 nGpus 8 minBytes 1024 maxBytes 2048 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+rccl-tests: Version develop:a1b2c3d
+# Using devices
+#   Rank  0 Pid   4011 on    gpu-01 device  0 [0000:0c:00.0] AMD Instinct MI300X
+#   Rank  1 Pid   4011 on    gpu-01 device  1 [0000:22:00.0] AMD Instinct MI300X
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+        1024           256     float     sum      -1    18.46    0.06    0.08      0    18.56    0.06    0.09      0
+# Errors with asterisks indicate errors that have exceeded the maximum threshold.
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 0.085 OK
+#
+"""
+
+
+@pytest.mark.parametrize("label", ["", "0: ", " 3: ", "[1,0]<stdout>:", "node7: "])
+def test_a_table_of_rccl_tests_is_read(tmp_path: Path, label: str) -> None:
+    (table,) = tables(tmp_path, "".join(f"{label}{line}\n" for line in RCCL.splitlines()))
+    assert (table.ranks, table.average_bus_gb_s) == (2, 0.085)
+    assert table.rows[0].in_place == Bandwidth(18.56, 0.06, 0.09, 0)
+
+
 @pytest.mark.parametrize("average", ["nan", "-nan", "inf"])
 def test_an_average_that_is_not_finite_ends_its_table(tmp_path: Path, average: str) -> None:
     text = (

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the tables that nccl-tests print since 2.16.7, by their column headers."""
+"""Reads the tables that nccl-tests print since 2.16.7, by their column headers.
+
+Lines may have a label of the program that started the test: ``0: `` of ``srun --label``, ``[1,0]<stdout>:`` of mpirun.
+"""
 
 import io
 import math
@@ -15,6 +18,9 @@ from llmb.input_files import open_file
 LONGEST_LINE = 4096
 CHUNK_BYTES = 1 << 20
 HEADER_WORD = "busbw"
+NCCL_LINE = "NCCL INFO"
+MOST_LABELS = 10_000
+_LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])\s*")
 _HEAD = re.compile(r"#\s*(?:Collective test|nThread \d|Using devices|Rank\s+\d|size\s+count\s)")
 """A line above a table, or the last one below it."""
 _NAME = re.compile(r"# Collective test starting: (\w+)_perf\b")
@@ -153,12 +159,17 @@ class _Output:
 
 
 def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
-    output = _Output(source)
+    outputs = {"": _Output(source)}
     for line in lines:
-        if table := output.read(line):
+        labeled = None if NCCL_LINE in line else _LABEL.match(line)
+        label, text = (labeled[1], line[labeled.end() :]) if labeled else ("", line)
+        if label not in outputs and text.startswith("#") and len(outputs) < MOST_LABELS:
+            outputs[label] = _Output(source)
+        if (output := outputs.get(label)) and (table := output.read(text)):
             yield table
-    if table := output.end():
-        yield table
+    for output in outputs.values():
+        if table := output.end():
+            yield table
 
 
 def _columns(header: str) -> tuple[str, ...]:
