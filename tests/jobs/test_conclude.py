@@ -81,6 +81,7 @@ def test_a_run_that_is_queued_again_begins_in_a_job_of_another_id(folder: RunFol
     ("state", "marker", "status", "reason"),
     [
         ("NODE_FAIL", None, "failed", "interrupted by Slurm (NODE_FAIL) after 2 of 5 steps"),
+        ("CANCELLED", None, "cancelled", "interrupted by Slurm (CANCELLED) after 2 of 5 steps"),
         ("OUT_OF_MEMORY", None, "failed", "interrupted by Slurm (OUT_OF_MEMORY) after 2 of 5 steps"),
         ("UNKNOWN", (1, ""), "failed", "the workers ended with exit code 1, after 2 of 5 steps"),
         ("UNKNOWN", (143, "TERM"), "failed", "interrupted by Slurm (TERM: cancelled, preempted, or out of time)"),
@@ -102,6 +103,20 @@ def test_a_job_that_could_not_conclude_is_concluded(
     assert read_record(folder).reason == result.reason
     again = conclude_job(folder, with_meaning(SlurmJob(job_id="7", state="COMPLETED")), "Slurm")
     assert (again.status, again.reason) == (result.status, result.reason), "what is concluded stays"
+
+
+def test_only_the_scheduler_knows_that_a_signal_was_a_cancellation(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    folder.steps.write_text("".join(map(step_line, range(2))))
+    folder.job_end.write_text(
+        '{"job_id": "7", "restarts": 1, "exit_code": 143, "signal": "TERM", "ended_at": "2026-01-01T00:00:00+00:00"}'
+    )
+    assert finish_job(folder, 143, "TERM").status == "failed"
+    ended = with_meaning(SlurmJob(job_id="7", state="CANCELLED", restarts=1, ended_s=1000.0))
+    row = look(row_of(folder), ended, 1000.0 + SETTLE_S)
+    assert row is not None and row.status == "cancelled"
+    record = read_record(folder)
+    assert (record.status, record.reason) == ("cancelled", "interrupted by Slurm (CANCELLED) after 2 of 5 steps")
 
 
 def test_the_mark_of_a_job_that_was_not_let_in_says_nothing_of_the_run(folder: RunFolder) -> None:

@@ -92,6 +92,7 @@ def test_a_run_that_lasts_is_cancelled_from_elsewhere(tmp_path: Path) -> None:
     assert (row["state"], row["status"]) == ("CANCELLED", "cancelled")
     assert row["reason"].startswith("cancelled, after ")
     llmb(tmp_path, "jobs", "wait", row["job_id"], code=130)
+    assert "the run was cancelled: interrupted by SIGTERM" in llmb(tmp_path, "result", row["job_id"], code=4).stderr
 
 
 @pytest.mark.slow

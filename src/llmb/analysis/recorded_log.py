@@ -82,13 +82,16 @@ def _as_recorded(outcome: LogOutcome, record: RunRecord, steps: list[Step]) -> L
         return replace(outcome, status="no_data", reason=f"no step line; the run is {record.status} by its record{why}")
     if record.status == "invalid":
         return without_figures(outcome, record.reason or "invalid by its record")
-    if record.status == "failed" and outcome.status in FINISHED:
-        failed = without_figures(outcome, f"the run failed, by its record: {record.reason}")
-        return replace(failed, status="incomplete")
+    unsuccessful = record.status in ("failed", "cancelled")
+    why = f"the run {'failed' if record.status == 'failed' else 'was cancelled'}, by its record: {record.reason}"
+    if unsuccessful and outcome.status in FINISHED:
+        return replace(without_figures(outcome, why), status="incomplete")
+    if outcome.status == "no_data" and unsuccessful:
+        return replace(outcome, reason=why)
     if outcome.status != "incomplete":
         return outcome
-    if record.status == "failed":
-        return replace(outcome, reason=f"the run failed, by its record: {record.reason}")
+    if unsuccessful:
+        return replace(outcome, reason=why)
     if record.status in ("queued", "running"):
         done = "no step" if outcome.max_step is None else f"step {outcome.max_step}"
         return replace(outcome, reason=f"the run has not ended, by its record; {done} is the last one in the log")

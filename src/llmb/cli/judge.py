@@ -14,7 +14,7 @@ from llmb.cli.common import Json
 from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
-from llmb.errors import InvalidRun, NoVerdict, Regressed, UsageError
+from llmb.errors import NoVerdict, Regressed, UsageError
 from llmb.report.output import print_json, print_output
 from llmb.report.verdict_report import (
     acceptance_table,
@@ -153,7 +153,7 @@ def _check_options(
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool) -> None:
-    """Raises Regressed, NoVerdict or InvalidRun; ``published``: nothing but published figures was asked for."""
+    """Raises Regressed or NoVerdict; ``published``: nothing but published figures was asked for."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
         return
@@ -162,4 +162,4 @@ def _raise_unless_passed(judged: Sequence[Judged], *, published: bool) -> None:
     no_figure = any(one.verdict.verdict == "not comparable" and one.verdict.reference is None for one in judged)
     logs = any(run.record is None for one in judged for run in one.runs)
     do = f"give --against or --expect{', or --gpu-type for logs' if logs else ''}" if published and no_figure else None
-    raise {"regressed": Regressed, "invalid": InvalidRun}.get(verdict, NoVerdict)(what, do=do)
+    raise {"regressed": Regressed}.get(verdict, NoVerdict)(what, do=do)

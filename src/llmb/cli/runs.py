@@ -132,7 +132,7 @@ def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
         print_tables(repeats_tables(recipes))
         sys.stderr.write("'llmb result ID' prints one of them\n")
     runs = [run for one in recipes for run in one]
-    failed = [run for run in runs if run.result.status == "failed"]
+    failed = [run for run in runs if run.result.status in ("failed", "cancelled")]
     invalid = [run for run in runs if run.result.status == "invalid"]
     for kind, problem in ((failed, RunFailed), (invalid, InvalidRun)):
         if kind:

@@ -32,17 +32,22 @@ def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
 
 
 def conclude_job(folder: RunFolder, state: JobState, scheduler_title: str) -> Result:
-    """The result that the job wrote; without one, the result that follows from its files and its state."""
-    record = read_record(folder)
-    if record.status not in ("queued", "running"):
-        return stored_result(folder, record)
-    end = read_job_end(folder)
+    """The result that the job wrote; without one, the result that follows from its files and its state.
+
+    A job that a signal ended could not know who sent it: where the scheduler says that it was cancelled, the run was.
+    """
+    record, end = read_record(folder), read_job_end(folder)
     if end and record.job and end.job_id != record.job.job_id:
         end = None  # of a second job, which was rejected
+    cancelled = state.phase == "cancelled"
+    known = record.status not in ("queued", "running")
+    if known and not (cancelled and record.status == "failed" and end and end.signal):
+        return stored_result(folder, record)
     if end and state.phase in ("unknown", "completed", "failed"):
         return finish_job(folder, end.exit_code, end.signal)
     cause = f"{scheduler_title} ({state.state})"
-    return conclude_run(folder, record, End(end.exit_code if end else state.exit_code or KILLED, cause))
+    code = end.exit_code if end else state.exit_code or KILLED
+    return conclude_run(folder, record, End(code, cause, cancelled=cancelled))
 
 
 if __name__ == "__main__":

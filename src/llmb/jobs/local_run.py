@@ -111,7 +111,7 @@ class LocalRun:
             try:
                 end = End(run_workers(command, variables, folder, on_time))
             except Interrupted as signal:
-                end = End(INTERRUPTED, str(signal))
+                end = End(INTERRUPTED, str(signal), cancelled=True)
             result = conclude_run(folder, record, end)
         except OSError as error:
             raise cannot_write(folder.path, error) from error
@@ -204,6 +204,7 @@ def raise_unless_successful(run: EndedRun) -> None:
     folder, result = run.folder, run.result
     if result.status == "invalid":
         raise InvalidRun(f"the run is invalid: {result.reason}", where=str(folder.log))
-    if result.status == "failed":
+    if result.status != "success":
+        how = "failed" if result.status == "failed" else f"was {result.status}"
         lines = "\n".join(f"  | {line}" for line in last_lines(tail(folder.log), LAST_LINES))
-        raise RunFailed(f"the run failed: {result.reason}\n{lines}", where=str(folder.log))
+        raise RunFailed(f"the run {how}: {result.reason}\n{lines}", where=str(folder.log))

@@ -78,7 +78,8 @@ def look(job: Job, seen: JobState, asked_s: float) -> Job | None:
         return None  # unchanged until the scheduler or the folder reports how it ended
     if folder.run_status in (None, "running") and not marked and _just_ended(seen, asked_s):
         return None  # files of other nodes may be visible here with a delay
-    if folder.run_status in ("queued", "running") and conclude(job, seen):
+    open_end = folder.run_status in ("queued", "running") or (seen.phase == "cancelled" and folder.ended_by_signal)
+    if open_end and conclude(job, seen):
         folder = read_folder(job.run_dir)
     return with_outcome(decide(job, seen, folder, asked_s), seen.phase)
 

@@ -22,7 +22,7 @@ class FolderState:
     """The batch script has started."""
     end: JobEnd | None = None
     """None while the batch script runs, and if it was killed."""
-    run_status: str | None = None
+    run_status: Status | None = None
     """``status`` of run.json; None if it cannot be read."""
     unread: str = "there is no record of it"
     """Why that is so."""
@@ -34,6 +34,11 @@ class FolderState:
     planned: int | None = None
     done: bool = False
     """Every step is done, and the last checkpoint exists if one was requested."""
+
+    @property
+    def ended_by_signal(self) -> bool:
+        """The run failed because a signal ended its job: only the scheduler knows who sent it."""
+        return self.run_status == "failed" and self.end is not None and self.end.signal != ""
 
     def end_of(self, job: Job, restarts: int) -> JobEnd | None:
         """The recorded end, if it is that of this job's latest start: an older one is irrelevant.
@@ -105,8 +110,8 @@ def _completed(folder: FolderState) -> tuple[Status, str | None]:
     """A run is a success only if its record says so: the scheduler knows the job, not the run."""
     if folder.run_status is None:
         return "invalid", f"the job completed, but the result of the run is not known: {folder.unread}"
-    if folder.run_status == "failed":
-        return "failed", folder.run_reason
+    if folder.run_status in ("failed", "cancelled"):
+        return folder.run_status, folder.run_reason
     if folder.planned is not None and not folder.done and folder.run_status != "success":
         return "failed", f"the job completed, but the run did not{_progress(folder)}"
     return "success", None
@@ -144,6 +149,8 @@ def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
 def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:
     if folder.run_status == "invalid":
         return COMPLETED if end.exit_code == 0 else FAILED, "invalid", folder.run_reason
+    if folder.run_status == "cancelled":
+        return LOST, "cancelled", folder.run_reason
     if end.signal:
         if folder.done:
             return LOST, "success", f"ended by {end.signal}, after its last step"

@@ -35,6 +35,8 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     result = with_verdict(program.result(folder, known, End(0) if done else end), known)
     if after and result.status == "success":
         result = result.model_copy(update={"note": f"{after}, after its last step"})
+    if end.cancelled and result.status == "failed":
+        result = result.model_copy(update={"status": "cancelled"})
     keep_breakdown(folder, result.profile)
     ended = known.model_copy(
         update={

@@ -64,6 +64,8 @@ class End:
 
     exit_code: int
     cause: str | None = None
+    cancelled: bool = False
+    """Somebody ended them on purpose."""
 
 
 class NewSteps(Protocol):

@@ -28,7 +28,7 @@ from llmb.runs.profile_report import ProfileReport
 from llmb.runs.steps import Counters, Step, count_steps
 from llmb.verdict.records import Verdict, VerdictName
 
-Status = Literal["queued", "running", "success", "failed", "invalid"]
+Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 NOT_SUCCESSFUL = Missing("the run was not successful")
 """In place of the figures of such a run."""
 NOT_SAMPLED = Missing("the run was not sampled")

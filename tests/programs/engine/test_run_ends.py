@@ -100,7 +100,7 @@ def test_an_interrupted_run_leaves_no_process_behind(start: Start, gone: Gone, h
     assert run.process.returncode == 130
     assert f"interrupted by {how.name} after" in talk
     assert gone(list(workers.values()))
-    assert run.record()["status"] == "failed"
+    assert run.record()["status"] == "cancelled"
     assert (folder / "metrics.jsonl").read_text().count("\n") >= 3
 
 

@@ -137,7 +137,8 @@ def _state(job: AskedJob) -> JobState:
 
 def _ended(job_id: str, record: RunRecord, nodes: str | None) -> JobState:
     code = record.exit_code
-    phase: Phase = "completed" if record.status == "success" else "cancelled" if code == INTERRUPTED else "failed"
+    ends: dict[str, Phase] = {"success": "completed", "cancelled": "cancelled"}
+    phase = ends.get(record.status, "failed")
     return JobState(
         job_id=job_id,
         state=WORDS[phase],
