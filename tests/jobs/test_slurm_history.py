@@ -72,7 +72,7 @@ def test_jobs_are_cancelled_by_their_ids(submit: Submit, store: Store, shell: Cl
         found = ended(store, shell, job.key)
         assert (found.state, found.status) == ("CANCELLED", "cancelled")
         assert found.reason == f"cancelled, after {steps} of 10 steps"
-        assert read_record(RunFolder(Path(job.run_dir))).status == "failed"
+        assert read_record(RunFolder(Path(job.run_dir))).status == "cancelled"
     shell.run("jobs", "cancel", str(running.job_id))
     shell.run("jobs", "wait", str(running.job_id), code=130)
 

@@ -65,7 +65,7 @@ class End:
     exit_code: int
     cause: str | None = None
     cancelled: bool = False
-    """Somebody ended them on purpose."""
+    """They were ended on purpose."""
 
 
 class NewSteps(Protocol):
