@@ -179,6 +179,7 @@ def test_a_table_has_both_figures_where_they_differ():
     ],
 )
 @generates
+@pytest.mark.slow
 def test_the_engine_stays_within_the_bounds(model, dtype):
     done = run("-m", "benchmarks.generated_code", "--models", model, "--dtypes", dtype, "--json")
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from llmb.engine.checkpoint.writer import Writer, cannot_save, causes
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
 
 
+@pytest.mark.slow
 def test_every_layout_reads_what_another_wrote(models, run_ranks, tmp_path):
     """Three ranks cut no dimension of these models evenly."""
     records = [

@@ -41,6 +41,7 @@ def kernels(function, *arguments):
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.measured) for name in CASES]
 )
+@pytest.mark.slow
 def test_norms_and_activations_are_one_kernel(name):
     function, hidden = CASES[name]
     assert kernels(function, hidden) == (1, [])

@@ -91,6 +91,7 @@ def test_accounts_alone_tell_how_forgotten_jobs_ended(
             assert job.nodes in ("node1", "node2")
 
 
+@pytest.mark.slow
 def test_only_known_accounts_are_charged(client: Client) -> None:
     options = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "1", "--slurm-arg", "hold")
     done = client.run("submit", *options, "--account", "nobody", code=2)

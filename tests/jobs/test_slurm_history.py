@@ -155,6 +155,7 @@ def test_a_controller_that_is_down_leaves_what_is_known(
     assert (found.state, found.status) == ("COMPLETED", "success")
 
 
+@pytest.mark.slow
 def test_jobs_that_slurm_has_forgotten_are_read_from_their_marks(
     submit: Submit, store: Store, shell: Client, order: Callable[..., QuickOrder]
 ) -> None:
@@ -257,6 +258,7 @@ def test_a_fault_of_the_infrastructure_is_tried_again_elsewhere(submit: Submit, 
     assert blamed == {"node1": 1, "node2": 0}
 
 
+@pytest.mark.slow
 def test_retries_have_an_end_and_happen_once(submit: Submit, store: Store, shell: Client) -> None:
     submit(f'echo "{NCCL}"; exit 1', retries=1)
     found = ended(store, shell, last_try(store, "a").key)
@@ -285,6 +287,7 @@ def test_the_tasks_of_an_array_are_jobs_of_their_own(submit: Submit, store: Stor
     shell.run("jobs", "show", array, code=2)
 
 
+@pytest.mark.slow
 def test_one_run_of_an_array_is_tried_again_alone(store: Store, submit: Submit, shell: Client) -> None:
     fails_once = f'if [ ! -e "$0/tried" ]; then touch "$0/tried"; echo "{NCCL}"; exit 1; fi'
     with pytest.raises(AssertionError):  # 'a' is the key of none of its runs

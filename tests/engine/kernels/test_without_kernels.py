@@ -22,6 +22,7 @@ MODULES = sorted(path.stem for path in FOLDER.glob("*_triton.py"))
 
 
 @pytest.mark.parametrize("deleted", MODULES)
+@pytest.mark.slow
 def test_a_gpu_computes_without_a_deleted_module(deleted: str, tmp_path: Path, needs: Callable[..., None]) -> None:
     needs("triton", importlib.util.find_spec("triton") is not None, "Triton is not installed")
     shutil.copytree(PACKAGE, tmp_path / "llmb", ignore=shutil.ignore_patterns("__pycache__"))

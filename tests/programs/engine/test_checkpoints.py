@@ -106,6 +106,7 @@ PP_COPIES = ("--scale", "4", "--pp", "2", "--vp", "2", "--dp-sharding", "none")
         pytest.param(EIGHT, CP_PP, marks=pytest.mark.measured),
     ],
 )
+@pytest.mark.slow
 def test_any_layout_goes_on_from_any_other(finished: Finished, saved: tuple[str, ...], layout: tuple[str, ...]) -> None:
     """Eight processes are TP 2 x PP 2 x DP 2."""
     whole = finished(*LLAMA, *saved, *TWENTY)
@@ -138,6 +139,7 @@ def test_copies_are_saved_once(finished: Finished) -> None:
     assert whole["checkpoint"]["size_bytes"] < 1.1 * single["checkpoint"]["size_bytes"]
 
 
+@pytest.mark.slow
 def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> None:
     result = finished(*LLAMA, "--scale", "2", *TWENTY)
     newest = Path(result["run_dir"]) / "checkpoints" / "step=20-consumed_samples=160"
@@ -186,6 +188,7 @@ def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: M
     assert result.checkpoint.overlapped_steps_in_window == 1
 
 
+@pytest.mark.slow
 def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(
     tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start
 ) -> None:
@@ -292,6 +295,7 @@ def test_a_checkpoint_dir_that_is_a_file_is_refused_before_workers_start(
     assert not list((tmp_path / "runs").rglob("run.json"))
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_saving_leaves_the_earlier_checkpoints(
     start: Callable[..., Any], tmp_path: Path, small_disk: Callable[[str], list[str]], tiny_plan: MakePlan
 ) -> None:
@@ -357,6 +361,7 @@ def run_and_kill(folder: RunFolder, victim: int, chance: random.Random, start_ra
 
 
 @pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.measured)])
+@pytest.mark.slow
 def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
     kills: int,
     tmp_path: Path,

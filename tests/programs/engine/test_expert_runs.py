@@ -43,6 +43,7 @@ def test_every_layout_counts_the_same_load(finished: Finished) -> None:
     assert all(sum(layer) == pytest.approx(1.0) for layer in shares.values())
 
 
+@pytest.mark.slow
 def test_dropped_tokens_are_counted(finished: Finished) -> None:
     result = finished(*EP4)
     load = result["expert_load"]

@@ -25,6 +25,7 @@ TWO = ("--scale", "2", "--steps", "20")
         pytest.param(("-w", "finetune_llama4-maverick", "--capacity-factor", "0"), marks=pytest.mark.measured),
     ],
 )
+@pytest.mark.slow
 def test_two_and_four_processes_reproduce_one(losses: Losses, chosen: tuple[str, ...]) -> None:
     one, two, four = (losses(*chosen, "--scale", scale, "--steps", "20") for scale in ("1", "2", "4"))
     assert len(one) == 20
@@ -67,6 +68,7 @@ def test_how_a_step_is_computed_does_not_change_its_loss(
         assert abs(plain["loss"] - other["loss"]) <= bound
 
 
+@pytest.mark.slow
 def test_packed_documents_train_the_same_in_every_layout(losses: Losses) -> None:
     """Micro-batches of one sequence and of four have other numbers of labels that count."""
     packed = ("-w", "pretrain_llama3.1", "--document-tokens", "40")

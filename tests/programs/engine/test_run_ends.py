@@ -105,6 +105,7 @@ def test_an_interrupted_run_leaves_no_process_behind(start: Start, gone: Gone, h
 
 
 @pytest.mark.parametrize("size", ["4k", "64k"])
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_nothing_hangs(
     start: Start, tmp_path: Path, small_disk: Callable[[str], list[str]], size: str
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_killed_worker_of_four_ends_the_run_and_is_named(start: Start, gone: G
         pytest.param(FOUR, 2, "ranks 0, 1, 3 wait in all", marks=pytest.mark.measured),
     ],
 )
+@pytest.mark.slow
 def test_a_stopped_worker_ends_the_run_and_is_named(
     start: Start, gone: Gone, options: tuple[str, ...], victim: int, others: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_rank_that_hangs_or_leaves_while_the_others_wait_is_named(
     assert seconds < within_s
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_disconnect_is_finished_all_the_same(
     tmp_path: Path, tiny_plan: MakePlan, forked_python: str
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_run_that_cannot_disconnect_is_finished_all_the_same(
     assert seconds < SOON_S
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_that_keeps_the_store_is_named(
     tmp_path: Path, tiny_plan: MakePlan, start_ranks: Callable[..., list[Any]]
 ) -> None:

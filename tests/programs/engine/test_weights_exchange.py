@@ -286,6 +286,7 @@ def test_a_checkpoint_that_should_hold_optimizer_state_and_does_not_is_an_error(
         pytest.param("import", -10_000, marks=pytest.mark.measured),
     ],
 )
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_nothing_is_left(
     action: str,
     room: int,
@@ -393,6 +394,7 @@ def test_an_export_that_is_killed_leaves_nothing_that_looks_finished(
 
 
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.measured)])
+@pytest.mark.slow
 def test_an_import_that_is_killed_resumes_and_gives_the_same_files(
     processes: str, exported: Path, tmp_path: Path, done: Call, slow_disk: SlowDisk
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_framework_without_llmb_binds_its_workers_too(
 @pytest.mark.parametrize(
     ("start", "forked"), [("task-per-gpu", True), pytest.param("torchrun", False, marks=pytest.mark.measured)]
 )
+@pytest.mark.slow
 def test_the_prolog_runs_on_each_node_and_workers_are_bound(
     submit: Submit, forked_python: str, tmp_path: Path, start: str, forked: bool
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_controller_that_is_down_and_has_the_configuration_is_asked_again(prog
         submit(tmp_path / "job.sh", os.environ)
 
 
+@pytest.mark.slow
 def test_a_command_that_waits_for_its_configuration_says_so(program: Program) -> None:
     """Slurm 22.05 looks for a slurm.conf that is not there for a minute."""
     program("squeue", f"echo '{NO_FILE}' >&2; exec sleep 600")
