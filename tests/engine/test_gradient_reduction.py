@@ -20,6 +20,7 @@ CASES = {
 model in four micro-batches (eight where there is a pipeline)."""
 
 
+@pytest.mark.slow
 def test_gradients_are_added_up_as_the_plan_says(
     tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path: Path
 ) -> None:

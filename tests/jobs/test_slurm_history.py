@@ -241,6 +241,7 @@ def test_a_refused_job_leaves_nothing_in_the_history(store: Store, submit: Submi
 NCCL = "llmb: rank 0 on $SLURMD_NODENAME failed: DistBackendError: NCCL error in: x.cpp:4, unhandled system error"
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_infrastructure_is_tried_again_elsewhere(submit: Submit, store: Store, shell: Client) -> None:
     once = f'if [ ! -e "$0/tried" ]; then touch "$0/tried"; {HALF}; echo "{NCCL}"; exit 1; fi; {ALL_STEPS}'
     job = submit(once, retries=2)
@@ -273,6 +274,7 @@ def test_retries_have_an_end_and_happen_once(submit: Submit, store: Store, shell
     shell.run("jobs", "wait", str(last.job_id), code=7)
 
 
+@pytest.mark.slow
 def test_the_tasks_of_an_array_are_jobs_of_their_own(submit: Submit, store: Store, shell: Client) -> None:
     with pytest.raises(AssertionError):
         submit(f'case "$SLURM_ARRAY_TASK_ID" in 1) exit 3;; esac; {ALL_STEPS}', flags={"array": "0-2"})
