@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import Plan
 
