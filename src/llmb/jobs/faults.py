@@ -3,6 +3,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from llmb.catalogue.data_files import read_file
@@ -34,6 +35,7 @@ def read_faults(path: Path = TABLE) -> FaultTable:
     return read_file(path, FaultTable)
 
 
+@cache
 def faults_of(scheduler: Scheduler) -> FaultTable:
     """The patterns for every log, and those of the scheduler's own messages."""
     return FaultTable(faults=(*read_faults().faults, *scheduler.fault_patterns()))

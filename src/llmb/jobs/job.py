@@ -2,7 +2,7 @@
 """One job of the history, and the terms for its states."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,7 +125,7 @@ class Job:
     def document(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are a contract."""
         first = {"id": self.id, "job_id": self.job_id, "name": self.name}
-        return {**first, **{name: value for name, value in asdict(self).items() if name != "job_id"}}
+        return first | {field.name: getattr(self, field.name) for field in fields(self) if field.name != "job_id"}
 
 
 COLUMNS = tuple(item.name for item in fields(Job))

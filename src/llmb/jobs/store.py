@@ -170,7 +170,8 @@ class Store:
 
     def apply(self, jobs: Iterable[Job], query: int) -> None:
         """Writes the results of a query, except for jobs that were queried later."""
-        rows = [{**asdict(job), "query": query} for job in jobs]
+        columns = (*CHANGING, "key")
+        rows = [{name: getattr(job, name) for name in columns} | {"query": query} for job in jobs]
         values = ", ".join(f"{name} = :{name}" for name in (*CHANGING, "query"))
         with self._transaction():
             self.db.executemany(f"UPDATE jobs SET {values} WHERE key = :key AND query <= :query", rows)  # noqa: S608
