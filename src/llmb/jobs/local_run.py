@@ -200,11 +200,12 @@ def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], fold
 
 
 def raise_unless_successful(run: EndedRun) -> None:
-    """Raises InvalidRun or RunFailed, with the end of the log."""
+    """Raises InvalidRun or RunFailed; of a run that failed by itself with the end of the log."""
     folder, result = run.folder, run.result
     if result.status == "invalid":
         raise InvalidRun(f"the run is invalid: {result.reason}", where=str(folder.log))
-    if result.status != "success":
-        how = "failed" if result.status == "failed" else f"was {result.status}"
+    if result.status == "cancelled":
+        raise RunFailed(f"the run was cancelled: {result.reason}", where=str(folder.log))
+    if result.status == "failed":
         lines = "\n".join(f"  | {line}" for line in last_lines(tail(folder.log), LAST_LINES))
-        raise RunFailed(f"the run {how}: {result.reason}\n{lines}", where=str(folder.log))
+        raise RunFailed(f"the run failed: {result.reason}\n{lines}", where=str(folder.log))
