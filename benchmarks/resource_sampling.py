@@ -27,7 +27,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.loop import train
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watchdog.heartbeat import Progress
-from llmb.resources.start import Sampler, start_sampler
+from llmb.resources.sampler import Sampler, start_sampler
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name

@@ -12,18 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from llmb.resources import start
+from llmb.resources import sampler as sampler_module
 from llmb.resources.read import read_samples
 from llmb.resources.sample import HostSample, Sample, SamplerStart, to_line
-from llmb.resources.sampler import LONGEST_INTERVAL_S, SAMPLES_PER_INTERVAL, interval_after
-from llmb.resources.start import Sampler, start_sampler
+from llmb.resources.sampler import LONGEST_INTERVAL_S, SAMPLES_PER_INTERVAL, Sampler, interval_after, start_sampler
 from llmb.runs.parent_death import has_ended
 
 SOON_S = 600
 WORKER = """
 import sys, time
 from pathlib import Path
-from llmb.resources.start import start_sampler
+from llmb.resources.sampler import start_sampler
 print(start_sampler(Path(sys.argv[1]), "n1", 0.05, "cpu").process.pid, flush=True)
 time.sleep(600)
 """
@@ -32,7 +31,7 @@ time.sleep(600)
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a process of the lowest priority may need longer for its last sample than a run waits."""
-    monkeypatch.setattr(start, "LAST_SAMPLE_S", SOON_S)
+    monkeypatch.setattr(sampler_module, "LAST_SAMPLE_S", SOON_S)
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -96,8 +95,8 @@ def test_gpus_are_sampled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_that_does_not_end_is_killed_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "LAST_SAMPLE_S", 0.1)
-    monkeypatch.setattr(start, "KILLED_S", SOON_S)
+    monkeypatch.setattr(sampler_module, "LAST_SAMPLE_S", 0.1)
+    monkeypatch.setattr(sampler_module, "KILLED_S", SOON_S)
     sampler = started(tmp_path / "n1.jsonl")
     sampler.process.send_signal(signal.SIGSTOP)
     sampler.end()

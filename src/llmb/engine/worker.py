@@ -14,7 +14,7 @@ from llmb.engine.profile import ask_for_nccl_log
 from llmb.engine.watchdog.heartbeat import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.errors import LlmbError
-from llmb.resources.start import start_sampler
+from llmb.resources.sampler import start_sampler
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmb.errors import InfrastructureError, LlmbError, UsageError
-from llmb.jobspec.spec import JobSpec, read_spec
+from llmb.jobspec.spec import read_spec
 from llmb.programs.lookup import find_program
-from llmb.reference_suite.documented_paths import link_documented
+from llmb.reference_suite.documented_paths import link_as_documented
 from llmb.runs.attempts import begin_attempt
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Plan
 from llmb.runs.record import BegunJob, RunRecord, now, read_record, source_fields, write_record
 from llmb.schedulers.lookup import find_scheduler
 
@@ -36,15 +35,6 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
         write_record(folder, record.model_copy(update=over))
         raise
     link_as_documented(folder, spec, record.plan)
-
-
-def link_as_documented(folder: RunFolder, spec: JobSpec, plan: Plan) -> None:
-    """Links the files of a run under the names of its document. A link that cannot be made does not end a run."""
-    if spec.documented_root:
-        try:
-            link_documented(Path(spec.documented_root), folder, plan)
-        except OSError as error:
-            sys.stderr.write(f"llmb: warning: {error.filename2 or error.filename} is not linked: {error.strerror}\n")
 
 
 def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:

@@ -8,10 +8,10 @@ if there was none.
 import sys
 from pathlib import Path
 
-from llmb.jobs.begin import link_as_documented
 from llmb.jobspec.spec import read_spec
 from llmb.programs.conclude import conclude_run, stored_result
 from llmb.programs.port import End
+from llmb.reference_suite.documented_paths import link_as_documented
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job_end, read_record
 from llmb.runs.result import Result

@@ -5,15 +5,26 @@ The log is a hard link where the file system has them: ``grep -r`` follows no sy
 """
 
 import os
+import sys
 from pathlib import Path
 
 from llmb.checkpoints.checkpoint import saved_checkpoints
+from llmb.jobspec.spec import JobSpec
 from llmb.runs.experiment import recorded_suffix
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
 
-def link_documented(root: Path, folder: RunFolder, plan: Plan) -> None:
+def link_as_documented(folder: RunFolder, spec: JobSpec, plan: Plan) -> None:
+    """Links the files of a run under the names of its document. A link that cannot be made does not end a run."""
+    if spec.documented_root:
+        try:
+            _link_missing(Path(spec.documented_root), folder, plan)
+        except OSError as error:
+            sys.stderr.write(f"llmb: warning: {error.filename2 or error.filename} is not linked: {error.strerror}\n")
+
+
+def _link_missing(root: Path, folder: RunFolder, plan: Plan) -> None:
     """Makes the links below ``root`` that do not exist yet; nothing for a document whose folders are llmb's own.
 
     Raises OSError.
