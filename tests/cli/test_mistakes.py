@@ -2,9 +2,12 @@
 """What plausible mistakes draw: one style of message, which says what to do, and never a traceback."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
+from terminal import COLUMNS, talk
 
 from llmb.cli.main import app, as_spoken, exit_code_of
 
@@ -130,3 +133,16 @@ def test_an_error_is_a_document_where_the_result_is_one(line: str, capsys: pytes
     assert set(error) == {"what", "where", "valid", "do", "exit_code"}
     assert "did you mean" in error["what"]
     assert (error["exit_code"], out) == (2, "")
+
+
+def test_a_terminal_breaks_an_error_between_words_and_no_command(tmp_path: Path) -> None:
+    code, shown = talk(
+        [sys.executable, "-m", "llmb.cli.main", "compare", "nowhere", "nor-there"],
+        {**os.environ, "LLMB_INSTALL": str(tmp_path), "TERM": "dumb"},
+        (),
+    )
+    lines = shown.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("  valid: "))
+    assert code == 2
+    assert lines[start + 1].startswith(" " * len("  valid: ")) and max(map(len, lines)) <= COLUMNS
+    assert lines[-1] == "  do:    'llmb runs' shows the runs, with their ids and labels"

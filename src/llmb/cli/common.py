@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that every command has: the file for the result, messages beside it, and the complete help."""
+"""What every command has: options for its result and the messages beside it, these messages, and the complete help."""
 
 import os
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from enum import Enum
@@ -15,6 +17,7 @@ import typer
 
 from llmb.errors import EnvironmentProblem
 from llmb.runs.folder import write_atomically
+from llmb.shown_text import printable_lines
 
 PANEL = "Output"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -40,6 +43,22 @@ def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its c
 
 def is_verbose(ctx: typer.Context) -> bool:
     return bool(ctx.meta.get("llmb.verbose"))
+
+
+def print_message(text: str) -> None:
+    """Writes to standard error; on a terminal, long lines are wrapped between words, but no command that is copied."""
+    if sys.stderr.isatty():
+        width = get_terminal_size().columns
+        text = "\n".join(_wrapped(line, width) for line in text.split("\n"))
+    sys.stderr.write(printable_lines(f"{text}\n"))
+
+
+def _wrapped(line: str, width: int) -> str:
+    if len(line) <= width or "'llmb " in line:
+        return line
+    label = re.match(r"\s*\w+:\s+", line)
+    indent = " " * (label.end() if label else 0)
+    return fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _to_file(ctx: typer.Context, path: Path | None) -> None:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from llmb import __version__
-from llmb.cli.common import add_common_options
+from llmb.cli.common import add_common_options, print_message
 from llmb.cli.usage import CommandGroup, check_given_once
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 from llmb.secrets import has_secret
@@ -229,7 +229,10 @@ def _check_secrets(arguments: list[str]) -> None:
 
 
 def _report(error: LlmbError, *, as_json: bool) -> int:
-    sys.stderr.write(f"{json.dumps(error.document())}\n" if as_json else f"llmb: {error.heading}: {error}\n")
+    if as_json:
+        sys.stderr.write(f"{json.dumps(error.document())}\n")
+    else:
+        print_message(f"llmb: {error.heading}: {error}")
     return error.exit_code
 
 

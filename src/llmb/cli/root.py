@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmb.catalogue.unspecified import Unspecified, unspecified_text
+from llmb.cli.common import print_message
 from llmb.errors import UsageError, UserInterrupt
 from llmb.report.output import print_line
 from llmb.runs.folder import ROOT_VARIABLES, chosen_root
-from llmb.shown_text import printable_lines
 
 if TYPE_CHECKING:
     from llmb.campaigns.proposal import CampaignContext
@@ -40,7 +40,7 @@ def agree(question: str, *, default: bool, do: str = "add --yes") -> None:
 
 def say(text: str) -> None:
     """One line on standard error."""
-    sys.stderr.write(printable_lines(f"llmb: {text}\n"))
+    print_message(f"llmb: {text}")
 
 
 def context_here(*, dry_run: bool = False) -> "CampaignContext":
