@@ -109,14 +109,16 @@ def test_several_verdicts_end_in_a_summary(tmp_path: Path, monkeypatch: pytest.M
     assert shown[1:] == [["12.15", "12.27", "-1.0", "%", "pass"], ["13.15", "12.27", "+7.2", "%", "regressed"]]
 
 
-def test_a_failed_run_is_invalid_with_and_without_a_figure(
-    judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan]
+@pytest.mark.parametrize(("cancelled", "begin"), [(False, ""), (True, "cancelled: ")])
+def test_an_incomplete_run_is_invalid_with_and_without_a_figure(
+    judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan], cancelled: bool, begin: str
 ) -> None:
+    times, root = times_around(12.3, steps=20), tmp_path / "runs"
     reason = "the workers ended with exit code 1, after 20 of 50 steps"
     for record, has_figure in ((gpu_record(), True), (queued_record(tiny_plan(), ()), False)):
-        found, code = judge(write_run(tmp_path / "runs", record, times_around(12.3, steps=20), exit_code=1))
+        found, code = judge(write_run(root, record, times, exit_code=1, cancelled=cancelled))
         assert (found["verdict"], found["reference"] is not None, code) == ("invalid", has_figure, 6)
-        assert found["reason"] == reason
+        assert found["reason"] == begin + reason
 
 
 def test_repeats_are_judged_together_against_a_baseline(judge: Judge, tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def times_around(mean_s: float, spread_s: float = 0.02, steps: int = 50) -> list
     return [mean_s + SIGNS[step % len(SIGNS)] * spread_s for step in range(steps)]
 
 
-def write_run(root: Path, record: RunRecord, step_times_s: Sequence[float], *, exit_code: int = 0) -> Path:
+def write_run(
+    root: Path, record: RunRecord, step_times_s: Sequence[float], *, exit_code: int = 0, cancelled: bool = False
+) -> Path:
     """The folder of a run that ended, with these steps, below ``root``; its name does not tell one from another."""
     number = len(list(root.glob("run_*"))) if root.is_dir() else 0
     folder = RunFolder(root / f"run_{1795298745 + number}" / "run")
@@ -82,5 +84,5 @@ def write_run(root: Path, record: RunRecord, step_times_s: Sequence[float], *, e
     folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps_of(step_times_s, record.plan)))
     folder.log.write_text("")
     began = record.model_copy(update={"run_id": new_run_id(), "started_at": f"2026-11-20T10:00:{number:02}+00:00"})
-    conclude_run(folder, began, End(exit_code))
+    conclude_run(folder, began, End(exit_code, cancelled=cancelled))
     return folder.path

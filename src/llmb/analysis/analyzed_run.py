@@ -304,11 +304,17 @@ def measured(found: FoundRuns) -> FoundRuns:
 def why_left_out(run: AnalyzedRun) -> str | None:
     """None for a run that is a measurement."""
     flaw = flaw_of(run)
-    return f"{run.status.replace('_', ' ')}: {flaw}" if flaw and run.reason and run.status != "success" else flaw
+    return (
+        f"{run.status.replace('_', ' ')}: {flaw}"
+        if flaw and run.reason and run.status not in ("success", "cancelled")
+        else flaw
+    )
 
 
 def flaw_of(run: AnalyzedRun) -> str | None:
-    """What is wrong with a run; its status only if no reason is known."""
+    """What is wrong with a run; its status if no reason is known, or the reason alone does not show it."""
+    if run.status == "cancelled" and run.reason:
+        return f"cancelled: {run.reason}"
     if run.status != "success":
         return run.reason or run.status.replace("_", " ")
     return run.reason or (None if run.step_time_s else "its steps have no statistics")
