@@ -86,6 +86,7 @@ def test_a_page_is_found_by_the_task(task: str, page: str) -> None:
 def test_a_search_lists_pages_with_their_headings() -> None:
     lines = called("--find", "find slow nodes").stdout.splitlines()
     assert any(line.split() == ["follow-jobs", "Follow", "jobs", "Find", "slow", "nodes"] for line in lines)
+    assert called("--find", "find", "slow", "nodes").stdout.splitlines() == lines, "without quotes, too"
     assert json.loads(called("--find", "MFU formula", "--json").stdout)["pages"][0]["name"] == "flops-and-mfu"
 
 

@@ -168,7 +168,8 @@ def _complete(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
 @app.command()
 def docs(
     page: Annotated[
-        str | None, typer.Argument(help="Name of the page; without one, all are listed.", autocompletion=_complete)
+        list[str] | None,
+        typer.Argument(help="Name of the page; without one, all are listed.", autocompletion=_complete),
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print where the page's file is.")] = False,
     find: Annotated[
@@ -187,18 +188,20 @@ def docs(
 
     - `llmb docs run-on-slurm | less`
 
-    - `llmb docs --find "slow nodes"`
+    - `llmb docs --find slow nodes`
 
     - `llmb docs --man > ~/.local/share/man/man1/llmb.1`
     """
     if man:
         print_text(_man_page())
     elif find is not None:
-        _find(find, as_json=json)
-    elif page is None:
+        _find(" ".join((find, *(page or ()))), as_json=json)
+    elif not page:
         _list(as_json=json)
+    elif len(page) > 1:
+        raise UsageError("more than one page", do=f"'llmb docs --find {' '.join(page)}' searches")
     else:
-        _print(find_doc_page(page), only_path=path, as_json=json)
+        _print(find_doc_page(page[0]), only_path=path, as_json=json)
 
 
 def _list(*, as_json: bool) -> None:
