@@ -55,16 +55,21 @@ def picture(catalogue: Catalogue) -> str:
     width = max(map(len, lines)) * LETTER_PX + 2 * EDGE_PX
     height = len(lines) * LINE_PX + 2 * EDGE_PX
     texts = "\n".join(
-        f'<text x="{EDGE_PX}" y="{EDGE_PX + LINE_PX * (number + 0.75):.1f}" fill="{_color(line)}">{escape(line)}</text>'
+        f'<text x="{EDGE_PX}" y="{EDGE_PX + LINE_PX * (number + 0.75):.1f}" fill="{_color(line)}">{_kept(line)}</text>'
         for number, line in enumerate(lines)
         if line
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" role="img" '
-        'aria-label="llmb prints published figures, and the result of a run" xml:space="preserve" '
+        'aria-label="llmb prints published figures, and the result of a run" '
         'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14">\n'
         f'<rect width="100%" height="100%" rx="8" fill="#1b1f24"/>\n{texts}\n</svg>\n'
     )
+
+
+def _kept(line: str) -> str:
+    """With spaces that no browser joins, so that columns stay columns; not all heed ``xml:space``."""
+    return escape(line).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _color(line: str) -> str:
