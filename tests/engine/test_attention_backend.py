@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention by every backend that a CPU has: the same code as on a GPU, with another clock."""
 
-from collections.abc import Callable, Iterator
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
@@ -25,7 +30,8 @@ from llmb.engine.attention_backend import (
 )
 from llmb.engine.loop import prepare_stages
 from llmb.engine.model import attention
-from llmb.engine.model.attention import CausalAttention, ChunkedCausalAttention, attend
+from llmb.engine.model.attention import Attention, CausalAttention, ChunkedCausalAttention, attend
+from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import Segments
 from llmb.engine.parallel.collectives import Group
 from llmb.engine.parallel.context_parallel import SpanAttention
@@ -72,6 +78,7 @@ def test_every_kind_of_attention_is_computed_by_the_chosen_backend(
     core: CausalAttention, document_tokens: int | None, backend: Any, alone: Alone
 ) -> None:
     plan, ranks = alone(document_tokens=document_tokens)
+    core.backend = backend
     with attention_kernel(backend):
         found = operators_of(core, plan, ranks)
     assert OPERATORS[backend] in found
@@ -135,6 +142,90 @@ def test_a_backend_that_is_not_there_says_so_before_training(alone: Alone) -> No
         choose_attention(prepare_stages(plan, ranks), plan.model_copy(update={"attention_backend": "cudnn"}), ranks)
 
 
+class Wrong(CausalAttention):
+    """Computes something else in one backend."""
+
+    error: Callable[[Tensor, Tensor], Tensor]
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Any = None) -> Tensor:
+        seen = super().forward(query, key, value, documents)
+        return self.error(seen, key) if self.backend == "flash" else seen
+
+
+def wrong_gradient(seen: Tensor, key: Tensor) -> Tensor:
+    if key.requires_grad:
+        key.register_hook(lambda gradient: 1.1 * gradient)
+    return seen
+
+
+def dead(_seen: Tensor, _key: Tensor) -> Tensor:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+WRONG = {
+    "result": (lambda seen, _key: 1.1 * seen, "its result differs by 10 % from exact attention, 0.1 % are allowed"),
+    "gradient": (wrong_gradient, "its gradient of keys differs by 10 % from exact attention, 0.1 % are allowed"),
+    "not finite": (lambda seen, _key: seen * math.inf, "its result is not finite"),
+}
+
+
+def with_cores(core: type[CausalAttention], stages: Sequence[Decoder]) -> Sequence[Decoder]:
+    for attention_of_block in [part for stage in stages for part in stage.modules() if isinstance(part, Attention)]:
+        attention_of_block.core = core()
+    return stages
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_backend_is_named_and_left_out(name: str, alone: Alone, capsys: pytest.CaptureFixture[str]) -> None:
+    error, problem = WRONG[name]
+    core = type("Wrongly", (Wrong,), {"error": staticmethod(error)})
+    plan, ranks = alone(dtype="fp32")
+    stages = with_cores(core, prepare_stages(plan, ranks))
+    report = choose_attention(stages, plan, ranks)
+    assert report.backend == "math"
+    assert report.trials[0].problem == problem
+    assert f"llmb: attention backend flash is wrong at this run's shapes: {problem}\n" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=rf"(?s)--attention-backend flash cannot compute .*flash: {problem}"):
+        choose_attention(stages, plan.model_copy(update={"attention_backend": "flash"}), ranks)
+
+
+def test_no_other_backend_is_tried_on_a_dead_device(alone: Alone) -> None:
+    core = type("Dead", (Wrong,), {"error": staticmethod(dead)})
+    plan, ranks = alone()
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        choose_attention(with_cores(core, prepare_stages(plan, ranks)), plan, ranks)
+
+
+@pytest.mark.parametrize("document_tokens", [None, 40])
+@pytest.mark.parametrize("workload", ["pretrain_llama3.1", "finetune_llama4-maverick"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_layer_of_a_run_is_compared_with_exact_attention(
+    workload: str, document_tokens: int | None, dtype: str, alone: Alone
+) -> None:
+    """Full and chunked, of whole sequences and of documents, with masks and without."""
+    plan, ranks = alone(workload, document_tokens=document_tokens, dtype=dtype, overrides={"seq_len": 192})
+    cores = attention_cores(prepare_stages(plan, ranks))
+    for backend in ("flash",) if document_tokens is None else ("flash", "varlen"):
+        assert attempt(cores, plan, ranks, backend, False, takes_parts=False).problem is None
+
+
+def test_flash_attention_3_is_used_while_it_is_asked_for_and_where_it_is_installed(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, ranks = alone()
+    cores = attention_cores(prepare_stages(plan, ranks))
+    missing = attempt(cores, plan, ranks, "flash3", False, takes_parts=False)
+    assert missing.problem == "No module named 'flash_attn_interface'"
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
+    incomplete = attempt(cores, plan, ranks, "flash3", False, takes_parts=False)
+    assert incomplete.problem == "Module 'flash_attn_interface' does not expose FA3 forward kernels"
+    kernels = SimpleNamespace(fwd=None, bwd=None)
+    monkeypatch.setitem(torch.ops.__dict__, "flash_attn_3", kernels)
+    with attention_kernel("flash3"):
+        assert nn.attention.current_flash_attention_impl() == "FA3"
+    assert nn.attention.current_flash_attention_impl() is None
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_repeated_heads_see_what_grouped_ones_see(masked: bool) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -167,6 +258,7 @@ def test_compiled_code_is_kept_apart_by_backend(tmp_path: Path, monkeypatch: pyt
 
 def test_every_backend_has_a_tag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     tags = set()
+    monkeypatch.setattr(attention_backend, "flash_attention_3", nullcontext)  # which is not installed
     for backend in KERNELS:
         with attention_kernel(backend):
             tags.add(torch.compiler.config.cache_key_tag)

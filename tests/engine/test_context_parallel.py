@@ -23,14 +23,15 @@ def test_every_position_has_one_rank_and_all_ranks_see_equally_many_keys(ranks: 
 def test_spans_cover_the_queries_in_order_and_begin_to_see_where_their_chunk_begins(
     first: int, length: int, chunk_size: int | None
 ) -> None:
-    found = spans(first, first + length, chunk_size)
-    queries = [(query, span.first_key) for span in found for query in range(span.first, span.stop)]
+    found = spans(range(first, first + length), 7, chunk_size)
+    queries = [(span.own_key + index, span.key) for span in found for index in range(span.length)]
     expected = [
         (query, query // chunk_size * chunk_size if chunk_size else 0) for query in range(first, first + length)
     ]
     assert queries == expected
+    assert [span.query + index for span in found for index in range(span.length)] == list(range(7, 7 + length))
 
 
 @pytest.mark.parametrize(("chunk_size", "count"), [(None, 1), (64, 1), (16, 3)])
 def test_no_more_spans_than_chunks(chunk_size: int | None, count: int) -> None:
-    assert len(spans(24, 56, chunk_size)) == count
+    assert len(spans(range(24, 56), 0, chunk_size)) == count

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the attention backend of a run: tries those of the device with the model's own attention and shapes.
 
-The first rank tries them, and all ranks use its choice. The time depends only on shapes, so inputs are random.
+The first rank tries them, and all ranks use its choice. The time depends only on shapes, so inputs are random. What a
+fused backend computes is compared with exact attention before it can be chosen: some are wrong at some shapes.
 """
 
 import statistics
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from inspect import signature
 from itertools import pairwise
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
+from llmb.engine.attention_accuracy import accuracy_problem, exact_attention
 from llmb.engine.data.batches import moved
 from llmb.engine.data.build import build_data
 from llmb.engine.device import Moment, synchronize
@@ -38,17 +41,23 @@ KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
     {
         "varlen": SDPBackend.FLASH_ATTENTION,
         "flash": SDPBackend.FLASH_ATTENTION,
+        "flash3": SDPBackend.FLASH_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "math": SDPBackend.MATH,
     }
 )
 WARM_UPS, TIMED = 3, 10
-FAILURES = (RuntimeError, TypeError, ValueError)
-"""What torch raises for inputs that a backend does not take."""
+FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
+"""What torch raises for inputs that a backend does not take, or for a backend that is not installed."""
+
+
+class WrongResultsError(Exception):
+    """A backend computes something else."""
+
 
 Pass = Callable[[], Sequence[Tensor]]
-"""A forward and backward pass of one attention layer."""
+"""A forward and backward pass of one attention layer: its result, and the gradients of query, key and value."""
 
 
 @contextmanager
@@ -60,10 +69,22 @@ def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
     """
     tag = f"{torch.compiler.config.cache_key_tag}attention={backend}"
     with (
+        flash_attention_3() if backend == "flash3" else nullcontext(),
         sdpa_kernel(KERNELS[backend]),
         torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
     ):
         yield
+
+
+@contextmanager
+def flash_attention_3() -> Iterator[None]:
+    """Puts FlashAttention 3 in the place of torch's flash attention, or raises one of ``FAILURES``."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that kernels are replaced
+        nn.attention.activate_flash_attention_impl("FA3")
+    try:
+        yield
+    finally:
+        nn.attention.restore_flash_attention_impl()
 
 
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
@@ -78,7 +99,7 @@ def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) 
     dist.broadcast_object_list(shared, src=0, device=ranks.device)
     report = select(plan.attention_backend, shared[0])
     for core in cores:
-        core.repeats_heads = report.repeats_heads
+        core.backend, core.repeats_heads = report.backend, report.repeats_heads
     return report
 
 
@@ -120,16 +141,26 @@ def layer_milliseconds(
     timed: bool,
     takes_parts: bool,
 ) -> float | None:
-    """Runs one layer of each kind; its time counts for all layers of its kind. None if it is not timed."""
+    """Runs one layer of each kind; its time counts for all layers of its kind. None if it is not timed.
+
+    Raises WrongResultsError if the layer does not compute attention.
+    """
     kinds = {core.chunk_size: core for core in cores}
     layers = Counter(core.chunk_size for core in cores)
     milliseconds = 0.0
     for kind, core in kinds.items():
-        core.repeats_heads = repeats_heads
+        core.backend, core.repeats_heads = backend, repeats_heads
         heads = query_key_value(plan, ranks, takes_parts=takes_parts)
-        once = passes(core, heads, documents_of(plan, ranks, varlen=backend == "varlen"))
+        generator = torch.Generator(ranks.device).manual_seed(plan.seed + 1)
+        gradient = torch.empty_like(heads[0], requires_grad=False).normal_(generator=generator)
+        once = passes(core, heads, gradient, documents_of(plan, ranks, varlen=backend == "varlen"))
         with attention_kernel(backend):
-            once()
+            found = once()
+            if backend != "math":
+                exact = exact_attention(heads, gradient, *seen_keys(plan, ranks, kind))
+                if problem := accuracy_problem(found, exact):
+                    raise WrongResultsError(problem)
+                del exact
             milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
     synchronize(ranks.device)
     return milliseconds if timed else None
@@ -152,6 +183,11 @@ def try_heads(backend: AttentionBackend, measure: Measure, *, repeats_heads: boo
         warnings.simplefilter("always")
         try:
             milliseconds = measure(repeats_heads)
+        except torch.AcceleratorError:  # after which the device computes nothing in this process
+            raise
+        except WrongResultsError as error:
+            sys.stdout.write(f"llmb: attention backend {backend} is wrong at this run's shapes: {error}\n")
+            return Trial(backend=backend, repeats_heads=repeats_heads, problem=str(error))
         except FAILURES as error:
             problem = problem_text(str(error), [str(warning.message) for warning in told])
             return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
@@ -207,9 +243,25 @@ def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents |
     return document_masks(model, places, places - starts.to(device)[:, places], layout.seq_len)
 
 
-def passes(core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], documents: Documents | None) -> Pass:
-    gradient = torch.ones_like(heads[0])
-    return lambda: torch.autograd.grad(core(*heads, documents), heads, gradient)
+def seen_keys(plan: EnginePlan, ranks: Ranks, chunk_size: int | None) -> tuple[Tensor, Tensor]:
+    """The first and the last key that each of this rank's queries attends to: [MBS or 1, queries]."""
+    layout = plan.recipe.layout
+    starts = first_documents(plan)
+    places = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)[None]
+    first = torch.zeros_like(places) if starts is None else starts.to(ranks.device)[:, places[0]]
+    if chunk_size is not None:
+        first = places - (places - first) % chunk_size
+    return first, places
+
+
+def passes(
+    core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], gradient: Tensor, documents: Documents | None
+) -> Pass:
+    def once() -> list[Tensor]:
+        seen = core(*heads, documents)
+        return [seen.detach(), *torch.autograd.grad(seen, heads, gradient)]
+
+    return once
 
 
 def pass_milliseconds(once: Pass, device: torch.device) -> float:

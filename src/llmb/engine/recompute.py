@@ -17,6 +17,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from llmb.engine.kernels.span_attention import forward as span_attention
 from llmb.engine.model.decoder import Decoder, MoEBlock
 from llmb.engine.precision.experts import expert_products
 
@@ -33,6 +34,7 @@ KEPT = frozenset(
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.torch_attn._varlen_attn.default,
         expert_products._opoverload,
+        span_attention._opoverload,
     }
 )
 """What ``selective`` keeps: the results that are most expensive to compute for their size."""

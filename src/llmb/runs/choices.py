@@ -95,7 +95,8 @@ class Choices(Record):
         AttentionChoice,
         _training(
             help="torch's attention kernel. 'auto': on a GPU the fastest at this run's shapes, timed before the first "
-            "step; on a CPU flash, and varlen for packed sequences. 'cudnn' and 'efficient' need a GPU."
+            "step; on a CPU flash, and varlen for packed sequences. 'flash3', 'cudnn' and 'efficient' need a GPU, and "
+            "'flash3' (FlashAttention 3) the package flash-attn-3."
         ),
     ] = "auto"
     force_load_balancing: Annotated[

@@ -16,6 +16,7 @@ from llmb.engine.model.documents import DocumentSegments, Segments
 from llmb.engine.model.linear import Joined, Linear
 from llmb.engine.model.norms import RMSNorm
 from llmb.engine.model.rotary import Rotary, apply_rotary
+from llmb.runs.attention import AttentionBackend
 
 
 class Masks(NamedTuple):
@@ -37,14 +38,15 @@ def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -
 
     positions: [batch, queries], each query's position in its document.
     """
-    document = _between(places - positions, places, keys)
+    document = between(places - positions, places, keys)
     chunked = model.chunked_attention
     if chunked is None or keys <= chunked.chunk_size:
         return Masks(document, document)
-    return Masks(document, _between(places - positions % chunked.chunk_size, places, keys))
+    return Masks(document, between(places - positions % chunked.chunk_size, places, keys))
 
 
-def _between(first: Tensor, last: Tensor, keys: int) -> Tensor:
+def between(first: Tensor, last: Tensor, keys: int) -> Tensor:
+    """The mask of queries that attend from their first to their last key, [batch, queries] each."""
     numbers = torch.arange(keys, device=first.device)
     return ((numbers >= first.unsqueeze(-1)) & (numbers <= last.unsqueeze(-1))).unsqueeze(1)
 
@@ -56,15 +58,20 @@ def attend(
 
     ``repeats_heads`` expands key and value heads to one per query head, for kernels without grouped-query attention.
     """
-    group = query.shape[2] // key.shape[2]
-    if group > 1 and repeats_heads:
-        key, value = key.repeat_interleave(group, 2), value.repeat_interleave(group, 2)
+    if repeats_heads:
+        key, value = repeated(query, key, value)
     grouped = query.shape[2] != key.shape[2]
     query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
     seen = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
     )
     return seen.transpose(1, 2)
+
+
+def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Key and value with a head for each query head: [..., heads, head_dim]."""
+    group = query.shape[-2] // key.shape[-2]
+    return (key, value) if group == 1 else (key.repeat_interleave(group, -2), value.repeat_interleave(group, -2))
 
 
 def attend_segments(
@@ -77,9 +84,8 @@ def attend_segments(
     shape, (query, key, value) = query.shape, (heads.flatten(0, 1) for heads in (query, key, value))
     if segments.seen is not None:
         key, value = key.index_select(0, segments.seen), value.index_select(0, segments.seen)
-    group = query.shape[1] // key.shape[1]
-    if group > 1 and repeats_heads:
-        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    if repeats_heads:
+        key, value = repeated(query, key, value)
     kernel = varlen_kernel if query.is_cuda else attend_one_by_one
     return kernel(query, key, value, segments, longest).view(shape)
 
@@ -109,6 +115,7 @@ class CausalAttention(nn.Module):
     """Full causal attention: [batch, seq, heads, head_dim] in and out."""
 
     chunk_size: int | None = None
+    backend: AttentionBackend = "flash"
     repeats_heads = False
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:

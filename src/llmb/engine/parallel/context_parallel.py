@@ -5,16 +5,16 @@ A sequence is split into twice as many parts as there are ranks. A rank takes on
 part from the back, so that the ranks attend to the same number of keys.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
 
-from llmb.engine.model.attention import Attention, CausalAttention, Documents, Masks, attend
+from llmb.engine.kernels.span_attention import Span, span_attention
+from llmb.engine.model.attention import Attention, CausalAttention, Documents, Masks, attend, repeated
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.collectives import Group, all_gather, group_of
+from llmb.runs.attention import AttentionBackend
 
 
 def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> None:
@@ -45,20 +45,15 @@ def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) ->
     return torch.cat([torch.arange(part.start, part.stop, device=device) for part in rank_ranges(seq_len, rank, ranks)])
 
 
-class TokenSpan(NamedTuple):
-    """Queries from ``first`` to ``stop`` (exclusive) attend to the keys from ``first_key`` up to themselves."""
-
-    first: int
-    stop: int
-    first_key: int
-
-
-def spans(first: int, stop: int, chunk_size: int | None) -> list[TokenSpan]:
-    """Splits queries where attention chunks end: the queries of one span have the same first key."""
-    if chunk_size is None:
-        return [TokenSpan(first, stop, 0)]
-    starts = range(first - first % chunk_size, stop, chunk_size)
-    return [TokenSpan(max(first, start), min(stop, start + chunk_size), start) for start in starts]
+def spans(positions: range, query: int, chunk_size: int | None) -> list[Span]:
+    """The queries at ``positions``, the first of which has the index ``query``, split where attention chunks end."""
+    size = chunk_size or positions.stop
+    starts = range(positions.start - positions.start % size, positions.stop, size)
+    ranges = [range(max(positions.start, start), min(positions.stop, start + size)) for start in starts]
+    return [
+        Span(query + own.start - positions.start, len(own), start, own.start)
+        for own, start in zip(ranges, starts, strict=True)
+    ]
 
 
 class ContextParallelAttention(nn.Module):
@@ -90,11 +85,11 @@ class SpanAttention(CausalAttention):
         super().__init__()
         self.chunk_size = chunk_size
         self.ranges = rank_ranges(seq_len, group.rank, group.size)
-        size = seq_len // (2 * group.size)
-        self.views: list[View] = []
-        for place, part in enumerate(rank_parts(group.rank, group.size)):
-            part_spans = spans(part * size, (part + 1) * size, chunk_size)
-            self.views += [View(span, moved_by=(place - part) * size) for span in part_spans]
+        self.spans = [
+            span for place, own in enumerate(self.ranges) for span in spans(own, place * len(own), chunk_size)
+        ]
+        # The last query attends to all keys, the one before it to all but one, etc. Made here: it cannot be compiled.
+        self.biases = [causal_lower_right(span.length, span.own_key + span.length - span.key) for span in self.spans]
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
         """query and result: [batch, seq_len / ranks, heads, head_dim]; key, value: [batch, seq_len, ...]."""
@@ -102,8 +97,16 @@ class SpanAttention(CausalAttention):
             return self._masked(query, key, value, self.mask(documents))
         if documents is not None:
             return self.by_document(query, key, value, documents)
-        parts = [view.attend(query, key, value, repeats_heads=self.repeats_heads) for view in self.views]
-        return torch.cat(parts, dim=1)
+        if kernel := span_kernel(self.backend, query.device):
+            if self.repeats_heads:
+                key, value = repeated(query, key, value)
+            return span_attention(query, key, value, self.spans, kernel)
+        biased = zip(self.spans, self.biases, strict=True)
+        return torch.cat([self._biased(query, key, value, *each) for each in biased], dim=1)
+
+    def _biased(self, query: Tensor, key: Tensor, value: Tensor, span: Span, bias: Tensor) -> Tensor:
+        queries, keys = slice(span.query, span.query + span.length), slice(span.key, span.own_key + span.length)
+        return attend(query[:, queries], key[:, keys], value[:, keys], mask=bias, repeats_heads=self.repeats_heads)
 
     def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Leaves out the keys that come after all queries of a part."""
@@ -121,15 +124,8 @@ class SpanAttention(CausalAttention):
         return torch.cat(seen, dim=1)
 
 
-class View:
-    """The keys of a span's queries; the index of a query on this rank is its position plus ``moved_by``."""
-
-    def __init__(self, span: TokenSpan, moved_by: int) -> None:
-        self.queries = slice(span.first + moved_by, span.stop + moved_by)
-        self.keys = slice(span.first_key, span.stop)
-        # The last query attends to all keys, the one before it to all but one, etc. Made here: it cannot be compiled.
-        self.bias = causal_lower_right(span.stop - span.first, span.stop - span.first_key)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, repeats_heads: bool) -> Tensor:
-        parts = (query[:, self.queries], key[:, self.keys], value[:, self.keys])
-        return attend(*parts, mask=self.bias, repeats_heads=repeats_heads)
+def span_kernel(backend: AttentionBackend, device: torch.device) -> str | None:
+    """The kernel for parts of spans; None for backends that align a causal mask at the last query and key."""
+    if backend == "cudnn":
+        return "cudnn"
+    return "cpu-flash" if backend == "flash" and device.type == "cpu" else None

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causal attention of queries to keys that begin before them, without a mask.
+
+Kernels align a causal mask at the first query and the first key. So the queries of a span attend twice: to the keys of
+their own tokens, causally, and to the keys before them, without a mask. Both results are joined by the log-sum-exp of
+their scores, as in ring attention (Liu et al., 2023). Given the joined result and log-sum-exp, a kernel's own backward
+pass computes each part's exact share of the gradients.
+
+It is one operator, so that only the joined result is kept for the backward pass, compiled or not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from llmb.engine.typed_autograd import apply, save_for_backward
+
+aten = torch.ops.aten
+
+
+class Span(NamedTuple):
+    """``length`` queries from the index ``query`` on. Their own keys begin at ``own_key``, all they see at ``key``."""
+
+    query: int
+    length: int
+    key: int
+    own_key: int
+
+
+class Part(NamedTuple):
+    """Queries and the keys that they attend to: causally, or all to all."""
+
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+class Kernel(NamedTuple):
+    """An attention kernel: [batch, heads, tokens, head_dim] each, log-sum-exp [batch, heads, tokens].
+
+    forward: (query, key, value, causal) to the result and its log-sum-exp. backward: (gradient, query, key, value,
+    result, log-sum-exp, causal) to the gradients of query, key and value.
+    """
+
+    forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor]]
+
+
+def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], kernel: str) -> Tensor:
+    """[batch, queries or keys, heads, head_dim]; together the spans have all queries. kernel: a key of ``KERNELS``."""
+    seen: Tensor = apply(_SpanAttention, query, key, value, [number for span in spans for number in span], kernel)
+    return seen
+
+
+def _cudnn_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    seen, lse, *_ = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, causal)
+    return seen, lse.view(query.shape[:3])
+
+
+def _cudnn_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    unused = torch.empty((), dtype=torch.int64, device=query.device)  # of dropout
+    lengths = (query.shape[2], key.shape[2])
+    gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_cudnn_attention_backward(
+        gradient, query, key, value, seen, lse.unsqueeze(-1), unused, unused, None, None, None, *lengths, 0.0, causal
+    )
+    return gradients
+
+
+def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
+    return result
+
+
+def _cpu_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradient, query, key, value, seen, lse, 0.0, causal
+    )
+    return gradients
+
+
+KERNELS: Mapping[str, Kernel] = MappingProxyType(
+    {"cudnn": Kernel(_cudnn_forward, _cudnn_backward), "cpu-flash": Kernel(_cpu_forward, _cpu_backward)}
+)
+
+
+def _spans(numbers: Sequence[int]) -> list[Span]:
+    return [Span(*numbers[start : start + 4]) for start in range(0, len(numbers), 4)]
+
+
+def _parts(span: Span) -> Iterator[Part]:
+    """The square, which every query sees a key of, and the rectangle before it, if there is one."""
+    queries = slice(span.query, span.query + span.length)
+    yield Part(queries, slice(span.own_key, span.own_key + span.length), causal=True)
+    if span.key < span.own_key:
+        yield Part(queries, slice(span.key, span.own_key), causal=False)
+
+
+@torch.library.custom_op("llmb::span_attention", mutates_args=())
+def forward(query: Tensor, key: Tensor, value: Tensor, numbers: Sequence[int], kernel: str) -> tuple[Tensor, Tensor]:
+    """The result, [batch, queries, heads, head_dim], and its log-sum-exp, [batch, heads, queries] fp32."""
+    seen, lse = query.new_empty(query.shape), _empty_lse(query)
+    query, key, value, into = (heads.transpose(1, 2) for heads in (query, key, value, seen))
+    for span in _spans(numbers):
+        for part in _parts(span):
+            queries, keys = part.queries, part.keys
+            found, scores = KERNELS[kernel].forward(
+                query[:, :, queries], key[:, :, keys], value[:, :, keys], part.causal
+            )
+            if part.causal:
+                into[:, :, queries], lse[:, :, queries] = found, scores
+            else:
+                weight = torch.sigmoid(scores - lse[:, :, queries]).unsqueeze(-1)
+                into[:, :, queries].lerp_(found, weight.to(found.dtype))
+                lse[:, :, queries] = torch.logaddexp(lse[:, :, queries], scores)
+    return seen, lse
+
+
+@forward.register_fake
+def _(query, key, value, numbers, kernel):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    return query.new_empty(query.shape), _empty_lse(query)
+
+
+def _empty_lse(query: Tensor) -> Tensor:
+    batch, queries, heads, _ = query.shape
+    return query.new_empty((batch, heads, queries), dtype=torch.float32)
+
+
+@torch.library.custom_op("llmb::span_attention_backward", mutates_args=())
+def backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor,
+    lse: Tensor,
+    numbers: Sequence[int],
+    kernel: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    results = (query.new_empty(query.shape), key.new_zeros(key.shape), value.new_zeros(value.shape))
+    to_query, to_key, to_value = (result.transpose(1, 2) for result in results)
+    gradient, query, key, value, seen = (heads.transpose(1, 2) for heads in (gradient, query, key, value, seen))
+    for span in _spans(numbers):
+        for part in _parts(span):
+            queries, keys = part.queries, part.keys
+            of_query, of_key, of_value = KERNELS[kernel].backward(
+                gradient[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                seen[:, :, queries],
+                lse[:, :, queries].contiguous(),
+                part.causal,
+            )
+            if part.causal:
+                to_query[:, :, queries] = of_query
+            else:
+                to_query[:, :, queries] += of_query
+            to_key[:, :, keys] += of_key
+            to_value[:, :, keys] += of_value
+    return results
+
+
+@backward.register_fake
+def _(gradient, query, key, value, seen, lse, numbers, kernel):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+class _Context(FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]
+    numbers: list[int]
+    kernel: str
+
+
+class _SpanAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, query: Tensor, key: Tensor, value: Tensor, numbers: list[int], kernel: str) -> Tensor:
+        seen: Tensor
+        seen, lse = forward(query, key, value, numbers, kernel)
+        save_for_backward(ctx, query, key, value, seen, lse)
+        ctx.numbers, ctx.kernel = numbers, kernel
+        return seen
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        return *backward(gradient, *ctx.saved_tensors, ctx.numbers, ctx.kernel), None, None
