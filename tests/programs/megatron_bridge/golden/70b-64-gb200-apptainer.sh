@@ -17,6 +17,7 @@
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
+export TORCH_NCCL_HIGH_PRIORITY=1  # megatron_bridge
 export TRANSFORMERS_OFFLINE=1  # megatron_bridge
 export TOKENIZERS_PARALLELISM=False  # megatron_bridge
 export NCCL_NVLS_ENABLE=0  # megatron_bridge
