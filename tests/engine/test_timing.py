@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from llmb.engine import device, loop
-from llmb.engine.data.batches import MicroBatch, on_device
+from llmb.engine.data.batches import MicroBatch, copy_stream, on_device
 from llmb.engine.data.build import build_data
 from llmb.engine.data.steps import Figures, StepData, rank_data
 from llmb.engine.expert_load import ExpertLoadCounter
@@ -234,6 +234,15 @@ def test_on_a_gpu_batches_are_made_and_copied_one_ahead(needs: Callable[..., Non
         assert batch.tokens.tolist() == [[number] * 4]
         assert batch.labels.tolist() == [[number + 1] * 4]
         assert (batch.starts is None) == bool(number % 2)
+
+
+def test_all_steps_copy_their_batches_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "Stream", made.append)
+    copy_stream.cache_clear()
+    assert [copy_stream(GPU), copy_stream(torch.device("cuda", 0))] == [None, None]
+    assert made == [GPU]
+    copy_stream.cache_clear()
 
 
 @pytest.mark.gpu

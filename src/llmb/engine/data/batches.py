@@ -2,6 +2,7 @@
 """Micro-batches: what they hold, which samples they are made of, and their copy to the device."""
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -57,7 +58,7 @@ def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[M
     if device.type != "cuda":
         yield from batches
         return
-    stream = torch.cuda.Stream(device)
+    stream = copy_stream(device)
     ahead = None
     for batch in batches:
         coming = _copied(batch, device, stream)
@@ -66,6 +67,12 @@ def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[M
         ahead = coming
     if ahead is not None:
         yield _ready(ahead, stream)
+
+
+@cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for the whole run: torch has 32, which others use, too, and memory that a stream used is kept for it."""
+    return torch.cuda.Stream(device)
 
 
 def moved(parts: Parts, device: torch.device) -> Parts:
