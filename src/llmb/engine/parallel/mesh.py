@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrangement of ranks in device meshes."""
 
+import math
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from llmb.catalogue.records import Layout
 from llmb.engine.device import local_device
@@ -65,7 +68,8 @@ def join_ranks(plan: EnginePlan) -> Ranks:
     world_size = dist.get_world_size()
     if world_size != gpus:
         raise ValueError(f"the plan is for {gpus} ranks, but {world_size} were started")
-    return arrange(dist.get_rank(), device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
+    recipe, replicas = plan.recipe, plan.parallelism.replicas(plan.recipe.layout)
+    return arrange(dist.get_rank(), device, recipe.layout, replicas, experts=recipe.model.moe is not None)
 
 
 def connect_ranks(device: torch.device, timeout: timedelta | None = None) -> None:
@@ -81,16 +85,73 @@ def connect_ranks(device: torch.device, timeout: timedelta | None = None) -> Non
     )
 
 
-def arrange(rank: int, device: torch.device, layout: Layout, replicas: Replicas) -> Ranks:
-    """This rank's position among ``layout.gpus`` connected ranks."""
-    sizes = tuple(getattr(layout, name) for name in DIMENSIONS)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
-    expert_sizes = tuple(getattr(layout, name) for name in EXPERT_DIMENSIONS)
-    expert_mesh = init_device_mesh(device.type, expert_sizes, mesh_dim_names=EXPERT_DIMENSIONS)
-    fsdp = with_replicas(mesh["dp", "cp"]._flatten("fsdp"), replicas.dense)
-    return Ranks(
-        rank, layout.gpus, device, mesh, fsdp, expert_mesh, with_replicas(expert_mesh["edp"], replicas.experts)
-    )
+Parts = tuple[tuple[int, ...], ...]
+"""All ranks, split into groups."""
+
+
+class Groups:
+    """Process groups: equal ones are made once, as each has a communicator that takes memory of a GPU.
+
+    So all dimensions that have one rank share a group.
+    """
+
+    def __init__(self) -> None:
+        world = dist.distributed_c10d._get_default_group()
+        self.made: dict[Parts, dist.ProcessGroup] = {(tuple(range(world.size())),): world}
+
+    def mesh(self, device: torch.device, sizes: Mapping[str, int]) -> DeviceMesh:
+        """A mesh of all ranks with these dimensions, the last of which varies fastest."""
+        ranks = numbered(sizes)
+        groups = [self.of(along(ranks, dim), name) for dim, name in enumerate(sizes)]
+        return DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=tuple(sizes))
+
+    def of(self, parts: Parts, name: str) -> dist.ProcessGroup:
+        if parts not in self.made:
+            self.made[parts] = new_group(parts, name)
+        return self.made[parts]
+
+
+def numbered(sizes: Mapping[str, int]) -> Tensor:
+    return torch.arange(math.prod(sizes.values())).view(*sizes.values())
+
+
+def along(ranks: Tensor, *dims: int) -> Parts:
+    """Groups of the ranks that differ in these neighboring dimensions alone."""
+    last = ranks.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+    return tuple(map(tuple, last.reshape(-1, last.shape[-1]).tolist()))
+
+
+def new_group(parts: Parts, name: str) -> dist.ProcessGroup:
+    """This rank's group, newly made. A collective of all ranks."""
+    world = dist.distributed_c10d._get_default_group()
+    own: dist.ProcessGroup | None
+    if world.bound_device_id is None:
+        own, _ = dist.new_subgroups_by_enumeration(parts, group_desc=name)
+    else:
+        own = dist.split_group(world, [list(part) for part in parts], group_desc=name)  # in one operation
+    assert own is not None, "every rank is in a part"
+    return own
+
+
+def arrange(rank: int, device: torch.device, layout: Layout, replicas: Replicas, *, experts: bool = True) -> Ranks:
+    """This rank's position among ``layout.gpus`` connected ranks; without ``experts`` nothing is connected for them."""
+    groups = Groups()
+    sizes = {name: getattr(layout, name) for name in DIMENSIONS}
+    mesh = groups.mesh(device, sizes)
+    fsdp = as_one(mesh, "dp", "cp")
+    groups.made[along(numbered(sizes), 1, 2)] = fsdp.get_group()
+    expert_sizes = {name: getattr(layout, name) for name in EXPERT_DIMENSIONS}
+    if not experts:
+        expert_sizes |= {"edp": layout.dp * layout.cp, "ep": 1, "etp": layout.tp}
+    expert_mesh = groups.mesh(device, expert_sizes)
+    expert_fsdp = with_replicas(expert_mesh["edp"], replicas.experts)
+    return Ranks(rank, layout.gpus, device, mesh, with_replicas(fsdp, replicas.dense), expert_mesh, expert_fsdp)
+
+
+def as_one(mesh: DeviceMesh, *names: str) -> DeviceMesh:
+    """Neighboring dimensions as one. It has a group of its own only if several of them have more than one rank."""
+    several = tuple(name for name in names if mesh[name].size() > 1) or names[:1]
+    return mesh[several]._flatten("_".join(several))
 
 
 def with_replicas(mesh: DeviceMesh, replicas: int) -> DeviceMesh:

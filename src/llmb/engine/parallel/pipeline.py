@@ -5,9 +5,9 @@ Forward and backward passes alternate on a rank (1F1B; Narayanan et al., 2021, s
 rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from llmb.engine.gradient_accumulation import give_sums
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.model.local_shard import local_tensor
-from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.mesh import Ranks, new_group
 
 
 @torch.no_grad()
@@ -72,12 +72,40 @@ def build_stages(model: Model, layout: Layout, pp_rank: int) -> list[Decoder]:
     ]
 
 
+class Lanes(NamedTuple):
+    """Groups of a pipeline's ranks for what goes from a stage to the next, and back; ``lane`` says which.
+
+    What is sent and received in a group is done in order: a receive would hold up a send that follows it.
+    """
+
+    forward: Mapping[int, dist.ProcessGroup]
+    backward: Mapping[int, dist.ProcessGroup]
+
+
+def lane(stage: int, ranks: int) -> int:
+    """Between a stage and the next one. A rank has different lanes to its two neighbors."""
+    sender = stage % ranks
+    return 2 if ranks % 2 and sender == ranks - 1 else sender % 2
+
+
+def connect_lanes(layout: Layout, pp: DeviceMesh) -> Lanes:
+    """Makes the groups. A collective of all ranks."""
+    apart = layout.gpus // layout.pp
+    parts = tuple(tuple(range(first, layout.gpus, apart)) for first in range(apart))
+    numbers = sorted({lane(stage, layout.pp) for stage in range(layout.pp * layout.vp - 1)})
+    forward = {number: new_group(parts, f"pp forward {number}") if number else pp.get_group() for number in numbers}
+    if layout.vp == 1:  # torch then sends to a neighbor and receives from it in one call, which is for one group
+        return Lanes(forward, forward)
+    return Lanes(forward, {number: new_group(parts, f"pp backward {number}") for number in numbers})
+
+
 class Stage(PipelineStage):
-    """Gives the model also what the schedule cannot split by micro-batch.
+    """Gives the model also what the schedule cannot split by micro-batch, and has a group for each lane.
 
     segments: by micro-batch; they differ in number.
     """
 
+    lanes: Lanes
     micro_batch = 0
     positions: Tensor | None = None
     count: Tensor | float = 1.0
@@ -90,6 +118,25 @@ class Stage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as torch declares it)
         segments = self.segments[self.micro_batch]
         return self.submod(*args, positions=self.positions, count=self.count, segments=segments, **options)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._in(self.lanes.forward, self.stage_index - 1, super().get_fwd_recv_ops(fwd_chunk_id))
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._in(self.lanes.forward, self.stage_index, super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._in(self.lanes.backward, self.stage_index, super().get_bwd_recv_ops(bwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._in(self.lanes.backward, self.stage_index - 1, super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _in(
+        self, groups: Mapping[int, dist.ProcessGroup], stage: int, operations: list[dist.P2POp]
+    ) -> list[dist.P2POp]:
+        for operation in operations:
+            operation.group = groups[lane(stage, self.group_size)]
+        return operations
 
     def scale_grads(self, grad_scale_factor: int) -> None:
         """At the end of a step: torch divides gradients by the number of micro-batches."""
@@ -129,8 +176,9 @@ class Pipeline:
             )
             for stage, number in zip(stages, numbers, strict=True)
         ]
+        lanes = connect_lanes(layout, ranks.mesh["pp"])
         for stage in self.placed:
-            stage.positions = positions
+            stage.positions, stage.lanes = positions, lanes
         self.schedule = _schedule(self.placed, layout, keep_whole=keep_whole)
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:

@@ -15,7 +15,7 @@ from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.data_parallel import is_sharded
-from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.mesh import Ranks, as_one
 from llmb.engine.precision.experts import Fp8Products, Fp8Stack, FusedFp8Products
 from llmb.engine.precision.layers import (
     Fp8Block,
@@ -46,7 +46,7 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     product_dtype = fp8_product(plan.device, emulate=plan.emulate_fp8).dtype
     if product_dtype == "fp8":
         check_device(ranks.device)
-    group = ranks.mesh["dp", "cp", "tp"]._flatten("stage").get_group()
+    group = as_one(ranks.mesh, "dp", "cp", "tp").get_group()
     blocks = [block for stage in stages for block in fp8_blocks(stage, plan)]
     found = [layer for block in blocks for layer in layers_of(block)]
     keys = [layer.shares for layer in found]
