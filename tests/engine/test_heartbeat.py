@@ -7,7 +7,7 @@ import pytest
 
 from llmb.engine.watchdog import heartbeat
 from llmb.engine.watchdog.heartbeat import Heartbeats
-from llmb.engine.watchdog.watchdog import SHORTEST_PATIENCE_S
+from llmb.engine.watchdog.watchdog import SHORTEST_PATIENCE_S, has_turn
 
 INTERVAL_S = 0.3
 
@@ -52,3 +52,11 @@ def test_silence_is_counted_while_this_rank_looks(monkeypatch: pytest.MonkeyPatc
 
 def test_a_pause_of_this_rank_is_no_silence_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     assert silent_s([INTERVAL_S, 60.0, INTERVAL_S], monkeypatch) < SHORTEST_PATIENCE_S
+
+
+def test_few_ranks_at_a_time_read_the_heartbeats_of_all() -> None:
+    """If nobody judges, all come to it in the end."""
+    ranks, patience_s = 2304, 8.0
+    turns = [sum(has_turn(rank, over_s, patience_s) for rank in range(ranks)) for over_s in range(0, 97, 8)]
+    assert turns[:6] == [1, 2, 4, 8, 16, 32]
+    assert turns[-1] == ranks

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where rank 0 listens, and that jobs that meet at one port take nothing of each other."""
 
+import resource
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import Store
 
-from llmb.engine.parallel.store import STORE, STORE_ID, connect, host_store, listen
+from llmb.engine.parallel.store import FILES_PER_RANK, STORE, STORE_ID, check_open_files, connect, host_store, listen
 from llmb.errors import EnvironmentProblem
+from llmb.health.rules import rule
 
 PATIENCE = timedelta(seconds=60)
 Given = Callable[..., Store]
@@ -21,7 +23,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets the variables of a rank, and no others that matter here."""
 
     def give(**variables: str) -> None:
-        for name in (STORE, STORE_ID, "MASTER_ADDR", "MASTER_PORT", "RANK"):
+        for name in (STORE, STORE_ID, "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -56,7 +58,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
 def test_two_jobs_at_one_port_take_nothing_of_each_other(given: Callable[..., None]) -> None:
     with listen("127.0.0.1", 0) as free:
         port = str(free.getsockname()[1])
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     given(**place, LLMB_STORE_ID="one", RANK="0")
     host = host_store()
     host.set("address", "here")
@@ -72,6 +74,15 @@ def test_the_store_of_one_node_is_a_file_without_a_socket(given: Callable[..., N
     host_store().set("address", "here")
     assert connect(PATIENCE).get("address") == b"here"
     assert _sockets() == before
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_an_error_and_doctor_warns_of_it() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    check_open_files(limit // FILES_PER_RANK)
+    with pytest.raises(EnvironmentProblem, match=rf"may open {limit} files, and needs \d+ .*") as caught:
+        check_open_files(limit // FILES_PER_RANK + 1)
+    assert "LimitNOFILE" in str(caught.value.do)
+    assert rule("limits_nofile").thresholds.warn_below == FILES_PER_RANK * 2304
 
 
 def _sockets() -> int:

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from llmb.processes.ranks import LOOPBACK, STORE, variables, words
+from llmb.processes.cores import usable_cores
+from llmb.processes.ranks import LOOPBACK, MOST_FILES, STORE, variables, words
 from llmb.runs.failure import first_failure
 from llmb.runs.host import host_name
 
@@ -22,10 +23,10 @@ WAITS = f'exec {sys.executable} -c "import signal; signal.pause()"'
 def started(tmp_path: Path) -> Started:
     """Ranks that run a shell script, in ``tmp_path``, where each leaves a file once it runs."""
 
-    def start(script: str, ranks: int = 2) -> "subprocess.Popen[str]":
+    def start(script: str, ranks: int = 2, prefix: Sequence[str] = ()) -> "subprocess.Popen[str]":
         os.mkfifo(tmp_path / "begun")
         text = f"echo $RANK $$ >begun; {script}"
-        command = [sys.executable, *words(1, ranks), "sh", "-c", text]
+        command = [*prefix, sys.executable, *words(1, ranks), "sh", "-c", text]
         return subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environ(tmp_path))
 
     return start
@@ -51,6 +52,20 @@ def test_ranks_that_end_well_end_the_launcher_well_and_their_store_is_gone(start
     assert launcher.returncode == 0
     assert [(tmp_path / f"mode{rank}").read_text() for rank in (0, 1)] == ["700\n", "700\n"]
     assert not list(tmp_path.glob("llmb-ranks-*"))
+
+
+def test_ranks_may_open_as_many_files_as_sockets_need_and_share_the_cores_to_compile(
+    started: Started, tmp_path: Path
+) -> None:
+    prefix = ["sh", "-c", 'ulimit -S -n 512; exec "$@"', "sh"]
+    launcher = started(
+        'echo "$(ulimit -S -n) $(ulimit -H -n) $TORCHINDUCTOR_COMPILE_THREADS" >told$RANK', prefix=prefix
+    )
+    begun(tmp_path)
+    assert launcher.communicate() == (None, "")
+    soft, hard, threads = map(int, (tmp_path / "told1").read_text().split())
+    assert soft == min(hard, MOST_FILES) > 512
+    assert threads == max(1, usable_cores() // 2)
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_named(started: Started, tmp_path: Path) -> None:

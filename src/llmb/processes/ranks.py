@@ -8,6 +8,7 @@ where rank 0 listens.
 """
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
+from llmb.processes.cores import usable_cores
 from llmb.processes.signals import ENDING
 from llmb.runs.host import host_name
 
@@ -23,6 +25,8 @@ STORE = "LLMB_STORE"
 """The file in which the ranks of one node meet."""
 GRACE_S = 10.0
 """How long ranks may take to end once asked to; then they are killed."""
+MOST_FILES = 65_536
+"""What a process may open, where its hard limit allows it. More would slow programs that try each possible file."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 FAILED = 1
 Process = subprocess.Popen[bytes]
@@ -37,6 +41,8 @@ def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: M
     """The variables of a rank: those of torch.distributed, and on one node what keeps its libraries on loopback."""
     node = int(environ["SLURM_NODEID"]) if nodes > 1 else 0
     found = {
+        # By default, the compiler of each rank starts processes for all cores of the node.
+        "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // per_node)),
         **environ,
         "RANK": str(node * per_node + local_rank),
         "WORLD_SIZE": str(nodes * per_node),
@@ -53,6 +59,14 @@ def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: M
         "MASTER_ADDR": "127.0.0.1",
         STORE: store,
     }
+
+
+def allow_open_files() -> None:
+    """Raises the soft limit, which is often 1,024, for this process and what it starts: sockets grow with the ranks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
@@ -125,6 +139,7 @@ def how_it_ended(code: int) -> str:
 
 
 def main(nodes: str, per_node: str, *command: str) -> None:
+    allow_open_files()
     try:
         with tempfile.TemporaryDirectory(prefix="llmb-ranks-") as folder:  # which only its owner can enter
             code = run(int(nodes), int(per_node), command, f"{folder}/store")

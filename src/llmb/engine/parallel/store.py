@@ -8,6 +8,7 @@ chose, on that address alone; keys begin with an id of the job, so that ranks of
 import errno
 import ipaddress
 import os
+import resource
 import socket
 from datetime import timedelta
 
@@ -22,6 +23,8 @@ PATIENCE = timedelta(minutes=10)
 UNTIL_REMOVED = -1
 BACKLOG = 4096
 """Connections of ranks that come at once."""
+FILES_PER_RANK = 4
+"""Open files of the rank that hosts the store: connections of a rank's groups, heartbeat and NCCL, and a spare."""
 
 
 def host_store() -> Store:
@@ -35,11 +38,24 @@ def connect(patience: timedelta, *, hosts: bool = False) -> Store:
     if file:
         return FileStore(file, UNTIL_REMOVED)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if hosts:
+        check_open_files(int(os.environ["WORLD_SIZE"]))
     listener = listen(address, port).detach() if hosts else None
     store = TCPStore(
         address, port, is_master=hosts, wait_for_workers=False, master_listen_fd=listener, timeout=patience
     )
     return PrefixStore(os.environ.get(STORE_ID, ""), store)
+
+
+def check_open_files(ranks: int) -> None:
+    """Raises EnvironmentProblem where this process may not open as many files as the store of ``ranks`` ranks needs."""
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < FILES_PER_RANK * ranks:
+        what = (
+            f"rank 0 of {ranks} may open {limit} files, and needs {FILES_PER_RANK * ranks} for the others' connections"
+        )
+        do = f"raise the hard limit, {hard}, in /etc/security/limits.conf and slurmd's unit (LimitNOFILE)"
+        raise EnvironmentProblem(what, do=do)
 
 
 def store_host() -> str:

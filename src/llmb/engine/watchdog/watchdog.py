@@ -117,8 +117,9 @@ class Watchdog:
     def _verdict(self, beat: Beat) -> str | None:
         """The cause of the hang. Rank 0 determines it; if it does not, the next ranks do, a few at a time."""
         over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
-        self.heartbeats.reading = self.rank == 0 or over_s > -self.patience_s - 2 * self.interval_s
-        if self.rank and over_s < self.patience_s * self.rank.bit_length():
+        # As long before its turn as it takes to tell who is silent.
+        self.heartbeats.reading = has_turn(self.rank, over_s + self.patience_s + 2 * self.interval_s, self.patience_s)
+        if not has_turn(self.rank, over_s, self.patience_s):
             return None
         if overdue(beat, self.limit_s) and self.heartbeats.unanswered_s > self.patience_s:
             return self._without_store(beat)
@@ -144,6 +145,14 @@ class Watchdog:
         if verdict:
             _within(LONGEST_REPORT_S, lambda: self.folder.stall.write_text(verdict + "\n"))
         os._exit(STALLED)
+
+
+def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
+    """Whether a rank judges that made no progress for ``over_s`` beyond its limit: 0 always, then 1, 2 to 3, 4 to 7.
+
+    A few at a time, because each reads the heartbeats of all ranks, from one store.
+    """
+    return rank == 0 or over_s >= patience_s * rank.bit_length()
 
 
 def stacks() -> list[str]:

@@ -212,6 +212,8 @@ LIMITS: Mapping[str, int] = {
     "stack": resource.RLIMIT_STACK,
 }
 BYTES = ("memlock", "stack")
+RAISED = "nofile"
+"""The soft limit that the ranks of a run raise to the hard one."""
 
 
 def limit_checks(source: FactSource, *, has_rdma: bool) -> Iterator[Finding]:
@@ -222,6 +224,9 @@ def limit_checks(source: FactSource, *, has_rdma: bool) -> Iterator[Finding]:
             yield of.skipped("only network cards with RDMA need locked memory, and there is none")
             continue
         soft, hard = source.rlimit(number)
+        if name == RAISED:
+            yield of.found(_limit_status(name, hard), _shown(name, hard))
+            continue
         status, hard_status = _limit_status(name, soft), _limit_status(name, hard)
         shown = _shown(name, soft) + (f" (hard limit {_shown(name, hard)})" if status != "pass" else "")
         yield of.found(status, shown, "hard" if hard_status != "pass" else "")

@@ -33,6 +33,13 @@ SHIPPED = (
         device="cuda",
         also=("PYTORCH_CUDA_ALLOC_CONF",),
     ),
+    # As in Megatron-Bridge's scripts for published runs, for every GPU type (scripts/performance/utils/executors.py).
+    ShippedVariable(
+        "TORCH_NCCL_HIGH_PRIORITY",
+        "1",
+        "what others wait for goes first: a collective does not queue behind computation that is independent of it",
+        device="cuda",
+    ),
 )
 
 

@@ -9,10 +9,14 @@ from llmb.processes import ranks
 from llmb.schedulers.slurm.node_setup import bound
 from llmb.schedulers.slurm.shell import Shell, ShellWord, shell_word
 
-# The variables of torch.distributed, from what Slurm sets for every task.
+# What llmb.processes.ranks does for its ranks: the limit of open files, the variables of torch.distributed, from what
+# Slurm sets for every task, and the compiler's share of cores.
 TASK = (
-    'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID"'
-    ' LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"'
+    f'ulimit -S -n {ranks.MOST_FILES} 2>/dev/null || ulimit -S -n "$(ulimit -H -n)";'
+    ' export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID"'
+    ' LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"'
+    ' TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"'
+    '; exec "$@"'
 )
 
 

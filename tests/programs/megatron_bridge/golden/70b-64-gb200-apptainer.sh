@@ -80,7 +80,7 @@ export LLMB_STORE_ID
 
 srun --nodes=16 --ntasks=64 --ntasks-per-node=4 --kill-on-bad-exit=1 --cpu-bind=none apptainer exec --nv \
     --bind /datasets/rp2 --bind /lustre/bench --bind /checkpoints docker://nvcr.io/nvidia/nemo:26.04.01 sh -c \
-    'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"' \
+    'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"; export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE" TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"; exec "$@"' \
     llmb-task bash -c \
     'found=; while read -r name _ value; do case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac; done </opt/Megatron-Bridge/src/megatron/bridge/package_info.py; case "$found" in 0.4|0.5) ;; *) echo "llmb: this image has megatron_bridge ${found:-of an unknown version}, and llmb supports 0.4 and 0.5" >&2; exit 2;; esac; exec numactl --cpunodebind=$((LOCAL_RANK/2)) --membind=$((LOCAL_RANK/2)) "$@"' \
     llmb-bind python /opt/Megatron-Bridge/scripts/performance/run_script.py --model_family_name llama \

@@ -17,6 +17,7 @@
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
+export TORCH_NCCL_HIGH_PRIORITY=1  # engine
 export NCCL_NVLS_ENABLE=0  # recipe
 llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 8))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"

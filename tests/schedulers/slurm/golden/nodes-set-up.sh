@@ -18,6 +18,7 @@
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
+export TORCH_NCCL_HIGH_PRIORITY=1  # engine
 export NCCL_NVLS_ENABLE=0  # recipe
 export NCCL_P2P_NET_CHUNKSIZE=2097152  # recipe
 export NCCL_NET_GDR_LEVEL=PHB  # recipe

@@ -18,6 +18,7 @@ unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 . /var/lib/tcpxo/lib64/nccl-env-profile.sh
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
+export TORCH_NCCL_HIGH_PRIORITY=1  # engine
 export NCCL_NET=FasTrak  # fabric gcp-tcpxo
 export NCCL_LIB_DIR=/var/lib/tcpxo/lib64  # fabric gcp-tcpxo
 export NCCL_SOCKET_IFNAME=enp0s12  # fabric gcp-tcpxo

@@ -21,6 +21,7 @@
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
+export TORCH_NCCL_HIGH_PRIORITY=1  # engine
 export NCCL_NVLS_ENABLE=1  # the shell that submitted
 export NCCL_P2P_NET_CHUNKSIZE=262144  # recipe
 export NCCL_DEBUG=INFO  # --env
