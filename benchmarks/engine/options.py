@@ -155,7 +155,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--tiny", action="store_true", help="tiny models; the default without a GPU")
     add("--gpu-type", help="GPU type whose proxies to train (default: this GPU's)")
     add("--llmb-options", type=_words, default="", help="more options for llmb run, in one string")
-    add("--expandable-segments", action="store_true", help="have torch's allocator use expandable segments")
+    add(
+        "--expandable-segments",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="have torch's allocator use expandable segments in all engines, as llmb run does by itself",
+    )
     add("--ceilings", action=argparse.BooleanOptionalAction, default=True, help="measure the device's own kernels")
     add("--out", type=Path, help="the JSON document, written after each case; results that it already has are reused")
     add("--resume", type=Path, help="an earlier --out to resume from, if --out does not exist")

@@ -2,6 +2,8 @@
 """Which cases the engine comparison runs, in which order, and what they are expected to need."""
 
 import os
+import re
+import shlex
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -197,3 +199,13 @@ def test_the_driver_is_asked_for_the_gpu_that_is_used(visible, expected, program
 def test_what_the_driver_does_not_say_is_unknown_and_little_is_not_in_use() -> None:
     assert memory_bytes({"memory.total": "[N/A]"}) is memory_bytes(None) is None
     assert in_use({"memory.used": "512 MiB"}) is in_use({"memory.used": "[N/A]"}) is in_use(None) is None
+
+
+PAGE = (ROOT / "docs" / "how-to" / "compare-engines.md").read_text()
+COMMANDS = re.findall(r"^python3 -m benchmarks\.engine( .*)$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_gives_commands_that_are_understood(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    assert read_options(words, has_gpu=True).expandable_segments
