@@ -21,6 +21,8 @@ from llmb.engine.parallel.data_parallel import accumulate
 def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
     """Sums gradients of micro-batches in fp32 though they are computed in bf16, as FSDP does for sharded parameters."""
     for parameter in trained_parameters(stages):
+        if parameter.dtype is torch.float32:  # hooks would do nothing, for some microseconds each
+            continue
         parameter.grad_dtype = None  # any
         parameter.register_hook(partial(_rounded, parameter.dtype))
         parameter.register_post_accumulate_grad_hook(_to_fp32)
