@@ -17,7 +17,7 @@ from llmb.engine.parallel.gloo import gloo_backend
 from llmb.runs.plan import Plan
 
 HERE = Path(__file__).parent
-WORKER, RACE_WORKER = HERE / "gloo_worker.py", HERE / "race_worker.py"
+WORKER, RACE_WORKER, HOSTS_WORKER = (HERE / f"{name}_worker.py" for name in ("gloo", "race", "hosts"))
 SLOW_COPY = HERE / "slow_name_copy.c"
 SECONDS, UNTIL_ABORT_S, ENDS_WITHIN_S = 10, 400, 600
 """The second is reached by chance only: the race takes half a minute, or several times that on a busy machine."""
@@ -36,6 +36,17 @@ def test_every_group_has_one_thread(
         assert len(threads) >= 8
         assert set(threads.values()) == {1}, threads
         assert found["devices"] == 1
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 2), pytest.param(8, 8, marks=pytest.mark.slow), (3, 1)])
+def test_hosts_are_connected_within_a_node_and_first_ranks_with_each_other(
+    tmp_path: Path, run_ranks: Callable[..., list[str]], nodes: int, per_node: int
+) -> None:
+    """Each rank has the values of all; the worker checks that."""
+    printed = run_ranks(HOSTS_WORKER, nodes * per_node, tmp_path, nodes * per_node, per_node)
+    others = per_node - 1
+    expected = [others + (nodes - 1 if rank % per_node == 0 else 0) for rank in range(nodes * per_node)]
+    assert [int(text) for text in printed] == expected
 
 
 def test_a_process_that_is_bound_to_a_gpu_has_such_a_group_too(tmp_path: Path) -> None:

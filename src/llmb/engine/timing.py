@@ -11,6 +11,7 @@ where its computation is itself parallel (tensor, context, expert). Only a step'
 moments a layer.
 """
 
+import os
 import statistics
 import time
 from collections import deque
@@ -21,7 +22,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from llmb.engine.data.steps import Figures, StepData
@@ -29,7 +29,7 @@ from llmb.engine.device import Memory, Moment, memory
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import learning_rate
-from llmb.engine.parallel.gloo import gloo_backend
+from llmb.engine.parallel.gloo import Hosts, all_gather
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import Plan
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
@@ -153,7 +153,8 @@ class StepReader:
         self.queues = ranks.device.type == "cuda"
         self.pending: deque[PendingStep] = deque()
         # Values that hosts know are exchanged between hosts: on the GPU they would be queued after the next step.
-        self.group = dist.new_group(backend=gloo_backend(), group_desc="figures of steps") if self.queues else None
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
+        self.hosts = Hosts(ranks.rank, ranks.world_size, per_node) if self.queues else None
 
     def begin(self, number: int, *, saving: bool) -> None:
         """A step begins where the one before ends, if that is still running. ``saving`` is as in ``Step``."""
@@ -235,6 +236,5 @@ class StepReader:
         if self.ranks.world_size == 1:
             return [mine]
         values = torch.tensor(mine, dtype=torch.float64)
-        gathered = [torch.empty_like(values) for _ in range(self.ranks.world_size)]
-        dist.all_gather(gathered, values, group=self.group)
-        return [RankStep(*each.tolist()) for each in gathered]
+        gathered = self.hosts.all_gather(values) if self.hosts else all_gather(values)
+        return [RankStep(*each) for each in gathered.tolist()]

@@ -18,7 +18,9 @@ import os
 from functools import cache
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 GLOO = "gloo_one_thread"
 THREADS = 1
@@ -29,6 +31,47 @@ def gloo_backend() -> str:
     # As torch's own: a process that is bound to a GPU asks each of its groups for the backend of that device.
     dist.Backend.register_backend(GLOO, _one_thread, extended_api=True, devices=["cpu", "cuda"])
     return GLOO
+
+
+class Hosts:
+    """What gathers a few values of all ranks between their hosts: within each node, between the first ranks of nodes,
+    and back.
+
+    One group of all ranks would connect each with every other one, and pass the values on as often as there are ranks.
+    """
+
+    def __init__(self, rank: int, world_size: int, per_node: int) -> None:
+        self.world_size = world_size
+        self.first = rank - rank % per_node
+        self.node = _group(range(self.first, self.first + per_node), "hosts of a node")
+        firsts = range(0, world_size, per_node)
+        self.nodes = _group(firsts, "hosts of nodes") if rank == self.first and len(firsts) > 1 else None
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        """The values of all ranks, [ranks, values]."""
+        of_node = all_gather(values, self.node)
+        if len(of_node) == self.world_size:
+            return of_node
+        gathered = values.new_empty(self.world_size, len(values))
+        if self.nodes:
+            gathered = all_gather(of_node, self.nodes).flatten(0, 1)
+        dist.broadcast(gathered, self.first, group=self.node)
+        return gathered
+
+
+def all_gather(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The tensors of all ranks of a group, by default of all ranks, in a new first dimension."""
+    gathered = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, values, group=group)
+    return torch.stack(gathered)
+
+
+def _group(ranks: range, description: str) -> dist.ProcessGroup:
+    """Made by its own ranks alone."""
+    made: dist.ProcessGroup = dist.new_group(
+        list(ranks), backend=gloo_backend(), use_local_synchronization=True, group_desc=description
+    )
+    return made
 
 
 def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa: ANN401 (torch does not export its type)
