@@ -22,7 +22,7 @@ from llmb.engine.typed_autograd import apply, save_for_backward
 aten = torch.ops.aten
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """``length`` queries from the index ``query`` on. Their own keys begin at ``own_key``, all they see at ``key``."""
 
     query: int
@@ -31,7 +31,7 @@ class Span(NamedTuple):
     own_key: int
 
 
-class Part(NamedTuple):
+class SpanPart(NamedTuple):
     """Queries and the keys that they attend to: causally, or all to all."""
 
     queries: slice
@@ -50,7 +50,7 @@ class Kernel(NamedTuple):
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor]]
 
 
-def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], kernel: str) -> Tensor:
+def span_attention(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[TokenSpan], kernel: str) -> Tensor:
     """[batch, queries or keys, heads, head_dim]; together the spans have all queries. kernel: a key of ``KERNELS``."""
     seen: Tensor = apply(_SpanAttention, query, key, value, [number for span in spans for number in span], kernel)
     return seen
@@ -91,16 +91,16 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
 )
 
 
-def _spans(numbers: Sequence[int]) -> list[Span]:
-    return [Span(*numbers[start : start + 4]) for start in range(0, len(numbers), 4)]
+def _spans(numbers: Sequence[int]) -> list[TokenSpan]:
+    return [TokenSpan(*numbers[start : start + 4]) for start in range(0, len(numbers), 4)]
 
 
-def _parts(span: Span) -> Iterator[Part]:
+def _parts(span: TokenSpan) -> Iterator[SpanPart]:
     """The square, which every query sees a key of, and the rectangle before it, if there is one."""
     queries = slice(span.query, span.query + span.length)
-    yield Part(queries, slice(span.own_key, span.own_key + span.length), causal=True)
+    yield SpanPart(queries, slice(span.own_key, span.own_key + span.length), causal=True)
     if span.key < span.own_key:
-        yield Part(queries, slice(span.key, span.own_key), causal=False)
+        yield SpanPart(queries, slice(span.key, span.own_key), causal=False)
 
 
 @torch.library.custom_op("llmb::span_attention", mutates_args=())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
 
-from llmb.engine.kernels.span_attention import Span, span_attention
+from llmb.engine.kernels.span_attention import TokenSpan, span_attention
 from llmb.engine.model.attention import Attention, CausalAttention, Documents, Masks, attend, repeated
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.collectives import Group, all_gather, group_of
@@ -45,13 +45,13 @@ def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) ->
     return torch.cat([torch.arange(part.start, part.stop, device=device) for part in rank_ranges(seq_len, rank, ranks)])
 
 
-def spans(positions: range, query: int, chunk_size: int | None) -> list[Span]:
+def spans(positions: range, query: int, chunk_size: int | None) -> list[TokenSpan]:
     """The queries at ``positions``, the first of which has the index ``query``, split where attention chunks end."""
     size = chunk_size or positions.stop
     starts = range(positions.start - positions.start % size, positions.stop, size)
     ranges = [range(max(positions.start, start), min(positions.stop, start + size)) for start in starts]
     return [
-        Span(query + own.start - positions.start, len(own), start, own.start)
+        TokenSpan(query + own.start - positions.start, len(own), start, own.start)
         for own, start in zip(ranges, starts, strict=True)
     ]
 
@@ -104,7 +104,7 @@ class SpanAttention(CausalAttention):
         biased = zip(self.spans, self.biases, strict=True)
         return torch.cat([self._biased(query, key, value, *each) for each in biased], dim=1)
 
-    def _biased(self, query: Tensor, key: Tensor, value: Tensor, span: Span, bias: Tensor) -> Tensor:
+    def _biased(self, query: Tensor, key: Tensor, value: Tensor, span: TokenSpan, bias: Tensor) -> Tensor:
         queries, keys = slice(span.query, span.query + span.length), slice(span.key, span.own_key + span.length)
         return attend(query[:, queries], key[:, keys], value[:, keys], mask=bias, repeats_heads=self.repeats_heads)
 
