@@ -68,7 +68,7 @@ def picture(catalogue: Catalogue) -> str:
 
 
 def _kept(line: str) -> str:
-    """With spaces that no browser joins, so that columns stay columns; not all heed ``xml:space``."""
+    """With spaces that no browser joins, so that columns stay columns; not all know ``xml:space``."""
     return escape(line).replace(" ", "\N{NO-BREAK SPACE}")
 
 

@@ -33,7 +33,8 @@ def test_every_group_has_one_thread(
     for printed in run_ranks(WORKER, 2, tmp_path):
         found = json.loads(printed)
         threads = found["groups"]
-        assert len(threads) >= 8
+        assert {name.partition(" ")[2] for name in threads} >= {"default_pg", "checkpoint"}
+        assert len(threads) == 3, "and one that all dimensions of one rank share"
         assert set(threads.values()) == {1}, threads
         assert found["devices"] == 1
 
