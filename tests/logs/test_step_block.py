@@ -10,6 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from llmb.logs import step_block
+from llmb.logs.formats import nemo2
 from llmb.logs.formats.nemo2 import MAX_BODY_BYTES, STEP_TIME_FIELD, TFLOPS_FIELD, Nemo2Reader
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import read_log
@@ -193,6 +194,7 @@ ODDITIES = (
 def test_blocks_do_not_change_what_is_read(text, chunk_bytes, rule):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_block, "find_block", lambda *text: None)
+        patch.setattr(nemo2, "find_usual", lambda *text: None)
         whole = read_log(io.BytesIO(text.encode()), rule)
     blocks = []
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD
+from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD, UsualSteps
 from llmb.logs.step_line import StepLine
 from llmb.metrics.contradictions import Lap
 from llmb.metrics.statistics import are_between
@@ -182,7 +182,7 @@ class LoggedAttempt:
             self.clock_s = max(self.clock_s, line.clock_s)
             self._leave(line, 1)
 
-    def add_block(self, block: "StepBlock") -> bool:
+    def add_block(self, block: "StepBlock | UsualSteps") -> bool:
         """Adds the steps of ``block``. Returns False if they have to be added line by line."""
         if self.number and block.first.step <= self.max_step:
             return False
@@ -221,7 +221,7 @@ class LoggedAttempt:
             return True
         return line.step < (self.max_step - _MOST_LAG * max(self.gaps, default=1) if before is None else before)
 
-    def _add_columns(self, block: "StepBlock") -> bool:
+    def _add_columns(self, block: "StepBlock | UsualSteps") -> bool:
         if not self.window:
             return True
         first, last = max(self.window.first, block.first.step), min(self.window.last, block.final.step)
@@ -231,7 +231,7 @@ class LoggedAttempt:
         if step_times is None or tflops is None:
             return False
         inside = slice(first - block.first.step, last - block.first.step + 1)
-        self.step.frombytes(block.numbers[inside].tobytes())
+        self.step.extend(range(first, last + 1))
         self.since.append(self._steps_of(block.first) if first == block.first.step else 1)
         self.since.extend(_ONE * (last - first))
         self.step_time_s.frombytes(step_times[inside].tobytes())

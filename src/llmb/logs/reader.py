@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from llmb.logs.configuration import configuration_of
 from llmb.logs.formats.format import MAX_LINE_BYTES, Value, has
-from llmb.logs.formats.nemo2 import Nemo2Reader
+from llmb.logs.formats.nemo2 import Nemo2Reader, UsualSteps
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.plain_text import PlainText
 from llmb.logs.step_finder import StepFinder
@@ -94,10 +94,12 @@ class _Pass:
                 continue
             self.checkpoint_saves += self.dropped_saves
             self.dropped_saves = 0
-            # Only the first line is joined with the remainder: copying the chunk would cost as much as the search.
-            self._add(rest + part[: chunk.first])
+            first = chunk.first if rest or chunk.block else 0
+            if first:
+                # Only this line is joined with the remainder: copying the chunk would cost as much as the search.
+                self._add(rest + part[:first])
             if not self._add_block(chunk.block.result() if chunk.block else None):
-                self._add(part, chunk.first, chunk.end)
+                self._add(part, first, chunk.end)
             rest = self._keep(part[chunk.end :])
         unended, truncated_line = self.finder.find_unended(rest)
         self._begin()
@@ -118,7 +120,8 @@ class _Pass:
         end = min(end, len(text))
         steps = self.finder.find(text, start, end)
         self._begin()
-        self.attempt.add_lines(steps)
+        if not isinstance(steps, UsualSteps) or not self.attempt.add_block(steps):
+            self.attempt.add_lines(steps)
         saved = self.finder.format and self.finder.format.saved
         if saved and has(text, saved, start, end):
             self.checkpoint_saves += text.count(saved, start, end)

@@ -3,7 +3,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from llmb.logs.formats.format import Format, Reader, has
@@ -30,9 +30,10 @@ class _Candidate:
             return None
         if self.excluded or self._is_excluded(text, start, end):
             return None
-        self.kept.extend(self.reader.find(text, start, end))
         mark = self.format.find_step_mark(text, start, end)
         first = self.format.step.search(text, _line_start(text, mark, start), end) if mark >= 0 else None
+        if not first:
+            self.kept.extend(self.reader.find(text, start, end))
         if self.format.resumed and not self.resumed:
             until = first.start() if first else end
             self.resumed = self.format.resumed.search(text, start, until) is not None
@@ -63,12 +64,14 @@ class StepFinder:
         if self.reader:
             return self.reader.find(text, start, end)
         chosen: _Candidate | None = None
-        until = read = end
+        until = end
         for candidate in self._candidates:
             if (place := candidate.look(text, start, until)) is not None:
-                # Another one has to come before.
-                chosen, read, until = candidate, until, _line_start(text, place, start)
-        return chain(self._choose(chosen), chosen.reader.find(text, read, end)) if chosen else ()
+                chosen, until = candidate, _line_start(text, place, start)  # Another one has to come before.
+        if not chosen:
+            return ()
+        kept, steps = self._choose(chosen), chosen.reader.find(text, start, end)
+        return chain(kept, steps) if kept else steps
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         """The steps in a file's last line, which has no line end, and whether a step line was truncated there."""
@@ -80,10 +83,10 @@ class StepFinder:
                 return [*self._choose(candidate), *steps], is_cut
         return [], False
 
-    def _choose(self, candidate: _Candidate) -> Iterable[StepLine]:
+    def _choose(self, candidate: _Candidate) -> Sequence[StepLine]:
         self.format, self.reader, self.resumed = candidate.format, candidate.reader, candidate.resumed
         self._candidates = []
-        return chain(candidate.kept)
+        return candidate.kept
 
 
 def _line_start(text: bytes, at: int, start: int) -> int:
