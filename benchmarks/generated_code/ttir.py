@@ -18,6 +18,8 @@ STORES = ("tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store")
 LOOPS = ("scf.for", "scf.while")
 FUNCTION = "tt.func"
 TILE = re.compile(r"tensor<((?:\d+x)+)")
+LINE = re.compile(r'"[^"]+":\d+:\d+')
+"""A place in a file. What else a location has, names of variables, may differ between copies of one line."""
 ITERATION = 3
 """Operands of a loop before the values that it carries: its first and last number, and the step."""
 
@@ -38,7 +40,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """region: that it is in; own: those that it has. line: of the kernel. Values are numbers."""
+    """region: that it is in; own: those that it has. line: of the kernel, and of its callers. Values are numbers."""
 
     name: str
     operands: tuple[int, ...]
@@ -46,7 +48,7 @@ class Operation:
     region: int
     own: tuple[int, ...]
     tile: tuple[int, ...]
-    line: str
+    line: tuple[str, ...]
 
 
 @dataclass
@@ -104,7 +106,7 @@ def code_of(module: Any) -> Code:
                 region,
                 tuple(operation.get_region(each).id() for each in range(operation.get_num_regions())),
                 tuple(int(size) for size in shape[1].split("x") if size) if shape else (),
-                str(operation.get_result(0).get_loc()) if operation.get_num_results() else "",
+                tuple(LINE.findall(str(operation.get_result(0).get_loc()))) if operation.get_num_results() else (),
             )
         )
 

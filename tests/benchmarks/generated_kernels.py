@@ -18,6 +18,12 @@ def _store(matrix, row, column, columns, tile):
 
 
 @triton.jit
+def _load_twice(matrix, row, column, columns):
+    tile = _load(matrix, row, column, columns)
+    return tile, tile * 2
+
+
+@triton.jit
 def read_twice(source, result, rows, columns):
     """Groups of 16 rows, the second time from the end."""
     for group in range(tl.program_id(0), rows // 16, tl.num_programs(0)):
@@ -45,12 +51,16 @@ def written_and_read(source, result, rows, columns):
 
 @triton.jit
 def unrolled(source, result, rows, columns):
-    """Two loops, each over half of the columns, that are one in the program."""
+    """Two loops, each over half of the columns, that are one in the program. What they load is named in one of them."""
     row = tl.program_id(0) * 16 + tl.arange(0, 16)
     for half in tl.static_range(2):
         for start in range(0, columns // 2, 256):
             column = half * (columns // 2) + start + tl.arange(0, 256)
-            _store(result, row, column, columns, _load(source, row, column, columns) * 2)
+            tile, twice = _load_twice(source, row, column, columns)
+            if half == 0:  # noqa: SIM102 (known when it is compiled, and the other is not)
+                if start < rows:
+                    tile, twice = tile + 1, twice + 1
+            _store(result, row, column, columns, tile + twice)
 
 
 @triton.jit
