@@ -49,12 +49,6 @@ SMALLER_ROWS = (
         "405b on 512 GPUs up to 1 % slower",
     ),
     (
-        "memory under TP with sequence parallelism",
-        "saves a shard of the sequence and gathers it again",
-        "keeps the gathered input",
-        "2 to 3 % faster, and more memory",
-    ),
-    (
         "FP8 parameters",
         "1 byte and a transpose, gathered in FP8",
         "bf16 and two casts, gathered in bf16",

@@ -97,20 +97,16 @@ def lora(targets: LoraTargets) -> Lora:
     return Lora(rank=4, alpha=8, dropout=0, targets=targets)
 
 
-def test_layers_with_adapters_of_their_own_stay_apart(models: dict[str, Model], randomised: Randomised) -> None:
-    model = randomised(models["llama"])
-    apply_lora(model, lora("attention"), torch.bfloat16)
-    join_products([model], SideBySide())
-    assert as_one(model) == {2}
-
-
-def test_a_fused_adapter_gets_the_parts_of_a_joined_product(models: dict[str, Model], randomised: Randomised) -> None:
+@pytest.mark.parametrize("targets", ["qkv", "attention"])
+def test_adapters_get_the_parts_of_a_joined_product(
+    targets: LoraTargets, models: dict[str, Model], randomised: Randomised
+) -> None:
     joined, apart = (randomised(models["llama"]) for _ in range(2))
     for model in (joined, apart):
-        apply_lora(model, lora("qkv"), torch.float32)
+        apply_lora(model, lora(targets), torch.float32)
         generator = torch.Generator().manual_seed(7)
         for name, part in model.named_parameters():
-            if "qkv_adapter" in name:
+            if "adapter" in name:
                 nn.init.normal_(part, std=0.1, generator=generator)
     join_products([joined], SideBySide())
     assert as_one(joined) == {2, 3}

@@ -56,10 +56,11 @@ def sum_in_products(stages: Iterable[Decoder]) -> None:
 
 
 def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
-    """What multiplies by one matrix, and the layers that it multiplies for."""
-    joined = [each for each in joined_layers(stage) if each.weight is not None and all(map(is_plain, each.layers))]
-    parts = {layer for each in joined for layer in each.layers}
-    yield from ((each, each.layers) for each in joined)
+    """What multiplies by one matrix, and the layers that it multiplies for; not layers side by side that share an input
+    which they gather."""
+    joined = [each for each in joined_layers(stage) if all(map(is_plain, each.layers))]
+    parts = {layer for each in joined if each.weight is not None or each.group is not None for layer in each.layers}
+    yield from ((each, each.layers) for each in joined if each.weight is not None)
     yield from ((each, (each,)) for each in stage.modules() if type(each) is Linear and each not in parts)
 
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Freezes a model and adds adapters to it."""
 
-from functools import partial
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from llmb.catalogue.records import ADAPTED, Lora
 from llmb.engine.model.adapter import OWN, Adapter, Dropout, FusedAdapter, TokenKeys
@@ -26,9 +24,7 @@ def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:
                 owner.qkv_adapter = FusedAdapter(_linear(layers), lora)
             elif not lora.fused:
                 for layer in _linear(layers).values():
-                    adapter = Adapter(layer, lora)
-                    layer.add_module(OWN, adapter)
-                    layer.register_forward_hook(partial(_add, adapter))
+                    setattr(layer, OWN, Adapter(layer, lora))
 
 
 def add_dropout(model: Decoder, probability: float, seed: int) -> None:
@@ -54,9 +50,3 @@ def freeze(model: Decoder, dtype: torch.dtype) -> None:
 
 def _linear(layers: dict[str, nn.Module]) -> dict[str, nn.Linear]:
     return {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
-
-
-def _add(adapter: Adapter, _layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    """Runs after the layer and before tensor parallelism reduces its output."""
-    added: Tensor = adapter(inputs[0])
-    return output + added

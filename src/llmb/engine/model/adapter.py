@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from llmb.catalogue.records import Lora
-from llmb.engine.model.linear import Linear
+from llmb.engine.model.linear import Joined, Linear
+from llmb.engine.model.sequence_shard import SEQUENCE
+from llmb.engine.parallel.collectives import Group
 
 OWN, FUSED = "adapter", "qkv_adapter"
 """Names of the two kinds of adapters among the submodules of a linear layer, and of attention."""
@@ -25,7 +27,8 @@ class Adapter(nn.Module):
     [..., inputs] to [..., outputs].
 
     Tensor-parallel ranks replicate the matrix on the side that they do not shard in the layer. A layer whose inputs are
-    sharded then has a partial sum as its adapter's output too, which is reduced together with the layer's.
+    sharded then has a partial sum as its adapter's output too, which is reduced together with the layer's. One that
+    gathers a sequence has an adapter that gathers the result of ``a``, which is smaller.
     """
 
     def __init__(self, layer: nn.Linear, lora: Lora) -> None:
@@ -48,13 +51,14 @@ class FusedAdapter(nn.Module):
         (inputs,) = {layer.in_features for layer in layers.values()}
         self.a = Linear(inputs, lora.rank)
         self.b = nn.ModuleDict({name: Linear(lora.rank, layer.out_features) for name, layer in layers.items()})
+        self.parts = Joined(self.b, *layers)
         self.scale = lora.scale
         self.dropout: nn.Module = nn.Identity()
 
     def forward(self, hidden: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The outputs of the layers, in order, with what the adapter adds to each; they may be split into heads."""
-        low = self.a(self.dropout(hidden)) * self.scale
-        return tuple(output + part(low).view_as(output) for output, part in zip(outputs, self.b.values(), strict=True))
+        added = self.parts(self.a(self.dropout(hidden)) * self.scale)
+        return tuple(output + part.view_as(output) for output, part in zip(outputs, added, strict=True))
 
 
 def is_of_adapter(name: str) -> bool:
@@ -91,8 +95,11 @@ class TokenKeys:
 class Dropout(nn.Module):
     """Zeros elements of [batch, seq, features] with the given probability, and scales the others.
 
-    ``first_feature`` is that of the first element of a tensor whose features are sharded.
+    ``first_feature`` is that of the first element of a tensor whose features are sharded. ``group``: the ranks that
+    have a shard of the sequence each.
     """
+
+    group: Group | None = None
 
     def __init__(self, probability: float, name: str, seed: int, tokens: TokenKeys) -> None:
         super().__init__()
@@ -104,6 +111,8 @@ class Dropout(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         tokens = self.tokens.value
         assert tokens is not None, "the tokens of a micro-batch are set before its forward pass"
+        if self.group is not None:
+            tokens = tokens.chunk(self.group.size, SEQUENCE)[self.group.rank]
         features = torch.arange(hidden.shape[-1], device=hidden.device) + self.first_feature
         drawn = mixed(tokens.unsqueeze(-1) + mixed(features + self.salt))
         kept = drawn >= int(self.probability * (WORD + 1))

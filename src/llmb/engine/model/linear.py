@@ -9,6 +9,8 @@
   it to the gradient so far in another pass over memory: 8 bytes per bf16 weight and micro-batch. A product that adds to
   a matrix reads and writes that matrix: 4 bytes, and rounds once instead of twice.
 
+With sequence parallelism the input of some is this rank's shard (``sequence_shard``).
+
 Two products stay apart. Those in FP8 (``precision.layers``, alone and joined by one function) have operands of their
 own: casts with their scales, in both memory layouts. Those of routed experts (``moe``, in FP8 ``precision.experts``)
 have a matrix for each group of rows, whose sizes depend on the tokens.
@@ -23,6 +25,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from llmb.engine.model.local_shard import local_shard
+from llmb.engine.model.sequence_shard import gathered, multiply_shard, overlapped
+from llmb.engine.parallel.collectives import Group
 from llmb.engine.typed_autograd import apply
 
 
@@ -38,12 +42,13 @@ class GradientSum:
         self.is_empty = torch.ones((), dtype=torch.bool, device="cpu")
         self.parameters = parameters
 
-    def multiply(self, hidden: Tensor, matrix: Tensor, trained: Tensor) -> Tensor:
+    def multiply(self, hidden: Tensor, matrix: Tensor, trained: Tensor, group: Group | None) -> Tensor:
         """``hidden`` times ``matrix``, [..., outputs]; the backward pass adds to ``total``.
 
-        trained: a parameter, because of which autograd computes a backward pass at all.
+        trained: a parameter, because of which autograd computes a backward pass at all. group: whose shards of a
+        sequence are gathered, if any.
         """
-        product: Tensor = apply(_Multiply, hidden, matrix.detach(), trained, self.total, self.is_empty)
+        product: Tensor = apply(_Multiply, hidden, matrix.detach(), trained, self.total, self.is_empty, group)
         return product
 
 
@@ -57,11 +62,34 @@ def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor)
         total.addmm_(gradient.t(), rows)
 
 
+def _add_shard_product(
+    total: Tensor, is_empty: Tensor, gradient: Tensor, shard: Tensor, weight: Tensor, name: str, size: int, rank: int
+) -> Tensor:
+    """``add_product`` of the whole sequence; returns the gradient of ``shard``."""
+
+    def to_weight(whole: Tensor) -> None:
+        add_product(total, is_empty, gradient.flatten(0, -2), whole.flatten(0, -2))
+
+    to_shard, _ = overlapped(shard, Group(name, size, rank), lambda: gradient @ weight, to_weight)
+    return to_shard
+
+
+add_shard_product = torch.library.custom_op(
+    "llmb::add_shard_product", _add_shard_product, mutates_args=("total", "is_empty")
+)
+
+
+@add_shard_product.register_fake
+def _(_total: Tensor, _is_empty: Tensor, _gradient: Tensor, shard: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(shard, memory_format=torch.contiguous_format)
+
+
 class _SumContext(FunctionCtx):
     saved_tensors: tuple[Tensor, Tensor]
     needs_input_grad: tuple[bool, ...]
     total: Tensor
     is_empty: Tensor
+    group: Group | None
 
 
 class _Multiply(torch.autograd.Function):
@@ -69,44 +97,71 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _SumContext, hidden: Tensor, weight: Tensor, trained: Tensor, total: Tensor, is_empty: Tensor  # noqa: ARG004
-    ) -> Tensor:  # fmt: skip
+        ctx: _SumContext,
+        hidden: Tensor,
+        weight: Tensor,
+        trained: Tensor,  # noqa: ARG004
+        total: Tensor,
+        is_empty: Tensor,
+        group: Group | None,
+    ) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.total, ctx.is_empty = total, is_empty
-        return functional.linear(hidden, weight)
+        ctx.total, ctx.is_empty, ctx.group = total, is_empty, group
+        return functional.linear(hidden if group is None else gathered(hidden, group), weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _SumContext, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: _SumContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
-        add_product(ctx.total, ctx.is_empty, gradient.flatten(0, -2), hidden.flatten(0, -2))
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
+        if ctx.group is not None:
+            compute = add_shard_product if torch.compiler.is_compiling() else _add_shard_product
+            to_hidden = compute(ctx.total, ctx.is_empty, gradient, hidden, weight, *ctx.group)
+        else:
+            add_product(ctx.total, ctx.is_empty, gradient.flatten(0, -2), hidden.flatten(0, -2))
+            to_hidden = gradient @ weight if ctx.needs_input_grad[0] else None
+        return to_hidden, None, None, None, None, None
 
 
 class Linear(nn.Linear):
     """A matrix without bias.
 
-    gradients: where its products add the weight's gradient; None for autograd's.
+    gradients: where its products add the weight's gradient; None for autograd's. group: the ranks whose shards of the
+    sequence are gathered for the product; None if the input is whole. adapter: what is added to its output, if any.
     """
 
     gradients: GradientSum | None = None
+    group: Group | None = None
+    adapter: nn.Module | None
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
+        self.adapter = None
 
     def forward(self, hidden: Tensor) -> Tensor:
+        return self.adapted(self.multiply(hidden), hidden)
+
+    def multiply(self, hidden: Tensor) -> Tensor:
         weight = local_shard(self.weight)
         if self.gradients is not None:
-            return self.gradients.multiply(hidden, weight, weight)
-        return functional.linear(hidden, weight)
+            return self.gradients.multiply(hidden, weight, weight, self.group)
+        return multiply(hidden, weight, self.group)
+
+    def adapted(self, product: Tensor, hidden: object) -> Tensor:
+        """The output, from the product with the matrix, which may be split into heads, and the input."""
+        return product if self.adapter is None else product + self.adapter(hidden).view_as(product)
+
+
+def multiply(hidden: Tensor, weight: Tensor, group: Group | None) -> Tensor:
+    """[..., outputs]. group: see ``Linear``."""
+    return functional.linear(hidden, weight) if group is None else multiply_shard(hidden, [weight], group)[0]
 
 
 class Joined:
     """Some linear layers of ``owner``, by name; not a module, so that parameters keep their names.
 
     weight: the local shards of the layers' weights as one matrix, [sum of outputs, inputs], in the memory of the
-    parameters. None: each layer multiplies by itself, with its hooks. gradients: where the product adds the gradient of
-    ``weight``; None for autograd's.
+    parameters. None: each layer multiplies by itself, with its hooks, or beside the others if they gather their input.
+    gradients: where the product adds the gradient of ``weight``; None for autograd's.
     """
 
     def __init__(self, owner: nn.Module, *names: str) -> None:
@@ -126,12 +181,28 @@ class Joined:
         Each is [..., outputs], or [..., heads, head_dim]: then gradients of heads are written where the backward pass
         multiplies them, which the compiler would not do for parts of a last dimension that is unflattened later.
         """
-        if self.weight is None:
+        if self.weight is None and self.group is None:
             return tuple(as_heads(layer(hidden), head_dim) for layer in self.layers)
+        return self.adapted(self.products(hidden, head_dim), hidden)
+
+    @property
+    def group(self) -> Group | None:
+        """See ``Linear``."""
+        return self.layers[0].group
+
+    def products(self, hidden: Tensor, head_dim: int | None) -> tuple[Tensor, ...]:
+        """Without what adapters of single layers add."""
+        if self.weight is None and self.group is not None:
+            products = multiply_shard(hidden, [local_shard(layer.weight) for layer in self.layers], self.group)
+            return tuple(as_heads(product, head_dim) for product in products)
         return self.split(self.multiply(hidden), head_dim)
 
+    def adapted(self, products: Iterable[Tensor], hidden: object) -> tuple[Tensor, ...]:
+        """The outputs of the layers, from their products."""
+        return tuple(layer.adapted(product, hidden) for layer, product in zip(self.layers, products, strict=True))
+
     def split(self, product: Tensor, head_dim: int | None) -> tuple[Tensor, ...]:
-        """The outputs of the layers, from those of one product."""
+        """The products of the layers, from that of all."""
         sizes = [len(local_shard(layer.weight)) for layer in self.layers]
         if head_dim is None:
             return torch.split(product, sizes, -1)
@@ -140,8 +211,8 @@ class Joined:
     def multiply(self, hidden: Tensor) -> Tensor:
         """``hidden`` times the joined weight: [..., sum of outputs]."""
         if self.gradients is not None and self.weight is not None:
-            return self.gradients.multiply(hidden, self.weight, local_shard(self.layers[0].weight))
-        return functional.linear(hidden, self.matrix())
+            return self.gradients.multiply(hidden, self.weight, local_shard(self.layers[0].weight), self.group)
+        return multiply(hidden, self.matrix(), self.group)
 
     def matrix(self) -> Tensor:
         """The joined weight; its gradient goes to the parameters, as views and not as copies."""
@@ -199,5 +270,5 @@ def join_products(stages: Iterable[nn.Module], flat: SideBySide) -> None:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer only multiplies: it has no adapter, no hook, and no product in FP8."""
+    """Whether a layer multiplies by itself, and not in FP8: it has no hook."""
     return type(layer) is Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)

@@ -143,13 +143,28 @@ def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: Group)
 # Collectives work along dimension 0. Moving the dimension there copies nothing if the dimensions before it have size 1.
 
 
+def start_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
+    """Begins to gather along ``dim``, without a gradient; the result is for ``finish``."""
+    started: Tensor = c10d.all_gather_into_tensor(shard.movedim(dim, 0).contiguous(), group.size, group.name)
+    return started
+
+
+def start_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
+    """Begins to reduce and scatter along ``dim``, likewise."""
+    rows = full.movedim(dim, 0).contiguous()
+    started: Tensor = c10d.reduce_scatter_tensor(rows, "sum", group.size, group.name)
+    return started
+
+
+def finish(started: Tensor, dim: int) -> Tensor:
+    """What was gathered or scattered, once it is complete."""
+    completed: Tensor = c10d.wait_tensor(started)
+    return completed.movedim(0, dim)
+
+
 def _gathered(shard: Tensor, dim: int, group: Group) -> Tensor:
-    rows = shard.movedim(dim, 0).contiguous()
-    gathered: Tensor = c10d.wait_tensor(c10d.all_gather_into_tensor(rows, group.size, group.name))
-    return gathered.movedim(0, dim)
+    return finish(start_gather(shard, dim, group), dim)
 
 
 def _scattered(full: Tensor, dim: int, group: Group) -> Tensor:
-    rows = full.movedim(dim, 0).contiguous()
-    scattered: Tensor = c10d.wait_tensor(c10d.reduce_scatter_tensor(rows, "sum", group.size, group.name))
-    return scattered.movedim(0, dim)
+    return finish(start_scatter(full, dim, group), dim)

@@ -3,7 +3,7 @@
 
 Attention and dense feed-forward layers are sharded by heads and by inner features, embedding, head and loss by the
 vocabulary. Between them every rank holds its shard of the sequence, so that norms and residual stream are sharded
-too; without sequence parallelism all ranks compute the same there.
+too, and products gather it (``model.sequence_shard``); without sequence parallelism all ranks compute the same there.
 A router is replicated on every rank and takes the tokens of its shard of the sequence; experts have their own mesh.
 
 Parameters are DTensors, which the optimizer, gradient clipping, FSDP and checkpoints support; the forward pass uses
@@ -19,15 +19,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from llmb.engine.model.adapter import OWN, Adapter, Dropout
+from llmb.engine.model.adapter import OWN, Adapter, Dropout, FusedAdapter
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.biases import Bias
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.linear import Linear
 from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.loss import Vocabulary
 from llmb.engine.model.moe import Experts
 from llmb.engine.model.norms import Norm
+from llmb.engine.model.sequence_shard import SEQUENCE
 from llmb.engine.parallel.collectives import Group, all_gather, gradient_sum, group_of, rank_sum, reduce_scatter
 
 OUTPUTS, INPUTS = 0, 1
@@ -45,8 +47,6 @@ SHARDED_DIM = {
 }
 """The sharded dimension of a layer's matrix or bias, by the layer's name; everything else is replicated."""
 PER_HEAD = ("q_norm", "k_norm")
-SEQUENCE = 1
-"""The dimension of hidden states, [batch, seq, hidden], that sequence parallelism shards."""
 
 
 class Boundary(NamedTuple):
@@ -122,18 +122,28 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
     for path, module in model.named_modules():
         if isinstance(module, Experts):
             continue
-        name = path.rpartition(".")[2]
         shard_parameters(module, mesh, placement_of(path))
-        if isinstance(module, Adapter) and placement_of(f"{path}.a").is_shard() and isinstance(module.dropout, Dropout):
-            module.dropout.first_feature = mesh.get_local_rank() * module.a.in_features // mesh.size()
-        if isinstance(module, Norm | Bias):
-            # Ranks see different heads, whatever tokens they see.
-            module.same_tokens = not sequence_parallel and name not in PER_HEAD
-        elif isinstance(module, Attention | GatedMLP | SquaredReluMLP) or name == "lm_head":
-            module.register_forward_pre_hook(partial(_enter, boundary))
-        elif SHARDED_DIM.get(name) == INPUTS:
-            module.register_forward_hook(partial(_leave, boundary))
+        connect(module, path, boundary)
     model.tie()
+
+
+def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
+    """Gathers, reduces and scatters where ``module`` begins or ends what is sharded by features."""
+    name, (group, sequence_parallel) = path.rpartition(".")[2], boundary
+    if isinstance(module, Norm | Bias):
+        # Ranks see different heads, whatever tokens they see.
+        module.same_tokens = not sequence_parallel and name not in PER_HEAD
+    elif isinstance(module, Adapter | FusedAdapter) and isinstance(module.dropout, Dropout):
+        if placement_of(f"{path}.a").is_shard():
+            module.dropout.first_feature = group.rank * module.a.in_features // group.size
+        elif sequence_parallel:
+            module.dropout.group = group
+    elif name == "lm_head" or (not sequence_parallel and isinstance(module, Attention | GatedMLP | SquaredReluMLP)):
+        module.register_forward_pre_hook(partial(_enter, boundary))
+    elif SHARDED_DIM.get(name) == INPUTS:
+        module.register_forward_hook(partial(_leave, boundary))
+    elif sequence_parallel and isinstance(module, Linear) and placement_of(path) == Shard(OUTPUTS):
+        module.group = group
 
 
 def placement_of(path: str) -> Placement:

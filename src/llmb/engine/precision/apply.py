@@ -61,11 +61,9 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     scales.cast_by_update = scales.delayed and not is_sharded(plan.recipe.model, ranks)
     for number, layer in enumerate(found):
         layer.replace(LayerScales(scales, number), product_dtype)
-    # Adapters of single layers take their inputs in bf16.
-    joins = plan.lora is None or plan.lora.fused
     # With current scaling, a scale is not known before all of a tensor is.
     fuses = plan.lora is None and scales.delayed
-    for block in blocks if joins else ():
+    for block in blocks:
         join_casts(block)
     for stage in stages if fuses else ():
         fuse_activations(stage)

@@ -24,6 +24,8 @@ from llmb.engine.model.linear import Joined, Linear
 from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.norms import Norm
 from llmb.engine.model.rotary import Rotary
+from llmb.engine.model.sequence_shard import SEQUENCE
+from llmb.engine.parallel.collectives import all_gather
 from llmb.engine.precision.autograd import (
     Fp8Activated,
     Fp8Norm,
@@ -62,6 +64,7 @@ class Fp8Linear(Linear):
         self.in_features, self.out_features = whole.in_features, whole.out_features
         self.weight = whole.weight
         self.register_parameter("bias", None)
+        self.adapter = None
         self.layer_scales = layer_scales
         self.factors, self.probe = layer_scales.factors, layer_scales.probe
         self.delayed, self.product_dtype = layer_scales.scales.delayed, product_dtype
@@ -72,7 +75,7 @@ class Fp8Linear(Linear):
         return (self,)
 
     def forward(self, hidden: Tensor | CastInput) -> Tensor:
-        return product_of(self, hidden)
+        return self.adapted(product_of(self, hidden), hidden)
 
     @torch.no_grad()
     def keep_weight(self) -> None:
@@ -97,7 +100,7 @@ class Fp8Joined(Joined):
         return tuple(getattr(self.owner, name) for name in self.names)
 
     def __call__(self, hidden: Tensor | CastInput, head_dim: int | None = None) -> tuple[Tensor, ...]:
-        return self.split(product_of(self, hidden), head_dim)
+        return self.adapted(self.split(product_of(self, hidden), head_dim), hidden)
 
     @torch.no_grad()
     def keep_weight(self) -> None:
@@ -127,6 +130,9 @@ def operands(
     """For functions of ``autograd``, from hidden [..., inputs]: ``Operands``, then weights, [outputs, inputs] each."""
     first, *_ = layer.layers
     weights = [local_shard(each.weight) for each in layer.layers]
+    if first.group is not None:
+        assert isinstance(hidden, Tensor)
+        hidden = all_gather(hidden, SEQUENCE, first.group)
     if not isinstance(hidden, CastInput):
         # Only gradients of weights need the input's transpose.
         trained = any(weight.requires_grad for weight in weights)
@@ -157,7 +163,7 @@ def operands(
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
     """[..., sum of outputs]."""
     product: Tensor = apply(ProductFunction, *operands(layer, hidden))
-    return torch.unflatten(product, 0, shape_of(hidden)[:-1])
+    return torch.unflatten(product, 0, (shape_of(hidden)[0], -1))
 
 
 def shape_of(hidden: Tensor | CastInput) -> torch.Size:
@@ -219,7 +225,7 @@ def cast_activation(
     product, activated = apply(Fp8Activated, *operands(first, hidden, activation))
     scale, inverse = last.factors[INPUT]
     values, transposed, amax = cast_activated(product, scale, activation, FORMATS[INPUT])
-    return CastInput(torch.unflatten(activated, 0, shape_of(hidden)[:-1]), Cast(values, transposed, inverse, amax))
+    return CastInput(torch.unflatten(activated, 0, (shape_of(hidden)[0], -1)), Cast(values, transposed, inverse, amax))
 
 
 class RotatedAttention(Attention):
