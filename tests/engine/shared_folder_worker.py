@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from llmb.engine.checkpoint.save import check_shared_folder
-from llmb.engine.parallel.gloo import gloo_backend
+from llmb.engine.parallel.gloo import Hosts, gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 from llmb.errors import EnvironmentProblem
 from llmb.runs.plan import EnginePlan
@@ -27,7 +27,7 @@ def main(place: Path, folders: list[Path], rank: int) -> None:
     ranks = Ranks(rank, world_size, torch.device("cpu"), mesh, fsdp=mesh, expert_mesh=mesh, expert_fsdp=mesh)
     plan = EnginePlan.model_validate_json((place / "plan.json").read_text())
     try:
-        check_shared_folder(plan, folders[rank], ranks, dist.group.WORLD)
+        check_shared_folder(plan, folders[rank], ranks, Hosts(rank, world_size, 1, "checkpoint"))
     except EnvironmentProblem as error:
         sys.stdout.write(str(error))
     dist.barrier()

@@ -4,6 +4,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from llmb.checkpoints.checkpoint import saved_checkpoints
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.runs.plan import Plan
 
@@ -39,15 +41,24 @@ def test_every_group_has_one_thread(
         assert found["devices"] == 1
 
 
-@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 2), pytest.param(8, 8, marks=pytest.mark.slow), (3, 1)])
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 2), pytest.param(8, 8, marks=pytest.mark.slow), (4, 1)])
 def test_hosts_are_connected_within_a_node_and_first_ranks_with_each_other(
-    tmp_path: Path, run_ranks: Callable[..., list[str]], nodes: int, per_node: int
+    tmp_path: Path, tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], nodes: int, per_node: int
 ) -> None:
-    """Each rank has the values of all; the worker checks that."""
-    printed = run_ranks(HOSTS_WORKER, nodes * per_node, tmp_path, nodes * per_node, per_node)
+    """They join, send heartbeats, exchange values, save twice and leave; the worker checks what they exchange."""
+    count = nodes * per_node
+    plan = tiny_plan(scale=count, steps=2, save_checkpoint=True, checkpoint_interval=1, overrides={"gbs": count})
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    lines = [text.splitlines()[-1] for text in run_ranks(HOSTS_WORKER, count, tmp_path, port, per_node)]
+    printed = [json.loads(line)["connections"] for line in lines]
     others = per_node - 1
-    expected = [others + (nodes - 1 if rank % per_node == 0 else 0) for rank in range(nodes * per_node)]
-    assert [int(text) for text in printed] == expected
+    of_group = [others + (nodes - 1 if rank % per_node == 0 else 0) for rank in range(count)]
+    assert [found["hosts"] for found in printed] == [2 * links for links in of_group], "for figures and for checkpoints"
+    # Two of each rank: its own and its heartbeat's. The first rank has the other ends, too.
+    assert [found["store"] for found in printed] == [2 + 2 * count, *[2] * (count - 1)]
+    assert [checkpoint.record.step for checkpoint in saved_checkpoints(tmp_path / "checkpoints")] == [1, 2]
 
 
 def test_a_process_that_is_bound_to_a_gpu_has_such_a_group_too(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ where its computation is itself parallel (tensor, context, expert). Only a step'
 moments a layer.
 """
 
-import os
 import statistics
 import time
 from collections import deque
@@ -29,7 +28,7 @@ from llmb.engine.device import Memory, Moment, memory
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import learning_rate
-from llmb.engine.parallel.gloo import Hosts, all_gather
+from llmb.engine.parallel.gloo import Hosts, all_gather, ranks_of_node
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import Plan
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
@@ -153,8 +152,8 @@ class StepReader:
         self.queues = ranks.device.type == "cuda"
         self.pending: deque[PendingStep] = deque()
         # Values that hosts know are exchanged between hosts: on the GPU they would be queued after the next step.
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))
-        self.hosts = Hosts(ranks.rank, ranks.world_size, per_node) if self.queues else None
+        per_node = ranks_of_node(ranks.world_size)
+        self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures") if self.queues else None
 
     def begin(self, number: int, *, saving: bool) -> None:
         """A step begins where the one before ends, if that is still running. ``saving`` is as in ``Step``."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -94,11 +93,6 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def cannot_save(name: str, error: CheckpointException | OSError) -> EnvironmentProblem:
-    """The reason of the first rank that failed, without the stack traces of all ranks."""
-    reason = str(error)
-    if isinstance(error, CheckpointException) and error.failures:
-        rank, (cause, _) = min(error.failures.items())
-        reason = f"rank {rank}: {cause}"
+def cannot_save(name: str, error: OSError) -> EnvironmentProblem:
     advice = "free some space, or set LLMB_INSTALL to a folder on another disk"
-    return EnvironmentProblem(f"the checkpoint cannot be saved: {reason}", where=name, do=advice)
+    return EnvironmentProblem(f"the checkpoint cannot be saved: {error}", where=name, do=advice)

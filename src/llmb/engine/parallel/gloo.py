@@ -15,8 +15,11 @@ the world, meshes and what is flattened out of them, FSDP.
 """
 
 import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import cache
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +27,8 @@ from torch import Tensor
 
 GLOO = "gloo_one_thread"
 THREADS = 1
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
 
 
 def gloo_backend() -> str:
@@ -33,19 +38,31 @@ def gloo_backend() -> str:
     return GLOO
 
 
+def ranks_of_node(world_size: int) -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+
+
 class Hosts:
-    """What gathers a few values of all ranks between their hosts: within each node, between the first ranks of nodes,
-    and back.
+    """What exchanges values of all ranks between their hosts: within each node, between the first ranks of nodes, and
+    back.
 
     One group of all ranks would connect each with every other one, and pass the values on as often as there are ranks.
     """
 
-    def __init__(self, rank: int, world_size: int, per_node: int) -> None:
+    def __init__(
+        self, rank: int, world_size: int, per_node: int, description: str, timeout: timedelta | None = None
+    ) -> None:
+        self.rank = rank
         self.world_size = world_size
         self.first = rank - rank % per_node
-        self.node = _group(range(self.first, self.first + per_node), "hosts of a node")
+        self.node = _group(range(self.first, self.first + per_node), description, timeout)
         firsts = range(0, world_size, per_node)
-        self.nodes = _group(firsts, "hosts of nodes") if rank == self.first and len(firsts) > 1 else None
+        self.nodes = None
+        if len(firsts) > 1:
+            is_one = rank == self.first
+            # The others make one of themselves: torch names a group by its ranks and the number of groups before it.
+            made = _group(firsts if is_one else range(rank, rank + 1), description, timeout)
+            self.nodes = made if is_one else None
 
     def all_gather(self, values: Tensor) -> Tensor:
         """The values of all ranks, [ranks, values]."""
@@ -58,6 +75,61 @@ class Hosts:
         dist.broadcast(gathered, self.first, group=self.node)
         return gathered
 
+    def ask(self, give: Callable[[], Given], decide: Callable[[list[Given]], Sequence[Answer]]) -> Answer:
+        """This rank's part of what ``decide`` makes, on the first rank, of what all ranks give, in their order.
+
+        Raises OSError on all ranks if one of them raises it.
+        """
+        try:
+            mine: Given | OSError = give()
+        except OSError as error:
+            mine = error
+        gathered: list[Given | OSError] | None = self._gather(mine)
+        answers: Sequence[Answer | OSError] | None
+        try:
+            answers = decide(_without_errors(gathered)) if gathered else None
+        except OSError as error:
+            answers = [error] * self.world_size
+        answer: Answer | OSError = self._scatter(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def _gather(self, value: object) -> list[Any] | None:
+        """On the first rank, the values of all."""
+        of_node = _gather_objects(value, self.node)
+        if self.nodes is None or of_node is None:
+            return of_node if self.rank == 0 else None
+        of_nodes = _gather_objects(of_node, self.nodes)
+        return list(chain.from_iterable(of_nodes)) if of_nodes else None
+
+    def _scatter(self, values: Sequence[Any] | None) -> Any:  # noqa: ANN401 (whatever the first rank gives)
+        of_node = values
+        if self.nodes:
+            size = dist.get_world_size(self.node)
+            of_nodes = [values[at : at + size] for at in range(0, len(values), size)] if values else None
+            of_node = _scatter_objects(of_nodes, self.nodes)
+        return _scatter_objects(of_node, self.node)
+
+
+def _without_errors(given: Sequence[Given | OSError]) -> list[Given]:
+    for rank, value in enumerate(given):
+        if isinstance(value, OSError):
+            raise OSError(f"rank {rank}: {value}") from value
+    return [value for value in given if not isinstance(value, OSError)]
+
+
+def _gather_objects(value: object, group: dist.ProcessGroup) -> list[Any] | None:
+    gathered = [None] * dist.get_world_size(group) if dist.get_rank(group) == 0 else None
+    dist.gather_object(value, gathered, group=group, group_dst=0)
+    return gathered
+
+
+def _scatter_objects(values: Sequence[Any] | None, group: dist.ProcessGroup) -> Any:  # noqa: ANN401 (of the first rank)
+    own: list[Any] = [None]
+    dist.scatter_object_list(own, list(values) if values else None, group=group, group_src=0)
+    return own[0]
+
 
 def all_gather(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """The tensors of all ranks of a group, by default of all ranks, in a new first dimension."""
@@ -66,10 +138,10 @@ def all_gather(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
     return torch.stack(gathered)
 
 
-def _group(ranks: range, description: str) -> dist.ProcessGroup:
+def _group(ranks: range, description: str, timeout: timedelta | None) -> dist.ProcessGroup:
     """Made by its own ranks alone."""
     made: dist.ProcessGroup = dist.new_group(
-        list(ranks), backend=gloo_backend(), use_local_synchronization=True, group_desc=description
+        list(ranks), timeout, gloo_backend(), use_local_synchronization=True, group_desc=description
     )
     return made
 
