@@ -40,7 +40,7 @@ NORMS = tuple(
 )
 CASTS = tuple(
     {"ROWS": rows, "COLUMNS": columns, "WARPS": warps}
-    for rows, columns, warps in ((128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 8), (128, 128, 16), (128, 32, 4))
+    for rows, columns, warps in ((128, 64, 8), (128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 16), (128, 32, 8))
 )
 ROTATIONS = tuple(
     {"ROWS": rows, "HEADS": heads, "WARPS": warps}

@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+ENOUGH_IN_FLIGHT = 36_000
+"""Bytes of a multiprocessor, by Little's law: 4.8 TB/s of an H200, 1 us until what is loaded arrives, 132 of them."""
+LOAD = r"ld\.global[\w.:]*"
+
 
 class Compiled(NamedTuple):
     """What one launch needs on a GPU."""
@@ -29,6 +33,8 @@ class Compiled(NamedTuple):
     loads: list[int]
     """Bytes that a thread loads at a time, for each load from memory."""
     stores: list[int]
+    in_flight: int
+    """Bytes that the programs of a multiprocessor can wait for at a time; see ``in_flight``."""
 
 
 class FakeDriver:
@@ -78,15 +84,30 @@ def resources(kernel: Any, folder: Path) -> Compiled:
     assert target
     command = [assembler(capability), "-v", f"--gpu-name={target[1]}", str(source), "-o", f"{source}.cubin"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = int(found(r"Used (\d+) registers", said))
     return Compiled(
         kernel.metadata.name,
-        int(found(r"Used (\d+) registers", said)),
+        registers,
         int(found(r"(\d+) bytes spill stores", said)),
         kernel.metadata.shared,
         kernel.asm["ttgir"].count("ttg.convert_layout"),
-        widths(r"ld\.global[\w.:]*", ptx),
+        widths(LOAD, ptx),
         widths(r"st\.global[\w.:]*", ptx),
+        in_flight(ptx, registers, kernel.metadata.shared, kernel.metadata.num_warps),
     )
+
+
+def in_flight(ptx: str, registers: int, shared: int, warps: int) -> int:
+    """Bytes of loads of 16 bytes, of all programs that fit on a multiprocessor of compute capability 9.0 or 10.0.
+
+    Of a program those between two branches, nothing of which depends on what they load; at most, as the assembler may
+    put a use between them. Registers are allocated by 8 of a thread, and 1 KB of shared memory of a program is reserved
+    (CUDA C++ Programming Guide, compute capabilities).
+    """
+    programs = min(64 // warps, 65536 // (-(-registers // 8) * 8 * 32 * warps), 233472 // (shared + 1024))
+    parts = re.split(r"^\$L__BB\w+:|^.*\bbra\b.*$", ptx, flags=re.MULTILINE)
+    most = max(sum(width for width in widths(LOAD, part) if width == 16) for part in parts)
+    return programs * 32 * warps * most
 
 
 def assembler(capability: int) -> str:

@@ -9,6 +9,7 @@ import torch
 from llmb.engine.kernels import fp8_cast, fp8_cast_triton
 from llmb.engine.kernels.arguments import CastStatistics
 from llmb.engine.kernels.fp8_cast import activate, activate_backward, cast, normalize
+from llmb.engine.kernels.fp8_cast_triton import MAX_STRIDE
 
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]
 SHAPES = [(1, 1), (1, 70), (131, 1), (128, 64), (2, 130, 70), (0, 8)]
@@ -79,6 +80,30 @@ def test_rows_apart_in_memory():
     assert (values[:, 75:].float() == 5).all()
     assert (transposed[:, 33:].float() == 5).all()
     assert amax == source.abs().max()
+
+
+def far_apart(rows, columns, dtype):
+    """In more memory than 32 bits count, of which the system gives only what is used."""
+    return torch.empty(rows, MAX_STRIDE, dtype=dtype)[:, :columns]
+
+
+def test_more_elements_than_32_bits_count():
+    """Of the source and the values, then of transposed values."""
+    source, values = far_apart(130, 70, torch.bfloat16), far_apart(130, 70, FORMATS[0])
+    source.copy_(random(130, 70))
+    transposed, amax = torch.empty(70, 130, dtype=FORMATS[0]), torch.tensor(0.0)
+    fp8_cast_triton.cast_into(source, SCALE, values, transposed, amax)
+    assert_both_ways((values.contiguous(), transposed, amax), source.contiguous(), FORMATS[0])
+
+    source, values, transposed = random(70, 130), transposed, far_apart(130, 70, FORMATS[0])
+    fp8_cast_triton.cast_into(source, SCALE, values, transposed, amax.zero_())
+    assert_both_ways((values, transposed.contiguous(), amax), source, FORMATS[0])
+
+
+def test_rows_further_apart_than_a_tile_can_count_are_refused():
+    source = torch.empty(2, 1, dtype=torch.bfloat16).as_strided((1, 1), (MAX_STRIDE + 1, 1))
+    with pytest.raises(ValueError, match="rows that are 16777217 elements apart"):
+        run(fp8_cast_triton.cast_both_ways, source, SCALE, FORMATS[0])
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "squared-relu"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from triton_compiler import compiling, resources
+from triton_compiler import ENOUGH_IN_FLIGHT, compiling, resources
 from triton_interpreter import run_cases
 
 from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
@@ -42,6 +42,7 @@ def test_an_update_moves_16_bytes_at_a_time_and_exchanges_nothing(
     needed = resources(kernel, tmp_path)
     assert needed.spilled == needed.shared == needed.conversions == 0
     assert needed.registers <= 64  # Then a multiprocessor holds four programs or more.
+    assert needed.in_flight >= ENOUGH_IN_FLIGHT
     # The divisor; four values of bf16, and of fp32.
     assert sorted(needed.loads) == [4, 8, 16, 16, 16]
     assert sorted(needed.stores) == [8, 16, 16, 16]
@@ -66,6 +67,7 @@ def test_an_update_with_casts_exchanges_the_fp8_values_alone(
     assert needed.conversions == 1
     assert needed.shared <= 2 * 32 * 32  # A byte for each value of a tile, or two, as the version of Triton has it.
     assert needed.registers <= 64
+    assert needed.in_flight >= ENOUGH_IN_FLIGHT
     assert sorted(needed.loads) == [4, 4, 8, 16, 16, 16]
     assert sorted(needed.stores) == [4, 4, 8, 16, 16, 16]
 

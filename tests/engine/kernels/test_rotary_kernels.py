@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from triton_compiler import compiling, resources
+from triton_compiler import ENOUGH_IN_FLIGHT, compiling, resources
 
 from llmb.engine.kernels.arguments import Heads, Rotation
 from llmb.engine.kernels.fp8_cast import cast_both_ways
@@ -52,6 +52,7 @@ def test_compiled_for_a_gpu_kernels_read_and_write_16_bytes_at_a_time(
     for needed in (rotated, gradient):
         assert needed.spilled == 0
         assert needed.registers <= 128  # Then a multiprocessor holds two programs or more.
+        assert needed.in_flight >= ENOUGH_IN_FLIGHT
     assert rotated.shared == 0
     assert gradient.shared <= 8192
 

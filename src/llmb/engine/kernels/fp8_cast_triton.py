@@ -16,9 +16,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-ROWS, COLUMNS = 128, 64
-"""Size of a tile. The rows of both outputs have at least 64 bytes of it, two sectors."""
+ROWS, COLUMNS = 64, 64
+"""Size of a tile. The rows of both outputs have 64 bytes of it, two sectors."""
 WARPS = 8
+MAX_STRIDE = 2**24
+"""Elements from one row to the next at most: offsets in tiles of up to 128 rows and columns then have 32 bits."""
 
 
 @triton.jit
@@ -37,13 +39,18 @@ def _silu(values):
 
 
 @triton.jit
-def _place(columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Row and column numbers of this program's tile; 64 bits, as a tensor may have more than 2**31 elements."""
+def _place(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """First row and column of this program's tile; numbers of rows and columns within it, and which there are.
+
+    The first have 64 bits, as a tensor may have more than 2**31 elements. A tile has fewer (``_check_offsets``): 32
+    bits for each of its elements take half the registers.
+    """
     across = tl.cdiv(columns, COLUMNS)
     program = tl.program_id(0)
-    row = (program // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = (program % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    return row, column
+    top, left = (program // across).to(tl.int64) * ROWS, (program % across).to(tl.int64) * COLUMNS
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    high, wide = tl.minimum(rows - top, ROWS).to(tl.int32), tl.minimum(columns - left, COLUMNS).to(tl.int32)
+    return top, left, row, column, (row[:, None] < high) & (column[None, :] < wide)
 
 
 @triton.jit
@@ -99,23 +106,23 @@ def cast_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Casts ``columns`` results of a row; with "swiglu" the source has twice as many, gate and up."""
-    row, column = _place(columns, ROWS, COLUMNS)
+    top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
-    inside = (row[:, None] < rows) & (column[None, :] < columns)
-    tile = load_tile(source + matrix * source_matrix, row, column, source_row, inside)
+    source += matrix * source_matrix + top * source_row + left
+    tile = load_tile(source, row, column, source_row, inside)
     if ACTIVATION == "squared-relu":
         # Written so that NaN stays.
         tile = tl.where(tile <= 0, 0.0, tile)
         tile = round_to_bf16(tile * tile)
     if ACTIVATION == "swiglu":
-        up = load_tile(source + matrix * source_matrix + columns, row, column, source_row, inside)
+        up = load_tile(source + columns, row, column, source_row, inside)
         tile = round_to_bf16(round_to_bf16(_silu(tile)) * up)
     tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), largest_bits(tile), sem="relaxed")
     store_cast(
         tile,
         tl.load(scale),
-        values + matrix * values_matrix,
-        transposed + matrix * transposed_matrix,
+        values + matrix * values_matrix + top * values_row + left,
+        transposed + matrix * transposed_matrix + left * transposed_row + top,
         row,
         column,
         values_row,
@@ -146,17 +153,19 @@ def cast_normalized_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row, column = _place(columns, ROWS, COLUMNS)
-    inside = (row[:, None] < rows) & (column[None, :] < columns)
-    tile = load_tile(source, row, column, source_row, inside)
+    top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
+    tile = load_tile(source + top * source_row + left, row, column, source_row, inside)
+    row_inside, column_inside = top + row < rows, left + column < columns
     if CENTERED:
-        tile -= tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
-    tile *= tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
-    tile *= tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+        tile -= tl.load(mean + top + row, mask=row_inside, other=0.0)[:, None]
+    tile *= tl.load(factor + top + row, mask=row_inside, other=0.0)[:, None]
+    tile *= tl.load(weight + left + column, mask=column_inside, other=0.0).to(tl.float32)[None, :]
     if CENTERED:
-        tile += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+        tile += tl.load(bias + left + column, mask=column_inside, other=0.0).to(tl.float32)[None, :]
     tile = round_to_bf16(tl.where(inside, tile, 0.0))
     tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), largest_bits(tile), sem="relaxed")
+    values += top * values_row + left
+    transposed += left * transposed_row + top
     store_cast(tile, tl.load(scale), values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
 
 
@@ -180,10 +189,12 @@ def activation_gradient_kernel(
     COLUMNS: tl.constexpr,
 ):
     """``columns``: of the gradient; with "swiglu" the source and the results have twice as many, gate and up."""
-    row, column = _place(columns, ROWS, COLUMNS)
-    inside = (row[:, None] < rows) & (column[None, :] < columns)
+    top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
+    source += top * source_row + left
+    values += top * values_row + left
+    transposed += left * transposed_row + top
     factor = tl.load(scale)
-    given = load_tile(gradient, row, column, gradient_row, inside)
+    given = load_tile(gradient + top * gradient_row + left, row, column, gradient_row, inside)
     tile = load_tile(source, row, column, source_row, inside)
     if ACTIVATION == "squared-relu":
         tile = tl.where(tile <= 0, 0.0, round_to_bf16(given * 2 * tile))
@@ -194,10 +205,18 @@ def activation_gradient_kernel(
         to_up = round_to_bf16(given * round_to_bf16(_silu(tile)))
         tile = round_to_bf16(round_to_bf16(given * up) * sigmoid * (1 + tile * (1 - sigmoid)))
         found = tl.maximum(largest_bits(tile), largest_bits(to_up))
-        beside = column + columns
-        store_cast(to_up, factor, values, transposed, row, beside, values_row, transposed_row, inside, LARGEST)
+        below = transposed + tl.cast(columns, tl.int64) * transposed_row
+        store_cast(to_up, factor, values + columns, below, row, column, values_row, transposed_row, inside, LARGEST)
     store_cast(tile, factor, values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
     tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), found, sem="relaxed")
+
+
+def _check_offsets(*strides: int) -> None:
+    """Raises ValueError if rows are so far apart that offsets within a tile need more than 32 bits."""
+    # One by one: the compiler would keep which of sizes that it does not know is the largest.
+    for stride in strides:
+        if stride > MAX_STRIDE:
+            raise ValueError(f"a cast of rows that are {stride} elements apart: at most {MAX_STRIDE} are possible")
 
 
 def _grid(rows: int, columns: int, matrices: int = 1) -> tuple[int, int]:
@@ -213,6 +232,7 @@ def _launch_cast(
         return
     grid = _grid(rows, columns, values.shape[0] if values.ndim == 3 else 1)
     strides = [each.stride(0) if each.ndim == 3 else 0 for each in (source, values, transposed)]
+    _check_offsets(*(each.stride(-2) for each in (source, values, transposed)))
     kernel[grid](
         source,
         scale,
@@ -292,6 +312,7 @@ def cast_normalized(
     rows = source.numel() // columns
     values, transposed, amax = empty_casts(source, (rows, columns), dtype)
     if source.numel():
+        _check_offsets(columns, transposed.stride(0))
         wrap_triton(cast_normalized_kernel)[_grid(rows, columns)](
             source,
             factor if mean is None else mean,
@@ -325,6 +346,7 @@ def cast_activation_gradient(
     values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
     rows, columns = given.shape
     if given.numel():
+        _check_offsets(*(each.stride(0) for each in (source, given, values, transposed)))
         wrap_triton(activation_gradient_kernel)[_grid(rows, columns)](
             source,
             given,
