@@ -35,8 +35,17 @@ from benchmarks.fused_kernels import (
 Sizes = Mapping[str, int]
 """Constants of a kernel's module, by name."""
 NORMS = tuple(
-    {"WARPS": warps, "TILE": 32 * warps * elements, "PROGRAMS": programs}
-    for warps, elements, programs in ((16, 8, 1), (8, 16, 1), (8, 16, 2), (8, 32, 1), (32, 8, 1), (4, 16, 4))
+    {"ROWS": rows, "WARPS": warps, "TILE": 32 * warps * elements, "PROGRAMS": programs}
+    for rows, warps, elements, programs in (
+        (16, 16, 8, 1),
+        (32, 16, 16, 1),  # 256 columns; transposed rows are whole sectors
+        (32, 16, 8, 1),
+        (16, 8, 16, 1),
+        (16, 8, 16, 2),
+        (16, 16, 8, 2),
+        (16, 32, 8, 1),
+        (8, 8, 16, 2),
+    )
 )
 CASTS = tuple(
     {"ROWS": rows, "COLUMNS": columns, "WARPS": warps}
