@@ -294,7 +294,7 @@ def test_layers_with_the_same_input_are_multiplied_as_one_if_compiled(
 ) -> None:
     """What an update makes of the layers' weights is what they multiply by."""
     plan = plan_of(name, tiny_plan)
-    monkeypatch.setattr(transformations, "apply_compile", lambda _stage: None)  # takes long
+    monkeypatch.setattr(transformations, "apply_compile", lambda _stage, _backend: None)  # takes long
     apart, joined = prepare(plan), prepare(plan.model_copy(update={"compiled": True}))
     assert all(layers.weight is None for layers in joined_layers(apart.stage))
     assert all(layers.weight is not None for layers in joined_layers(joined.stage))
@@ -358,7 +358,7 @@ def test_tensor_parallel_shards_are_views_too(
     """And their masters have the shape of the full parameter in checkpoints. No other rank answers."""
     made: list[FlatParameters] = []
     monkeypatch.setattr(loop, "join_products", lambda _stages, flat: made.append(flat))
-    monkeypatch.setattr(transformations, "apply_compile", lambda _stage: None)
+    monkeypatch.setattr(transformations, "apply_compile", lambda _stage, _backend: None)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         plan = tiny_plan(LLAMA, scale=2, dtype="bf16", compiled=True, overrides={"tp": 2})

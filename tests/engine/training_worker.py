@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,5 +93,5 @@ def main(folder: Path, rank: int, world_size: int) -> None:
 
 
 warnings.simplefilter("ignore")
-transformations.apply_compile = partial(apply_compile, backend=sys.argv[3])
+transformations.apply_compile = lambda stage, _backend: apply_compile(stage, sys.argv[3])
 main(Path(sys.argv[1]), rank=int(sys.argv[4]), world_size=int(sys.argv[2]))

@@ -11,8 +11,12 @@ from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder, MoEBlock
 from llmb.engine.model.softmax import Softmax
 
+CompilerBackend = str | Callable[..., Any]
+"""The name of one of torch's backends, or a function that is one."""
+INDUCTOR = "inductor"
 
-def apply_compile(model: Decoder, backend: str | Callable[..., Any] = "inductor") -> None:
+
+def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
     """Compiles the forward pass of every block, and the part of the loss between its matrix products.
 
     Blocks of the same kind share their code. Of experts only the activation is compiled, whose number of rows depends

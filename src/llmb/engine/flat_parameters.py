@@ -39,7 +39,8 @@ class FlatParameters:
         """
         parts = [local_tensor(layer.weight.detach()) for layer in layers]
         for part, following in pairwise(parts):
-            if part.data_ptr() + part.nbytes != following.data_ptr():
+            shares = part.untyped_storage()._cdata == following.untyped_storage()._cdata
+            if not shares or part.storage_offset() + part.numel() != following.storage_offset():
                 raise ValueError("the weights are not adjacent in memory")
         return parts[0].as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
 

@@ -18,7 +18,7 @@ from llmb.checkpoints.times import CheckpointTime, add_checkpoint_time
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint, load_weights, verify_checkpoint
 from llmb.engine.checkpoint.save import Saver
-from llmb.engine.compile import with_varying_segments
+from llmb.engine.compile import INDUCTOR, CompilerBackend, with_varying_segments
 from llmb.engine.data.batches import MicroBatch, on_device, rank_samples
 from llmb.engine.data.build import build_data
 from llmb.engine.data.check import check_dataset
@@ -195,13 +195,26 @@ def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment
         write_atomically(folder.environment, environment.model_dump_json(indent=2) + "\n")
 
 
-def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
+def prepare_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[Decoder]:
     """This rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
-    model, layout = plan.recipe.model, plan.recipe.layout
+    stages = shape_stages(plan, ranks, backend)
+    give_memory(stages, plan, ranks)
+    for stage in stages:
+        initialize(stage, plan.recipe.model, plan.seed)
+    return stages
+
+
+def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[Decoder]:
+    """This rank's stages on the meta device, transformed as the plan requires; ``backend`` compiles."""
     with torch.device("meta"):
-        stages = build_stages(model, layout, ranks.pp_rank)
-    transform(stages, plan, ranks)
-    if is_sharded(model, ranks):
+        stages = build_stages(plan.recipe.model, plan.recipe.layout, ranks.pp_rank)
+    transform(stages, plan, ranks, backend)
+    return stages
+
+
+def give_memory(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
+    """Puts stages that have only shapes on the device, in place, without values."""
+    if is_sharded(plan.recipe.model, ranks):
         for stage in stages:
             stage.to_empty(device=ranks.device)
     else:
@@ -210,11 +223,8 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
         # two blocks may stay in bf16, which then are the same compiled or not, bit by bit.
         if plan.compiled and not plan.fp8_recipe:
             join_products(stages, flat)
-        if layout.ga > 1:
+        if plan.recipe.layout.ga > 1:
             choose_accumulation(stages, plan)
-    for stage in stages:
-        initialize(stage, model, plan.seed)
-    return stages
 
 
 def choose_accumulation(stages: Sequence[Decoder], plan: EnginePlan) -> None:

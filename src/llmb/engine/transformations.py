@@ -4,7 +4,7 @@
 import math
 from collections.abc import Sequence
 
-from llmb.engine.compile import apply_compile
+from llmb.engine.compile import CompilerBackend, apply_compile
 from llmb.engine.expert_load import force_load_balancing, set_capacity
 from llmb.engine.lora import add_dropout, apply_lora
 from llmb.engine.model.decoder import Decoder
@@ -18,7 +18,7 @@ from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.runs.plan import EnginePlan
 
 
-def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
+def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend: CompilerBackend) -> None:
     """Changes this rank's stages in place as the plan requires. They are on the meta device: afterwards only this
     rank's shards are materialized. Raises EnvironmentProblem if a GPU has no FP8.
     """
@@ -31,7 +31,7 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None
     # parallelism, which shards the weights of the new layers. All stages at once: their scales are one tensor.
     apply_fp8(stages, plan, ranks, keep_weights=keeps_parameters(plan, ranks))
     for stage in stages:
-        recompute_and_compile(stage, plan)
+        recompute_and_compile(stage, plan, backend)
         # After expert parallelism and FP8, which make new parameters and layers: everything that exists is frozen, and
         # adapters stay in bf16. Before tensor parallelism, which shards them, and reduces after they are added.
         add_adapters(stage, plan)
@@ -52,14 +52,14 @@ def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
         set_capacity(stage, plan.capacity_factor)
 
 
-def recompute_and_compile(stage: Decoder, plan: EnginePlan) -> None:
+def recompute_and_compile(stage: Decoder, plan: EnginePlan, backend: CompilerBackend) -> None:
     """Before parameters are sharded: their all-gathers stay outside of compiled blocks, where the compiler does not
     reorder them."""
     if plan.recompute == "selective":
         # Inside compiled blocks, where only the compiler can decide what is kept.
         apply_recompute(stage, plan.recompute, by_part=plan.compiled)
     if plan.compiled:
-        apply_compile(stage)
+        apply_compile(stage, backend)
     if plan.recompute == "full":
         # Around compiled blocks: inside, torch 2.13 fails for tensor-parallel parameters.
         apply_recompute(stage, plan.recompute)

@@ -44,7 +44,7 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     if plan.fp8_recipe is None:
         return
     product_dtype = fp8_product(plan.device, emulate=plan.emulate_fp8).dtype
-    if product_dtype == "fp8":
+    if product_dtype == "fp8" and ranks.device.type == "cuda":
         check_device(ranks.device)
     group = as_one(ranks.mesh, "dp", "cp", "tp").get_group()
     blocks = [block for stage in stages for block in fp8_blocks(stage, plan)]

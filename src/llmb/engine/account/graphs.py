@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled blocks as graphs that are counted and not run.
+
+torch traces and partitions them as for Inductor, so that the same tensors are kept for the backward pass. A call then
+makes the results, and counts what the graph needs beside them: Inductor fuses what it can, so memory is taken by the
+results of products, attention, collectives and reductions, by what these read, and by the graph's own results.
+Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced as the torch code beside it: with
+``fuses``, only their results take memory, and are not recomputed.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import CheckpointPolicy
+
+from llmb.engine.account.collectives import Collective, collectives_in
+from llmb.engine.account.flops import flops_of
+from llmb.engine.compile import CompilerBackend
+
+VIEW = torch.ops.aten._unsafe_view.default
+"""A view of a tensor that nothing else uses, and therefore not declared as one."""
+KERNELS = "llmb/engine/kernels/"
+FUSED = "llmb_fused"
+"""Mark of a node within a kernel."""
+KEPT = ("primals", "tangents", "arg")
+"""Arguments that something else holds while the graph runs; others were kept for it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One compiled graph: a forward or a backward pass. added_bytes: by how much memory in use grows at most while it
+    runs."""
+
+    backward: bool
+    module: fx.GraphModule
+    added_bytes: int
+    flops: int
+    collectives: tuple[Collective, ...]
+
+
+Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
+"""Gets a graph that is called, and what makes its results."""
+
+
+def counting_backend(called: Called, *, fuses: bool) -> CompilerBackend:
+    """A backend for ``torch.compile`` that tells ``called`` of each call of a graph."""
+
+    def compiled(module: fx.GraphModule, _inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
+        graph = counted(module, backward=backward)
+        call: Callable[..., Any] = make_boxed_func(
+            lambda *arguments: called(graph, partial(results_of, module, arguments))
+        )
+        return call
+
+    def partitioned(joint: fx.GraphModule, inputs: Any, **named: Any) -> tuple[fx.GraphModule, fx.GraphModule]:  # noqa: ANN401 (torch's interface)
+        for node in joint.graph.nodes if fuses else ():
+            if is_in_kernel(node):
+                is_result = not all(map(is_in_kernel, node.users))
+                node.meta.update(
+                    {FUSED: not is_result} | ({"recompute": CheckpointPolicy.MUST_SAVE} if is_result else {})
+                )
+        found: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
+            joint, inputs, compiler="inductor", **named
+        )
+        return found
+
+    backend: CompilerBackend = aot_autograd(
+        fw_compiler=partial(compiled, backward=False),
+        bw_compiler=partial(compiled, backward=True),
+        partition_fn=partitioned,
+        keep_inference_input_mutations=True,
+        decompositions=select_decomp_table,
+    )
+    return backend
+
+
+def is_in_kernel(node: fx.Node) -> bool:
+    """Whether the innermost function that called the operator is of ``engine.kernels``."""
+    *_, innermost = [line for line in (node.meta.get("stack_trace") or "").splitlines() if "File " in line] or [""]
+    return KERNELS in innermost
+
+
+def counted(module: fx.GraphModule, *, backward: bool) -> Graph:
+    nodes = list(module.graph.nodes)
+    return Graph(backward, module, most_added(nodes), sum(map(node_flops, nodes)), tuple(collectives_in(nodes)))
+
+
+def node_flops(node: fx.Node) -> int:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return 0
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    return flops_of(node.target, args, kwargs, node.meta["val"])
+
+
+def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Fake results, which share memory with arguments and with each other as the real ones would."""
+    known: dict[fx.Node, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), arguments, strict=True))
+    (output,) = module.graph.find_nodes(op="output")
+    for node in needed_for(output):
+        if node not in known:
+            known[node] = viewed(node, known) if is_view(node) else tree_map(alike, node.meta["val"])
+    return tuple(fx.map_arg(output.args[0], known.__getitem__))
+
+
+def needed_for(output: fx.Node) -> list[fx.Node]:
+    """Its operands and what they are views of, in the order of the graph."""
+    needed, new = set[fx.Node](), list(output.all_input_nodes)
+    while new:
+        node = new.pop()
+        needed.add(node)
+        new.extend(node.all_input_nodes if is_view(node) else ())
+    return [node for node in output.graph.nodes if node in needed]
+
+
+def is_view(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return is_view(node.all_input_nodes[0])
+    return node.target is VIEW or (isinstance(node.target, torch._ops.OpOverload) and makes_view(node.target))
+
+
+def makes_view(func: Any) -> bool:  # noqa: ANN401 (an operator)
+    returns = func._schema.returns
+    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+
+
+def viewed(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:  # noqa: ANN401 (what the operator returns)
+    target: Any = node.target
+    return target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
+
+
+def alike(value: Any) -> Any:  # noqa: ANN401 (a tensor or a number)
+    """Symbols of the compiler mean nothing outside of their graph: the numbers that they stand for."""
+    if not isinstance(value, Tensor):
+        return number_of(value) if isinstance(value, torch.SymInt) else value
+    shape, strides = ([number_of(size) for size in sizes] for sizes in (value.shape, value.stride()))
+    return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+
+
+def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
+    return int(size.node.hint if isinstance(size, torch.SymInt) else size)
+
+
+def most_added(nodes: Sequence[fx.Node]) -> int:
+    """Bytes by which memory in use grows at most: results are kept, arguments that nothing else holds are freed."""
+    reads = {node: frozenset(buffers_read(node)) for node in nodes}
+    last: dict[fx.Node, int] = {}
+    for index, node in enumerate(nodes):
+        if is_stored(node):
+            last.update(dict.fromkeys(reads[node], index))
+    now = most = 0
+    for index, node in enumerate(nodes):
+        if not is_stored(node):
+            continue
+        if node.op == "call_function":
+            now += node_bytes(node)
+            most = max(most, now)
+        for buffer in reads[node]:
+            if last[buffer] == index and not (buffer.op == "placeholder" and buffer.name.startswith(KEPT)):
+                now -= node_bytes(buffer)
+    return most
+
+
+def buffers_read(node: fx.Node) -> Iterator[fx.Node]:
+    """What is in memory and read to compute a node, through everything that is fused into it."""
+    seen, new = set[fx.Node](), list(node.all_input_nodes)
+    while new:
+        each = new.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if is_stored(each):
+            yield each
+        else:
+            new.extend(each.all_input_nodes)
+
+
+def is_stored(node: fx.Node) -> bool:
+    """Whether memory is taken for its result, or would be for the result of the graph."""
+    if node.op != "call_function":
+        return True
+    if (
+        node.meta.get(FUSED)
+        or is_view(node)
+        or node.target is operator.getitem
+        or not isinstance(node.target, torch._ops.OpOverload)
+    ):
+        return False
+    return not is_elementwise(node) or any(map(reads_memory, node.users))
+
+
+def reads_memory(user: fx.Node) -> bool:
+    """Whether Inductor generates no code for it, with which it could fuse that of what it reads."""
+    if is_view(user):
+        return any(map(reads_memory, user.users))
+    return not (is_elementwise(user) or getattr(user.target, "_overloadpacket", None) in REDUCTIONS)
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in target.tags or target._overloadpacket in MOVES
+
+
+aten = torch.ops.aten
+MOVES = frozenset(
+    {
+        aten._to_copy,
+        aten.clone,
+        aten.cat,
+        aten.constant_pad_nd,
+        aten.copy_,
+        aten.copy,
+        aten.expand,
+        aten.full,
+        aten.full_like,
+        aten.zeros,
+        aten.arange,
+        aten.index,
+        aten.embedding,
+        aten.gather,
+        aten.where,
+        aten.empty,
+        torch.ops.prims.convert_element_type,
+        torch.ops.prims.iota,
+    }
+)
+"""Computed where they are read, as what is element-wise by its declaration."""
+REDUCTIONS = frozenset({aten.sum, aten.mean, aten.amax, aten.amin, aten.any, aten.var_mean, aten.argmax})
+
+
+def node_bytes(node: fx.Node) -> int:
+    return sum(
+        number_of(part.numel()) * part.itemsize
+        for part in tree_leaves(node.meta.get("val"))
+        if isinstance(part, Tensor)
+    )

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that a rank allocates, multiplies and communicates, in the order in which the host asks for it."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from llmb.engine.account.collectives import NAMESPACES, Collective, collective_of, is_collective, name_of
+from llmb.engine.account.flops import flops_of
+from llmb.engine.account.graphs import KERNELS, Graph
+from llmb.engine.account.live_bytes import LiveBytes
+from llmb.engine.model.local_shard import local_tensor
+
+Owner = Literal["weights", "gradients", "optimizer", "activations", "other"]
+PLACES: Sequence[tuple[str, str, Owner]] = (
+    ("/fsdp/", "reduce", "gradients"),
+    ("/fsdp/", "grad", "gradients"),
+    ("/fsdp/", "", "weights"),
+    ("engine/optimizer.py", "build_optimizer", "optimizer"),
+    ("engine/optimizer.py", "", "other"),
+    ("engine/model/linear.py", "GradientSum.__init__", "gradients"),
+    ("engine/gradient_accumulation.py", "_to_fp32", "gradients"),
+    ("engine/flat_parameters.py", "", "weights"),
+    ("engine/precision/", "keep_weight", "weights"),
+    ("engine/loop.py", "give_memory", "weights"),
+    ("engine/account/step.py", "step", "other"),
+)
+"""File and function on the stack, and who owns what they allocate; the innermost decides."""
+UNCOUNTED = ("wait_tensor", "_wrap_tensor_autograd")
+"""Operators on results of collectives, which send nothing."""
+
+
+class Ledger(TorchDispatchMode):
+    """Counts while it is a context. Of real tensors, or above a mode of fake ones.
+
+    fuses: functions of ``engine.kernels`` run as one kernel each, whose intermediate values take no memory; else their
+    torch code does. mode: that of the fake tensors; others, in which torch infers shapes, take no memory.
+    """
+
+    def __init__(self, *, fuses: bool, mode: FakeTensorMode | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fuses = fuses
+        self.mode = mode
+        self.memory = LiveBytes()
+        self.flops = 0
+        self.collectives: list[Collective] = []
+        self.parameters: set[nn.Parameter] = set()
+        self.gathered: dict[nn.Module, list[Tensor]] = {}
+        self.inside = 0
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Compiled code runs under it."""
+        return True
+
+    def begin(self) -> None:
+        """Forgets what was counted; what is live stays known."""
+        self.flops = 0
+        self.collectives.clear()
+        self.memory.forget_peak()
+
+    def follow(self, stages: Sequence[nn.Module]) -> None:
+        """Learns of gathered parameters, and of gradients, when they come into being."""
+        for stage in stages:
+            self._follow_parameters(stage)
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.register_forward_pre_hook(self._gathered)
+
+    def _gathered(self, module: nn.Module, _inputs: object) -> None:
+        """FSDP has put gathered parameters in the place of the module's own, and keeps them, with or without memory."""
+        if module not in self.gathered:
+            self.gathered[module] = [local_tensor(each.detach()) for each in self._follow_parameters(module)]
+
+    def _follow_parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """Returns those that are new."""
+        new = [parameter for parameter in module.parameters() if parameter not in self.parameters]
+        self.parameters.update(new)
+        for parameter in new:
+            self.memory.give(local_tensor(parameter.detach()), "weights")
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._accumulated)
+        return new
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.memory.give(local_tensor(parameter.grad), "gradients")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 (torch's interface)
+        if DTensor in types:
+            return NotImplemented  # it calls operators on local tensors
+        kwargs = kwargs or {}
+        if func.namespace == "prim" or self.inside:
+            return func(*args, **kwargs)
+        self._note_resizes()
+        result = self._result(func, args, kwargs)
+        if func.namespace in NAMESPACES:
+            if is_collective(func):
+                self.collectives.append(collective_of(func, args, kwargs, result))
+            elif name_of(func) not in UNCOUNTED:
+                raise NotImplementedError(f"the collective {func} is not counted")
+        else:
+            self.flops += flops_of(func, args, kwargs, result)
+        self._allocated(result)
+        return result
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 (torch's interface)
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if not given or any(isinstance(each, FakeTensor) or each.is_meta for each in given):
+            if func is torch.ops.aten._local_scalar_dense.default and given:
+                # Values that the host reads: counters of steps, and flags that are set in a step.
+                return 0 if given[0].dtype is torch.bool else 1
+            if func is torch.ops.aten._grouped_mm.default and given[0].dtype is torch.float32:
+                return _grouped_product(*args, **kwargs)
+            return func(*args, **kwargs)
+        with unset_fake_temporarily():  # meshes hold real numbers of ranks, of which they compute others
+            return func(*args, **kwargs)
+
+    def called(self, graph: Graph, results: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """A compiled graph runs."""
+        self._note_resizes()
+        self.flops += graph.flops
+        self.collectives.extend(graph.collectives)
+        self.memory.note_peak({"activations": graph.added_bytes})
+        self.inside += 1
+        found = results()
+        self.inside -= 1
+        self._allocated(found)
+        return found
+
+    def _note_resizes(self) -> None:
+        """FSDP gathers and frees the parameters of a module together."""
+        for tensors in self.gathered.values():
+            if tensors and self.memory.resize(tensors[0].untyped_storage()):
+                for tensor in tensors[1:]:
+                    self.memory.resize(tensor.untyped_storage())
+                self.memory.note_peak()
+
+    def _allocated(self, result: Any) -> None:  # noqa: ANN401 (whatever an operator returns)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and self._takes_memory(tensor) and not self.memory.knows(tensor):
+                owner, within_kernel = owner_here()
+                self.memory.add(tensor, owner)
+                if not (within_kernel and self.fuses):
+                    self.memory.note_peak()
+
+    def _takes_memory(self, tensor: Tensor) -> bool:
+        return not isinstance(tensor, FakeTensor) or tensor.fake_mode is self.mode
+
+
+def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Tensor:  # noqa: ANN401 (as torch declares it)
+    """torch computes it in fp32 too, on a CPU, but knows the shape of the result only in bf16."""
+    groups = (len(offs),) if right.ndim == 2 else ()
+    return left.new_empty((*groups, left.shape[0], right.shape[-1]))
+
+
+def owner_here() -> tuple[Owner, bool]:
+    """Who owns what is allocated now, and whether it is within a kernel of the engine."""
+    within_kernel = False
+    for path, function in stack():
+        within_kernel = within_kernel or KERNELS in path
+        for place, name, owner in PLACES:
+            if place in path and name in function:
+                return owner, within_kernel
+    return "activations", within_kernel
+
+
+def stack() -> Iterator[tuple[str, str]]:
+    """File and qualified name of each function, the innermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_code.co_qualname
+        frame = frame.f_back

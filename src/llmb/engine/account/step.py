@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the engine's own step: of real ranks, or of one rank among fake ones.
+
+A step of many micro-batches is counted from two of fewer: what each further round of micro-batches adds is the same.
+"""
+
+import gc
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from llmb.catalogue.records import Layout
+from llmb.engine.account.collectives import group_names, shown_group
+from llmb.engine.account.ledger import Ledger
+from llmb.engine.data.batches import MicroBatch
+from llmb.engine.data.steps import Figures, StepData
+from llmb.engine.loop import build_passes, do_step
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.mesh import Ranks
+from llmb.runs.plan import EnginePlan
+from llmb.runs.rank_account import OWNERS, CollectiveCount, RankAccount
+
+Key = TypeVar("Key")
+
+
+class SameBatches:
+    """Micro-batches of the right shape, all values 0: each sequence is one document."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout, self.device = layout, device
+
+    def step(self, number: int) -> StepData:  # noqa: ARG002 (every step has the same)
+        shape = (self.layout.mbs, self.layout.seq_len)
+        tokens, labels = (torch.zeros(shape, dtype=torch.int64, device=self.device) for _ in range(2))
+        batches = [MicroBatch(tokens, labels, None)] * self.layout.ga
+        return StepData(Figures(self.layout.ga * self.layout.mbs * self.layout.seq_len, 1, 0, 0), batches)
+
+
+class Group(NamedTuple):
+    kind: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one step takes. messages, bytes: by kind and group of collectives, in the order of the first ones."""
+
+    peak: Counter[str]
+    flops: int
+    messages: Counter[Group]
+    bytes: Counter[Group]
+
+    def extended(self, fewer: "Counts", rounds: int) -> "Counts":
+        """With ``rounds`` more of what this step has more than ``fewer``."""
+        return Counts(
+            _extended(self.peak, fewer.peak, rounds),
+            self.flops + rounds * (self.flops - fewer.flops),
+            _extended(self.messages, fewer.messages, rounds),
+            _extended(self.bytes, fewer.bytes, rounds),
+        )
+
+
+def _extended(more: Counter[Key], fewer: Counter[Key], rounds: int) -> Counter[Key]:
+    return Counter({key: size + rounds * (size - fewer[key]) for key, size in more.items()})
+
+
+def account_of(
+    plan: EnginePlan, stages: Sequence[Decoder], ranks: Ranks, ledger: Ledger, *, extends: bool
+) -> RankAccount:
+    """What this rank takes in a step; within ``ledger``, which follows ``stages``. ``extends``: from fewer."""
+    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
+
+    def counts(number: int, micro_batches: int) -> Counts:
+        short = with_micro_batches(plan, micro_batches)
+        passes = build_passes(list(stages), short, ranks)
+        gc.collect()
+        ledger.begin()
+        do_step(number, short, passes, optimizers, SameBatches(short.recipe.layout, ranks.device), ranks)
+        return counted(ledger, ranks)
+
+    layout = plan.recipe.layout
+    each, wanted = layout.pp, layout.ga
+    counts(0, min(2 * each, wanted))  # all is compiled then, torch knows all shapes, and optimizers have their state
+    rounds, remainder = divmod(wanted - 3 * each, each)
+    if not extends or rounds <= 0 or remainder:
+        found = counts(1, wanted)
+    else:
+        fewer = counts(1, 2 * each)
+        found = counts(2, 3 * each).extended(fewer, rounds)
+    return RankAccount(
+        rank=ranks.rank,
+        pp_stage=ranks.pp_rank,
+        peak_bytes=found.peak.total(),
+        bytes_by_owner={owner: found.peak[owner] for owner in OWNERS},
+        flops=found.flops,
+        collectives=tuple(
+            CollectiveCount(kind=of.kind, group=of.group, count=count, bytes=found.bytes[of])
+            for of, count in found.messages.items()
+        ),
+    )
+
+
+def with_micro_batches(plan: EnginePlan, number: int) -> EnginePlan:
+    layout = plan.recipe.layout
+    short = layout.model_copy(update={"gbs": layout.mbs * layout.dp * number})
+    return plan.model_copy(update={"recipe": plan.recipe.model_copy(update={"layout": short})})
+
+
+def counted(ledger: Ledger, ranks: Ranks) -> Counts:
+    known = group_names(ranks)
+    messages: Counter[Group] = Counter()
+    size: Counter[Group] = Counter()
+    for each in ledger.collectives:
+        group = Group(each.kind, shown_group(each.group, known))
+        messages[group] += 1
+        size[group] += each.bytes
+    return Counts(Counter(ledger.memory.peak.by), ledger.flops, messages, size)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank of a layout takes in a step: one that really trains, or one among fake ones.
+
+Arguments: folder with plan.json and room for the rendezvous; ``real``, ``allocated`` or ``fake``; rank. Prints, as
+JSON, the account, the collectives in order with the members of their groups and, for ``allocated``, what the allocator
+was asked for.
+"""
+
+import gc
+import json
+import os
+import sys
+import warnings
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from llmb.engine.account.collectives import members
+from llmb.engine.account.ledger import Ledger
+from llmb.engine.account.one_rank import fake_account
+from llmb.engine.account.step import SameBatches, account_of
+from llmb.engine.loop import build_passes, do_step, give_memory, prepare_stages, shape_stages
+from llmb.engine.model.initialize import initialize
+from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.gloo import gloo_backend
+from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.runs.plan import EnginePlan
+
+CPU = torch.device("cpu")
+
+
+def real_ranks(plan: EnginePlan, rank: int, store: Path) -> Ranks:
+    layout = plan.recipe.layout
+    dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=f"file://{store}")
+    replicas = plan.parallelism.replicas(layout)
+    return arrange(rank, CPU, layout, replicas, experts=plan.recipe.model.moe is not None)
+
+
+def allocated_at_peak(plan: EnginePlan, ranks: Ranks) -> int:
+    """Bytes, of torch's own record of every allocation in a second step; no mode sees the operators."""
+    stages = prepare_stages(plan, ranks)
+    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
+    layout = plan.recipe.layout
+    source = SameBatches(layout, ranks.device)
+    for number in range(2):
+        passes = build_passes(stages, plan, ranks)
+        gc.collect()
+        before = live_bytes()
+        with torch.profiler.profile(profile_memory=True) as profile:
+            do_step(number, plan, passes, optimizers, source, ranks)
+    events = profile.profiler.kineto_results.events()
+    changes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
+    return before + max(accumulate(size for _, size in changes))
+
+
+def live_bytes() -> int:
+    storages = {}
+    for each in gc.get_objects():
+        if isinstance(each, Tensor):
+            storage = local_tensor(each.detach()).untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def sequence(ledger: Ledger) -> list[dict[str, Any]]:
+    return [each._asdict() | {"members": members(each.group)} for each in ledger.collectives]
+
+
+def fake(plan: EnginePlan, rank: int) -> dict[str, Any]:
+    account, ledger = fake_account(plan, rank)
+    return {"account": account.model_dump(), "sequence": sequence(ledger)}
+
+
+def real(plan: EnginePlan, rank: int, store: Path, *, allocates: bool) -> dict[str, Any]:
+    ranks = real_ranks(plan, rank, store)
+    allocated = allocated_at_peak(plan, ranks) if allocates else None
+    gc.collect()
+    ledger = Ledger(fuses=False)
+    stages = shape_stages(plan, ranks)
+    with ledger:
+        give_memory(stages, plan, ranks)
+        for stage in stages:
+            initialize(stage, plan.recipe.model, plan.seed)
+        ledger.follow(stages)
+        account = account_of(plan, stages, ranks, ledger, extends=False)
+    found = {"account": account.model_dump(), "sequence": sequence(ledger), "allocated": allocated}
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def main(folder: Path, way: str, rank: int) -> None:
+    plan = EnginePlan(**json.loads((folder / "plan.json").read_text()))
+    found = fake(plan, rank) if way == "fake" else real(plan, rank, folder / "store", allocates=way == "allocated")
+    print(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+
+
+warnings.simplefilter("ignore")
+main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The account of one rank among fake ones is what that rank takes when it trains."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from llmb.runs.parallelism import Parallelism
+from llmb.runs.plan import Plan
+
+WORKER = Path(__file__).parent / "account_worker.py"
+LLAMA, MAVERICK, LORA = "pretrain_llama3.1", "finetune_llama4-maverick", "finetune_llama3"
+MICRO_BATCHES = 5
+"""More than are counted: the others are added."""
+
+
+class Case(NamedTuple):
+    sizes: dict[str, Any]
+    workload: str = LLAMA
+    ranks: int = 2
+    choices: dict[str, Any] = {}  # noqa: RUF012 (not changed)
+
+
+FULL, OPTIMIZER = Parallelism(dp_sharding="full"), Parallelism(dp_sharding="optimizer")
+CASES = {
+    "TP2 + SP": Case({"tp": 2}),
+    "PP2 x VP2": Case({"pp": 2, "vp": 2, "gbs": 8}),
+    "CP2": Case({"cp": 2}),
+    "EP2": Case({"ep": 2}, MAVERICK, choices={"force_load_balancing": True}),
+    "FSDP2": Case({}, choices={"parallelism": FULL}),
+    "ZeRO-1": Case({}, choices={"parallelism": OPTIMIZER}),
+    "FP8": Case({}, choices={"dtype": "fp8"}),
+    "LoRA TP2": Case({"tp": 2}, LORA),
+}
+SLOW = set(CASES) - {"TP2 + SP"}
+MakePlan = Callable[..., Plan]
+RunRanks = Callable[..., list[str]]
+
+
+def written(case: Case, make_plan: MakePlan, folder: Path) -> None:
+    data_parallel = 1 if {"tp", "pp", "cp"} & set(case.sizes) else case.ranks
+    sizes = {"gbs": MICRO_BATCHES * data_parallel, **case.sizes}
+    plan = make_plan(case.workload, steps=2, scale=case.ranks, overrides=sizes, **case.choices)
+    (folder / "plan.json").write_text(plan.model_dump_json())
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
+def test_an_account_is_what_ranks_take_when_they_train(
+    name: str, run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
+) -> None:
+    """Peak, FLOPs, and the number and bytes of the collectives in every group, all five micro-batches of a step."""
+    case = CASES[name]
+    written(case, tiny_plan, tmp_path)
+    real = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "real")]
+    fake = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "fake")]
+    assert disorder([each["sequence"] for each in fake]) == []
+    for ours, theirs in zip(fake, real, strict=True):
+        account, true = ours["account"], theirs["account"]
+        assert account["flops"] == true["flops"] > 0
+        assert account["collectives"] == true["collectives"] != []
+        # Gloo holds what it has sent until the step ends, and NCCL until it has arrived.
+        sent = sum(each["bytes"] for each in account["collectives"] if each["kind"] == "send")
+        assert account["peak_bytes"] <= 1.001 * true["peak_bytes"]
+        assert true["peak_bytes"] <= 1.02 * account["peak_bytes"] + sent
+        assert sum(account["bytes_by_owner"].values()) == account["peak_bytes"]
+
+
+def test_the_allocator_is_asked_for_what_an_account_says(
+    run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
+) -> None:
+    """torch's own record of allocations has those within operators too, such as the workspace of attention."""
+    written(Case({"gbs": 2}, ranks=1), tiny_plan, tmp_path)
+    (found,) = (json.loads(printed) for printed in run_ranks(WORKER, 1, tmp_path, "allocated"))
+    assert 1.0 <= found["allocated"] / found["account"]["peak_bytes"] < 1.03
+
+
+@pytest.mark.slow
+def test_ranks_issue_collectives_in_an_order_that_cannot_deadlock(
+    run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
+) -> None:
+    written(Case({"tp": 2, "pp": 2, "vp": 2, "gbs": 4}, ranks=8), tiny_plan, tmp_path)
+    fake = [json.loads(printed) for printed in run_ranks(WORKER, 8, tmp_path, "fake")]
+    assert disorder([each["sequence"] for each in fake]) == []
+    swapped = [list(each["sequence"]) for each in fake]
+    swapped[3] = swapped[3][::-1]
+    assert disorder(swapped) != []
+
+
+def disorder(sequences: list[list[dict[str, Any]]]) -> list[str]:
+    """Groups whose members do not all issue the same collectives in the same order, or where sends meet no receives."""
+    together: dict[tuple[int, ...], dict[int, list[tuple[str, int]]]] = defaultdict(dict)
+    pairs: dict[tuple[str, tuple[int, ...], int, int], dict[str, list[int]]] = defaultdict(
+        lambda: {"send": [], "recv": []}
+    )
+    for rank, sequence in enumerate(sequences):
+        for each in sequence:
+            members = tuple(each["members"])
+            if each["peer"] is None:
+                together[members].setdefault(rank, []).append((each["kind"], each["bytes"]))
+                continue
+            other = members[each["peer"]]
+            way = (rank, other) if each["kind"] == "send" else (other, rank)
+            pairs[(each["group"], members, *way)][each["kind"]].append(each["bytes"])
+    apart = [
+        f"group {members}" for members, of in together.items() if len({tuple(of.get(rank, ())) for rank in members}) > 1
+    ]
+    return apart + [f"pair {pair}" for pair, of in pairs.items() if of["send"] != of["recv"]]
