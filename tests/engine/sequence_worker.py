@@ -2,8 +2,9 @@
 """One of two tensor-parallel ranks with a shard of the sequence each: what a block keeps, and what it communicates.
 
 Arguments: folder with plans.json and room for the rendezvous, rank. The first rank prints, as JSON, for each plan how
-many elements each tensor has that the block keeps for its backward pass, and how often this rank gathered, and reduced
-and scattered, in the forward and in the backward pass.
+many elements each tensor has that the block keeps for its backward pass; how often this rank gathered, and reduced and
+scattered, in the forward and in the backward pass; and the largest relative difference of results and gradients from
+those of a block that gathers its layers' inputs before them.
 """
 
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from layout_values import error
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
@@ -23,9 +25,17 @@ from torch.profiler import ProfilerActivity, profile
 from llmb.engine import transformations
 from llmb.engine.compile import apply_compile
 from llmb.engine.data.batches import rank_samples
+from llmb.engine.gradient_accumulation import give_sums
 from llmb.engine.loop import prepare_stages
 from llmb.engine.lora import token_keys
+from llmb.engine.model.adapter import Dropout
+from llmb.engine.model.attention import Attention
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.feedforward import GatedMLP
+from llmb.engine.model.linear import Linear
+from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.rotary import rotary_tables
+from llmb.engine.parallel.collectives import all_gather
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
@@ -56,14 +66,51 @@ def passes(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
 
     def forward() -> Tensor:
         with saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
-            return stage.layers["0"](hidden, rotary)
+            output = stage.layers["0"](hidden, rotary)
+        # Compiled code keeps some tensors without telling.
+        kept.extend(tensor.numel() for tensor in getattr(output.grad_fn, "_tensors_no_vc_check", None) or ())
+        return output
 
     with fp8_step([stage], 0):
         forward().sum().backward()  # compiles
         kept.clear()
+        clear(stage, hidden)
         output, of_forward = traffic(forward)
         _, of_backward = traffic(output.sum().backward)
-    return {"kept": kept, "forward": of_forward, "backward": of_backward}
+        found = taken(stage, hidden, output)
+        gather_before(stage)
+        output = stage.layers["0"].compute(hidden, rotary, None)
+        output.sum().backward()
+        expected = taken(stage, hidden, output)
+    worst = max(error(found[name], expected[name]) for name in expected)
+    return {"kept": kept, "forward": of_forward, "backward": of_backward, "error": worst}
+
+
+def clear(stage: Decoder, hidden: Tensor) -> None:
+    for tensor in (hidden, *stage.parameters()):
+        tensor.grad = None
+    for sums in stage.gradient_sums:
+        sums.is_empty.fill_(True)
+
+
+def taken(stage: Decoder, hidden: Tensor, output: Tensor) -> dict[str, Tensor]:
+    """The output and all gradients, which are then cleared."""
+    give_sums([stage])
+    tensors = {"hidden": hidden, **dict(stage.named_parameters())}
+    gradients = {name: local_tensor(each.grad) for name, each in tensors.items() if each.grad is not None}
+    found = {name: gradient.clone() for name, gradient in {**gradients, "output": output.detach()}.items()}
+    clear(stage, hidden)
+    return found
+
+
+def gather_before(stage: Decoder) -> None:
+    for module in stage.modules():
+        if isinstance(module, Attention | GatedMLP):
+            group = module.q_proj.group if isinstance(module, Attention) else module.gate_proj.group
+            module.register_forward_pre_hook(lambda _, given, group=group: (all_gather(given[0], 1, group), *given[1:]))
+    for module in stage.modules():
+        if isinstance(module, Linear | Dropout):
+            module.group = None
 
 
 def main(folder: Path, rank: int) -> None:

@@ -55,6 +55,14 @@ def test_a_cast_is_that_of_torch(shape, worst, dtype):
     assert_both_ways(run(fp8_cast_triton.cast_both_ways, source, SCALE, dtype), source, dtype)
 
 
+def test_what_is_cast_already_is_transposed_as_it_is():
+    """Without NaN, which the interpreter reads as a number."""
+    source = cast(with_worst(random(131, 70), -math.inf), SCALE, FORMATS[0])
+    values, transposed, _ = run(fp8_cast_triton.cast_both_ways, source, torch.ones(()), FORMATS[0])
+    torch.testing.assert_close(values.float(), source.float(), rtol=0, atol=0)
+    torch.testing.assert_close(transposed.float(), source.mT.float(), rtol=0, atol=0)
+
+
 def test_zeros_have_no_largest_value():
     *_, amax = run(fp8_cast_triton.cast_both_ways, torch.zeros(70, 70).bfloat16(), SCALE, FORMATS[0])
     assert amax == 0

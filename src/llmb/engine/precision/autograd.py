@@ -3,21 +3,24 @@
 
 A product of one weight, or of several below each other; and the same with what comes before or after it in one pass
 over memory: an activation, a norm, the rotation of queries and keys. Functions that normalize return the hidden states,
-too: the gradients of both of their uses meet in one backward function.
+too: the gradients of both of their uses meet in one backward function. A product gathers its input as bytes of FP8 if
+that is a shard of the sequence (``model.sequence_shard``).
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
+from typing import cast as cast_type
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from llmb.engine.kernels.arguments import Activation, Heads, Normalized, NormGradients, NormOf, Rotation
-from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient
+from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient, transpose
 from llmb.engine.kernels.norm import normalize_and_cast, normalize_backward, normalize_backward_and_cast
 from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate, rotate_in_place
+from llmb.engine.model.sequence_shard import SEQUENCE, gathered, overlapped
+from llmb.engine.parallel.collectives import Group, finish, start_scatter
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, Scaled, cast_tensor, multiply
 from llmb.engine.typed_autograd import save_for_backward
 from llmb.runs.attention import ProductDtype
@@ -32,7 +35,8 @@ class Operands(NamedTuple):
 
     hidden: [rows, inputs], of which only the gradient is used; the input's values are the cast, ``Cast``.
     kept: the weights in FP8 as one matrix, [sum of outputs, inputs], and its transpose; None casts them at every use.
-    probe: see ``LayerScales``.
+    probe: see ``LayerScales``. group: the ranks with a shard each of the sequence, which the product gathers in FP8;
+    None if the input is whole. batch: how many sequences the rows are of.
     """
 
     hidden: Tensor
@@ -50,6 +54,8 @@ class Operands(NamedTuple):
     delayed: bool
     product_dtype: ProductDtype
     activation: Activation | None
+    group: Group | None
+    batch: int
 
 
 HIDDEN, PROBE = Operands._fields.index("hidden"), Operands._fields.index("probe")
@@ -59,8 +65,8 @@ WEIGHTS = len(Operands._fields)
 class Saved(NamedTuple):
     """For the backward pass.
 
-    rows: the input's transpose. held: the kept transposed weights, or else the weights. more: what a function saves
-    besides.
+    rows: the input's transpose, or its values where they are gathered again; None without trained weights. held: the
+    kept transposed weights, or else the weights. more: what a function saves besides.
     """
 
     rows: Tensor | None
@@ -83,6 +89,8 @@ class Fp8Context(FunctionCtx):
     activation: Activation
     interleaved: bool
     outputs: list[int]
+    group: Group | None
+    batch: int
 
 
 def forward(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor]) -> Tensor:
@@ -91,16 +99,22 @@ def forward(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor]) -> T
     matrix = cast_weights(weights, operands.weight_scale) if kept is None else kept
     ctx.keeps, ctx.delayed, ctx.product_dtype = kept is not None, operands.delayed, operands.product_dtype
     ctx.outputs = [len(weight) for weight in weights]
-    taken, turned = Scaled(operands.values, operands.input_inverse), Scaled(matrix, operands.weight_inverse).mT
+    values = operands.values
+    if operands.group is not None:
+        values = as_rows(gathered(as_bytes(values, operands.batch), operands.group), values.dtype)
+    taken, turned = Scaled(values, operands.input_inverse), Scaled(matrix, operands.weight_inverse).mT
     return multiply(taken, turned, fast=True, product_dtype=operands.product_dtype)
 
 
 def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor | None] = ()) -> None:
     held = weights if operands.kept_transposed is None else [operands.kept_transposed]
-    ctx.held = len(held)
+    ctx.held, ctx.group, ctx.batch = len(held), operands.group, operands.batch
+    rows = operands.transposed
+    if operands.group is not None and any(ctx.needs_input_grad[WEIGHTS : WEIGHTS + len(weights)]):
+        rows = operands.values
     save_for_backward(
         ctx,
-        operands.transposed,
+        rows,
         operands.input_inverse,
         operands.input_amax,
         operands.weight_scale,
@@ -121,17 +135,89 @@ def saved(ctx: Fp8Context) -> Saved:
 
 def backward(ctx: Fp8Context, kept: Saved, given: Cast) -> Gradients:
     """dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
-    product = partial(multiply, fast=False, product_dtype=ctx.product_dtype)
     found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     found[PROBE] = torch.stack((kept.input_amax, given.amax))
-    if ctx.needs_input_grad[HIDDEN]:
+    to_weights: Tensor | None = None
+    trained = given.transposed is not None and kept.rows is not None
+    if ctx.needs_input_grad[HIDDEN] or (trained and ctx.group is not None):
         weight = kept.held[0] if ctx.keeps else cast_weights(kept.held, kept.weight_scale).t().contiguous()
-        found[HIDDEN] = product(Scaled(given.values, given.inverse), Scaled(weight, kept.weight_inverse).mT)
-    if given.transposed is not None and kept.rows is not None:
-        columns = Scaled(kept.rows, kept.input_inverse).mT
-        to_weights = product(Scaled(given.transposed, given.inverse), columns)
+        to_input = given.values, given.inverse, weight, kept.weight_inverse, ctx.product_dtype
+        if ctx.group is None:
+            found[HIDDEN] = gradient_product(*to_input)
+        elif given.transposed is None or kept.rows is None:
+            whole = torch.unflatten(gradient_product(*to_input), 0, (ctx.batch, -1))
+            found[HIDDEN] = finish(start_scatter(whole, SEQUENCE, ctx.group), SEQUENCE).flatten(0, 1)
+        else:
+            compute = shard_gradients if torch.compiler.is_compiling() else _shard_gradients
+            of_shard = given.transposed, kept.rows, kept.input_inverse, ctx.batch
+            found[HIDDEN], to_weights = compute(*to_input, *of_shard, *ctx.group)
+    if ctx.group is None and given.transposed is not None and kept.rows is not None:
+        to_weights = gradient_product(given.transposed, given.inverse, kept.rows, kept.input_inverse, ctx.product_dtype)
+    if to_weights is not None:
         found[WEIGHTS : WEIGHTS + len(ctx.outputs)] = torch.split(to_weights, ctx.outputs)
     return tuple(found)
+
+
+def gradient_product(left: Tensor, left_inverse: Tensor, right: Tensor, right_inverse: Tensor, dtype: str) -> Tensor:
+    """``left`` [m, k] times the transpose of ``right`` [n, k], both row-major."""
+    product_dtype = cast_type(ProductDtype, dtype)
+    scaled = Scaled(left, left_inverse), Scaled(right, right_inverse).mT
+    return multiply(*scaled, fast=False, product_dtype=product_dtype)
+
+
+def _shard_gradients(
+    values: Tensor,
+    inverse: Tensor,
+    weight: Tensor,
+    weight_inverse: Tensor,
+    dtype: str,
+    transposed: Tensor,
+    shard: Tensor,
+    shard_inverse: Tensor,
+    batch: int,
+    name: str,
+    size: int,
+    rank: int,
+) -> tuple[Tensor, Tensor]:
+    """See ``model.sequence_shard``. values, transposed: the gradient of the outputs, cast both ways."""
+
+    def to_input() -> Tensor:
+        return torch.unflatten(gradient_product(values, inverse, weight, weight_inverse, dtype), 0, (batch, -1))
+
+    def to_weights(whole: Tensor) -> Tensor:
+        rows = transpose(as_rows(whole, shard.dtype))
+        return gradient_product(transposed, inverse, rows, shard_inverse, dtype).contiguous()
+
+    to_shard, of_weights = overlapped(as_bytes(shard, batch), Group(name, size, rank), to_input, to_weights)
+    return to_shard.flatten(0, 1), of_weights
+
+
+shard_gradients = torch.library.custom_op("llmb::fp8_shard_gradients", _shard_gradients, mutates_args=())
+
+
+@shard_gradients.register_fake
+def _(
+    _values: Tensor,
+    _inverse: Tensor,
+    _weight: Tensor,
+    _weight_inverse: Tensor,
+    _dtype: str,
+    transposed: Tensor,
+    shard: Tensor,
+    *_: object,
+) -> tuple[Tensor, Tensor]:
+    of_weights = shard.new_empty((len(transposed), shard.shape[1]), dtype=torch.bfloat16)
+    return shard.new_empty(shard.shape, dtype=torch.bfloat16), of_weights
+
+
+def as_bytes(rows: Tensor, batch: int) -> Tensor:
+    """[rows, columns] in FP8, which not every collective knows, as [batch, seq, columns]."""
+    return torch.unflatten(rows.view(torch.uint8), 0, (batch, -1))
+
+
+def as_rows(whole: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse."""
+    return whole.flatten(0, 1).view(dtype)
 
 
 def cast_weights(weights: Sequence[Tensor], scale: Tensor) -> Tensor:

@@ -24,8 +24,6 @@ from llmb.engine.model.linear import Joined, Linear
 from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.norms import Norm
 from llmb.engine.model.rotary import Rotary
-from llmb.engine.model.sequence_shard import SEQUENCE
-from llmb.engine.parallel.collectives import all_gather
 from llmb.engine.precision.autograd import (
     Fp8Activated,
     Fp8Norm,
@@ -130,14 +128,12 @@ def operands(
     """For functions of ``autograd``, from hidden [..., inputs]: ``Operands``, then weights, [outputs, inputs] each."""
     first, *_ = layer.layers
     weights = [local_shard(each.weight) for each in layer.layers]
-    if first.group is not None:
-        assert isinstance(hidden, Tensor)
-        hidden = all_gather(hidden, SEQUENCE, first.group)
     if not isinstance(hidden, CastInput):
         # Only gradients of weights need the input's transpose.
-        trained = any(weight.requires_grad for weight in weights)
-        rows = hidden.detach().flatten(0, -2)
-        taken = cast_tensor(rows, INPUT, first.factors[INPUT], delayed=first.delayed, transposes=trained)
+        transposes = first.group is None and any(weight.requires_grad for weight in weights)
+        rows, group = hidden.detach().flatten(0, -2), first.group
+        factor = first.factors[INPUT]
+        taken = cast_tensor(rows, INPUT, factor, delayed=first.delayed, transposes=transposes, group=group)
         hidden = CastInput(hidden, taken)
     kept, kept_transposed = layer.kept or (None, None)
     found = Operands(
@@ -156,6 +152,8 @@ def operands(
         delayed=first.delayed,
         product_dtype=first.product_dtype,
         activation=activation,
+        group=first.group,
+        batch=hidden.hidden.shape[0],
     )
     return *found, *weights
 
@@ -163,7 +161,12 @@ def operands(
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
     """[..., sum of outputs]."""
     product: Tensor = apply(ProductFunction, *operands(layer, hidden))
-    return torch.unflatten(product, 0, (shape_of(hidden)[0], -1))
+    return as_sequences(product, hidden)
+
+
+def as_sequences(rows: Tensor, hidden: Tensor | CastInput) -> Tensor:
+    """[..., seq, columns] as ``hidden`` is, of which ``rows`` may have whole sequences where it has shards."""
+    return torch.unflatten(rows, 0, (*shape_of(hidden)[:-2], -1))
 
 
 def shape_of(hidden: Tensor | CastInput) -> torch.Size:
@@ -225,7 +228,7 @@ def cast_activation(
     product, activated = apply(Fp8Activated, *operands(first, hidden, activation))
     scale, inverse = last.factors[INPUT]
     values, transposed, amax = cast_activated(product, scale, activation, FORMATS[INPUT])
-    return CastInput(torch.unflatten(activated, 0, (shape_of(hidden)[0], -1)), Cast(values, transposed, inverse, amax))
+    return CastInput(as_sequences(activated, hidden), Cast(values, transposed, inverse, amax))
 
 
 class RotatedAttention(Attention):

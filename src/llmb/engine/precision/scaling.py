@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional
 
 from llmb.engine.kernels.fp8_cast import cast, cast_both_ways, largest_value
+from llmb.engine.parallel.collectives import Group, all_reduce
 from llmb.runs.attention import ProductDtype
 
 INPUT, WEIGHT, GRADIENT = range(3)
@@ -72,14 +73,18 @@ def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float)
     return torch.where((amax > 0) & amax.isfinite(), scale, otherwise)
 
 
-def cast_tensor(values: Tensor, which: int, factor: Factor, *, delayed: bool, transposes: bool = True) -> Cast:
+def cast_tensor(
+    values: Tensor, which: int, factor: Factor, *, delayed: bool, transposes: bool = True, group: Group | None = None
+) -> Cast:
     """A layer's input or gradient, [rows, columns], in its format.
 
-    factor: by the scale of the layer's tensor; with current scaling it is computed from the tensor.
+    factor: by the scale of the layer's tensor; with current scaling it is computed from the tensor. group: the ranks
+    whose rows the tensor has together, if not all of them are here.
     """
     dtype, (scale, inverse) = FORMATS[which], factor
     if not delayed:
-        scale = scale_from(largest_value(values), LARGEST[which], 1.0)
+        largest = largest_value(values)
+        scale = scale_from(largest if group is None else all_reduce(largest, "max", group), LARGEST[which], 1.0)
         inverse = scale.reciprocal()
     if not transposes:
         return Cast(cast(values, scale, dtype), None, inverse, largest_value(values))
