@@ -2,14 +2,15 @@
 """One of four ranks, EP2 x ETP2, whose experts have equally many rows: what they compute with and without knowing it.
 
 Arguments: folder with room for the rendezvous, ``balanced`` or ``capacity``, rank. The first rank prints, as JSON, how
-often it communicated without and with the knowledge, and whether results and gradients were the same bit for bit on all
-ranks.
+often it communicated without and with the knowledge, whether results and gradients were the same bit for bit on all
+ranks, and how many products were computed during each exchange.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.engine.model.moe import BalancedRouter, MoELayer
@@ -26,6 +28,32 @@ from llmb.engine.parallel.gloo import gloo_backend
 MOE = MixtureOfExperts(
     router="sigmoid-scaled-inputs", experts=6, top_k=2, ffn_hidden_size=16, shared_ffn_hidden_size=16, interleave=1
 )
+
+
+class Calls(TorchDispatchMode):
+    """Names of operators, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+    def during_exchanges(self) -> list[int]:
+        """Dense matrix products between the beginning and the end of each exchange of rows."""
+        starts = [place for place, name in enumerate(self.names) if name == "all_to_all_single"]
+        return [self.names[start : self.names.index("wait_tensor", start)].count("mm") for start in starts]
+
+
+def during_exchanges(layer: MoELayer, hidden: Tensor) -> list[list[int]]:
+    """Forward and backward."""
+    with Calls() as forward:
+        result = layer(hidden)
+    with Calls() as backward:
+        result.square().sum().backward()
+    return [forward.during_exchanges(), backward.during_exchanges()]
 
 
 def passes(layer: MoELayer, hidden: Tensor) -> tuple[int, list[Tensor]]:
@@ -61,8 +89,9 @@ def main(folder: Path, routing: str, rank: int) -> None:
         found.append(passes(layer, hidden))
     same = torch.tensor(all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True)))
     dist.all_reduce(same, op=dist.ReduceOp.MIN)
+    beside = during_exchanges(layer, hidden)
     if rank == 0:
-        print(json.dumps({"collectives": [calls for calls, _ in found], "same": bool(same)}))
+        print(json.dumps({"collectives": [calls for calls, _ in found], "same": bool(same), "beside": beside}))
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()

@@ -28,6 +28,8 @@ def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
             block.wrap("before_experts", compiled)
             experts = block.mlp.experts
             experts.activate = torch.compile(experts.activate, dynamic=True, backend=backend)
+            if block.mlp.shared_expert is not None:
+                block.wrap("run_shared_expert", compiled)
             block.wrap("after_experts", compiled)
         else:
             block.wrap("compute", compiled)

@@ -72,13 +72,13 @@ class Block(Staged):
 
 
 class MoEBlock(Staged):
-    """``Block`` with a mixture of experts, in three parts, which are stages of their own.
+    """``Block`` with a mixture of experts, in four parts, which are stages of their own.
 
     Only the parts around the experts can be compiled: the experts' shapes depend on the tokens, and their
     parameters are gathered separately from the block.
     """
 
-    PARTS: ClassVar[tuple[str, ...]] = ("before_experts", "run_experts", "after_experts")
+    PARTS: ClassVar[tuple[str, ...]] = ("before_experts", "run_experts", "run_shared_expert", "after_experts")
     STAGES = ("compute", *PARTS)
 
     def __init__(self, model: Model, layer: int, experts: MixtureOfExperts) -> None:
@@ -94,7 +94,10 @@ class MoEBlock(Staged):
 
     def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
         hidden, routed = self.stages["before_experts"](hidden, rotary, documents)
-        output: Tensor = self.stages["after_experts"](hidden, routed, self.stages["run_experts"](routed))
+        outputs = self.stages["run_experts"](routed)
+        # While other ranks send outputs; its gradient, while they get those of outputs.
+        shared = self.stages["run_shared_expert"](routed.hidden)
+        output: Tensor = self.stages["after_experts"](hidden, routed, self.mlp.experts.complete(outputs), shared)
         return output
 
     def before_experts(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, Routed]:
@@ -109,8 +112,11 @@ class MoEBlock(Staged):
     def run_experts(self, routed: Routed) -> Tensor:
         return self.mlp.run_experts(routed)
 
-    def after_experts(self, hidden: Tensor, routed: Routed, outputs: Tensor) -> Tensor:
-        return hidden + self.mlp.combine(routed, outputs)
+    def run_shared_expert(self, hidden: Tensor) -> Tensor | None:
+        return self.mlp.run_shared_expert(hidden)
+
+    def after_experts(self, hidden: Tensor, routed: Routed, outputs: Tensor, shared: Tensor | None) -> Tensor:
+        return hidden + self.mlp.combine(routed, outputs, shared)
 
 
 class Decoder(nn.Module):

@@ -150,6 +150,10 @@ class Experts(nn.Module):
             known = counts.tolist()
         return self.products(self, rows, counts, known)
 
+    def complete(self, outputs: Tensor) -> Tensor:
+        """What ``forward`` returned, once it has all values."""
+        return outputs
+
     def matrices(self, name: str) -> Tensor:
         """One matrix per expert of this rank: [experts, inputs, outputs]."""
         return local_shard(self.get_parameter(name)).flatten(2)
@@ -234,7 +238,9 @@ class MoELayer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         routed = self.dispatch(hidden)
-        return self.combine(routed, self.run_experts(routed))
+        outputs = self.run_experts(routed)
+        shared = self.run_shared_expert(hidden)
+        return self.combine(routed, self.experts.complete(outputs), shared)
 
     @property
     def balances(self) -> bool:
@@ -255,6 +261,9 @@ class MoELayer(nn.Module):
         outputs: Tensor = self.experts(routed.rows, routed.counts, known)
         return outputs
 
+    def run_shared_expert(self, hidden: Tensor) -> Tensor | None:
+        return None if self.shared_expert is None else self.shared_expert(hidden)
+
     def dispatch(self, hidden: Tensor) -> Routed:
         tokens = hidden.flatten(0, -2)
         scores, chosen = self.router(tokens)
@@ -272,15 +281,14 @@ class MoELayer(nn.Module):
         counts = count_choices(chosen, self.moe.experts)
         return Routed(hidden, permute(rows, order, places.flatten()), counts, order, places, weights)
 
-    def combine(self, routed: Routed, outputs: Tensor) -> Tensor:
+    def combine(self, routed: Routed, outputs: Tensor, shared: Tensor | None) -> Tensor:
         """Outputs of the experts, weighted and summed by token, plus that of the shared expert."""
         # A gather restores the order of tokens: a scatter with repeated targets would not be reproducible.
         arrange = permute if self.capacity_factor is None else rearrange
         rows = torch.unflatten(arrange(outputs, routed.places.flatten(), routed.order), 0, routed.places.shape)
         weighted = rows if routed.weights is None else rows * routed.weights.unsqueeze(-1)
         summed = weighted.sum(1).view_as(routed.hidden)
-        output: Tensor = summed if self.shared_expert is None else self.shared_expert(routed.hidden) + summed
-        return output
+        return summed if shared is None else shared + summed
 
     def known_counts(self, rows: int) -> list[int] | None:
         """How many of this rank's rows each expert has, if that does not depend on the tokens."""

@@ -45,9 +45,23 @@ def reduce_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
 def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
     """Exchanges rows: ``sent[i]`` rows go to rank i, in the order of ranks; ``received[i]`` rows come from it.
 
-    Gradients are exchanged in the opposite direction.
+    Gradients are exchanged in the opposite direction. Not for compiled code.
     """
-    exchanged: Tensor = apply(_AllToAll, rows, sent, received, group)
+    return finish_all_to_all(start_all_to_all(rows, sent, received, group))
+
+
+def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+    """Begins ``all_to_all``; the result is for ``finish_all_to_all`` alone.
+
+    What is computed between the two, and later its gradient, does not wait for the exchange.
+    """
+    started: Tensor = apply(_StartAllToAll, rows, sent, received, group)
+    return started
+
+
+def finish_all_to_all(started: Tensor) -> Tensor:
+    """The exchanged rows, once all have arrived."""
+    exchanged: Tensor = apply(_FinishAllToAll, started, started.grad_fn)
     return exchanged
 
 
@@ -72,8 +86,18 @@ def all_reduce(tensor: Tensor, how: Literal["sum", "max"], group: Group) -> Tens
 class _CollectiveContext(FunctionCtx):
     dim: int
     group: Group
+
+
+class _StartContext(FunctionCtx):
     sent: list[int]
     received: list[int]
+    group: Group
+    gradient: Tensor
+    """On the way from other ranks."""
+
+
+class _FinishContext(FunctionCtx):
+    start: _StartContext
 
 
 class _AllGather(torch.autograd.Function):
@@ -123,21 +147,43 @@ class _ReduceScatter(torch.autograd.Function):
         return _gathered(gradient, ctx.dim, ctx.group), None, None
 
 
-class _AllToAll(torch.autograd.Function):
+class _StartAllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _CollectiveContext, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+    def forward(ctx: _StartContext, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _exchanged(rows, sent, received, group)
+        return _exchanging(rows, sent, received, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _CollectiveContext, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchanged(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
+    def backward(ctx: _StartContext, _: Tensor) -> tuple[Tensor, None, None, None]:
+        gradient: Tensor = c10d.wait_tensor(ctx.gradient)
+        del ctx.gradient  # contexts live as long as the loss
+        return gradient, None, None, None
 
 
-def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    exchanged: Tensor = c10d.wait_tensor(c10d.all_to_all_single(rows.contiguous(), received, sent, group.name))
-    return exchanged
+class _FinishAllToAll(torch.autograd.Function):
+    """The context of ``_StartAllToAll`` is the node of its result; without gradients there is none.
+
+    It gets the gradient by that, as autograd would refuse one with another number of rows.
+    """
+
+    @staticmethod
+    def forward(ctx: _FinishContext, started: Tensor, start: _StartContext) -> Tensor:
+        ctx.start = start
+        exchanged: Tensor = c10d.wait_tensor(started)
+        return exchanged.view_as(started)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _FinishContext, gradient: Tensor) -> tuple[Tensor, None]:
+        start = ctx.start
+        start.gradient = _exchanging(gradient, start.received, start.sent, start.group)
+        return gradient, None
+
+
+def _exchanging(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+    started: Tensor = c10d.all_to_all_single(rows.contiguous(), received, sent, group.name)
+    return started
 
 
 # Collectives work along dimension 0. Moving the dimension there copies nothing if the dimensions before it have size 1.

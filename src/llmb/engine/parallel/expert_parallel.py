@@ -15,7 +15,14 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import BalancedRouter, Experts, MoELayer, Router, balanced_counts, permute
-from llmb.engine.parallel.collectives import Group, all_gather, all_to_all, group_of
+from llmb.engine.parallel.collectives import (
+    Group,
+    all_gather,
+    all_to_all,
+    finish_all_to_all,
+    group_of,
+    start_all_to_all,
+)
 
 EXPERT = 0
 FEATURE = {"gate_up_proj": 3, "down_proj": 1}
@@ -59,6 +66,8 @@ class Traffic(NamedTuple):
 class ParallelExperts(Experts):
     """Takes rows of this rank for any expert, in the order of experts, and returns the outputs of those experts.
 
+    Other ranks still send these: ``complete`` waits for them.
+
     ``places``, [ep, etp], are given if every expert gets as many rows: the number of rows for each rank is then known,
     and the host need not wait for the device to count them.
     """
@@ -84,7 +93,10 @@ class ParallelExperts(Experts):
         ordered = permute(gathered, traffic.order, traffic.back)
         outputs = super().forward(ordered, traffic.counts, traffic.known)
         summed = self._reduce(permute(outputs, traffic.back, traffic.order), traffic)
-        return all_to_all(summed, traffic.received, traffic.sent, self.ep)
+        return start_all_to_all(summed, traffic.received, traffic.sent, self.ep)
+
+    def complete(self, outputs: Tensor) -> Tensor:
+        return finish_all_to_all(outputs)
 
     def traffic(self, counts: Tensor) -> Traffic:
         """From the number of this rank's rows for each expert, [experts]; waits for those of the other ranks."""
