@@ -44,6 +44,7 @@ from llmb.programs.conclude import EndedRun
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import image_document, install_document, settings_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
+from llmb.report.memory_report import memory_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.plan_report import campaign_document, submit_document
 from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
@@ -54,6 +55,7 @@ from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan, make_plan
+from llmb.runs.rank_account import OWNERS, CollectiveCount, MemoryUse, RankAccount
 from llmb.runs.record import new_record, queued_record
 from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.step_follower import StepNews
@@ -91,6 +93,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "run": run_document(sample_run),
         "run --repeats": repeats_document([[sample_run]]),
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
+        "memory": memory_document(recipe, sample_memory()),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
         "submit": submit_document(plan.origin, [job]),
         "bulk": sample_campaign(catalogue),
@@ -118,6 +121,13 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "prepare image": image_document(sample_image(), "pyxis"),
         "prepare verify": verification_document(sample_verification()),
     }
+
+
+def sample_memory() -> MemoryUse:
+    collective = CollectiveCount(kind="all_gather", group="tp", count=1, bytes=1)
+    owners = dict.fromkeys(OWNERS, 1)
+    rank = RankAccount(rank=0, pp_stage=0, peak_bytes=5, bytes_by_owner=owners, flops=1, collectives=(collective,))
+    return MemoryUse(capacity_gib=80.0, assumptions=("each sequence is one document",), ranks=(rank,))
 
 
 def sample_doctor() -> Mapping[str, Any]:

@@ -237,6 +237,13 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     "jobs list": {"jobs[]": Job},
     "compare": {"": comparison.Comparison},
     "bisect next": {"": BisectReport},
+    "memory": {
+        "recipe": RecipeIdentity,
+        "unspecified[]": Unspecified,
+        "method": Literal["exact", "estimate"],
+        "capacity_gib": float | None,
+        "fits": bool | None,
+    },
     "bench": {"": MeasurementFile, "measurements[].peak_pct": float | None},
     "bench list": {"changes[]": MeasuredChange},
     "bench gpus": {

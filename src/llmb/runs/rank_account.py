@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What single ranks of a run take: memory, FLOPs and collectives of one step."""
 
-from llmb.catalogue.records import Record
+from typing import NamedTuple
+
+from llmb.catalogue.layout_check import rank_stages, stage_layers
+from llmb.catalogue.records import Layout, Record
 from llmb.runs.plan import EnginePlan
+
+GIB = 2**30
 
 PROGRAM = "llmb.engine.account.one_rank"
 OWNERS = ("weights", "gradients", "optimizer", "activations", "other")
@@ -38,3 +43,74 @@ class RankAccount(Record):
     """At the peak, for each of ``OWNERS``."""
     flops: int
     collectives: tuple[CollectiveCount, ...]
+
+
+class Margin(NamedTuple):
+    """Memory of a GPU that tensors cannot have."""
+
+    gib: float
+    what: str
+
+
+MARGINS = (
+    Margin(0.9, "the driver: an H100 of 80 GiB reports 79.2 (85,029,158,912 bytes)"),
+    Margin(0.6, "the CUDA context and loaded kernels"),
+    Margin(1.5, "NCCL: some ten communicators with channels of 4 MiB buffers (NCCL_BUFFSIZE's default)"),
+    Margin(1.0, "the allocator: requests are rounded to 512 bytes, expandable segments to 2 MiB pages"),
+)
+"""All but the first are estimates that no GPU has confirmed."""
+MARGIN_GIB = sum(margin.gib for margin in MARGINS)
+
+
+class MemoryUse(Record):
+    """What some ranks of a run take, and whether a GPU has that. Sizes in GiB.
+
+    capacity_gib: nominal memory of a GPU; None if it is unknown, and then ``fits``, too. assumptions: what was counted
+    otherwise than a run may be.
+    """
+
+    capacity_gib: float | None
+    assumptions: tuple[str, ...]
+    ranks: tuple[RankAccount, ...]
+
+    @property
+    def fullest(self) -> RankAccount:
+        return max(self.ranks, key=lambda each: each.peak_bytes)
+
+    @property
+    def needed_gib(self) -> float:
+        """What the fullest rank needs, with the margin."""
+        return self.fullest.peak_bytes / GIB + MARGIN_GIB
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.capacity_gib is None else self.needed_gib <= self.capacity_gib
+
+
+def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
+    """The plan without what depends on data, and what was assumed instead."""
+    assumptions = []
+    changes: dict[str, object] = {}
+    if plan.recipe.packing is not None:
+        assumptions.append("each sequence is one document")
+    if plan.recipe.model.moe and plan.capacity_factor is None:
+        changes["force_load_balancing"] = True
+        assumptions.append("every expert gets as many tokens")
+    return plan.model_copy(update=changes), tuple(assumptions)
+
+
+def stage_ranks(layout: Layout) -> list[int]:
+    """The first rank of each rank of a pipeline; the others with the same layers take no more."""
+    return [stage * (layout.gpus // layout.pp) for stage in range(layout.pp)]
+
+
+def fullest_ranks(layout: Layout) -> list[int]:
+    """The ranks of ``stage_ranks`` among which the fullest is.
+
+    The earlier a stage, the more micro-batches it holds: a later one can only be fuller if it has more layers, or the
+    loss.
+    """
+    layers = stage_layers(layout)
+    own = [sum(len(layers[number]) for number in rank_stages(layout, stage)) for stage in range(layout.pp)]
+    ranks = stage_ranks(layout)
+    return [ranks[at] for at in range(layout.pp) if at == layout.pp - 1 or own[at] > max(own[:at], default=-1)]

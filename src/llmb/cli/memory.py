@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb memory``."""
+
+from typing import Annotated
+
+import typer
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import CPU, Request, resolve
+from llmb.cli.common import Json
+from llmb.cli.options import recipe_options, record_options, takes
+from llmb.cli.root import print_unspecified, say
+from llmb.programs.engine.count_ranks import count_ranks
+from llmb.report.memory_report import memory_document, memory_tables
+from llmb.report.output import print_json, print_tables
+from llmb.runs.choices import Choices
+from llmb.runs.plan import make_plan
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command()
+@takes(recipe_options(), record_options(Choices))
+def memory(
+    request: Request,
+    choices: Choices,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count this rank alone.")] = None,
+    all_stages: Annotated[
+        bool, typer.Option("--all-stages", help="Count one rank of every stage of the pipeline.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """The memory, FLOPs and collectives of a rank in a training step, before anything is queued.
+
+    The engine's own step runs without values, on this machine's CPU and in a minute or so, whatever the layout. By
+    default those ranks are counted among which the fullest is.
+
+    Examples:
+
+    - `llmb memory -w pretrain_llama3.1 -s 8b --scale 8 --gpu-type h100`
+
+    - `llmb memory -w pretrain_llama3.1 -s 405b --scale 512 --gpu-type h100 --all-stages --json`
+
+    - `llmb memory -w pretrain_llama3.1 -s 70b --scale 64 --gpu-type h100 --tp 8 --recompute selective`
+    """
+    recipe = resolve(Catalogue(), request)
+    plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda")
+    use = count_ranks(plan, rank=rank, all_stages=all_stages, say=say)
+    if json:
+        print_json(memory_document(recipe, use))
+    else:
+        print_unspecified(recipe.unspecified)
+        print_tables(memory_tables(recipe, use))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and JSON of the memory that ranks take."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from llmb.catalogue.records import Recipe
+from llmb.report.recipe_report import identity_document
+from llmb.report.table import Column, Table, number, number_column, table_of
+from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, CollectiveCount, MemoryUse, RankAccount
+
+
+def memory_document(recipe: Recipe, use: MemoryUse) -> dict[str, Any]:
+    """The JSON of ``llmb memory``; its keys are a contract."""
+    return {
+        **identity_document(recipe),
+        "method": "exact",
+        "capacity_gib": use.capacity_gib,
+        "margin_gib": MARGIN_GIB,
+        "needed_gib": use.needed_gib,
+        "fits": use.fits,
+        "assumptions": list(use.assumptions),
+        "ranks": [_rank_document(each) for each in use.ranks],
+    }
+
+
+def _rank_document(account: RankAccount) -> dict[str, Any]:
+    return {
+        "rank": account.rank,
+        "pp_stage": account.pp_stage,
+        "peak_gib": account.peak_bytes / GIB,
+        **{f"{owner}_gib": account.bytes_by_owner[owner] / GIB for owner in OWNERS},
+        "flops": account.flops,
+        "collectives": [each.model_dump() for each in account.collectives],
+    }
+
+
+def memory_tables(recipe: Recipe, use: MemoryUse) -> Iterator[Table]:
+    columns = [
+        Column[RankAccount]("rank", lambda each: each.rank, right=True),
+        Column[RankAccount]("stage", lambda each: each.pp_stage, right=True),
+        number_column("peak GiB", lambda each: each.peak_bytes / GIB),
+        *(_owner_column(owner) for owner in OWNERS),
+        number_column("TFLOPs", lambda each: each.flops / 1e12),
+    ]
+    memory = table_of(recipe.title(), use.ranks, columns)
+    memory.caption = "\n".join([fits_text(use), *(f"assumed: {each}" for each in use.assumptions)])
+    yield memory
+    fullest = use.fullest
+    if fullest.collectives:
+        yield table_of(
+            f"collectives of rank {fullest.rank} in a step",
+            fullest.collectives,
+            [
+                Column[CollectiveCount]("kind", lambda each: each.kind),
+                Column[CollectiveCount]("group", lambda each: each.group),
+                number_column("number", lambda each: each.count),
+                number_column("GB", lambda each: each.bytes / 1e9),
+            ],
+        )
+
+
+def _owner_column(owner: str) -> Column[RankAccount]:
+    return number_column(owner, lambda each: each.bytes_by_owner[owner] / GIB)
+
+
+def fits_text(use: MemoryUse) -> str:
+    """Whether the fullest rank fits, as a sentence."""
+    fullest = use.fullest
+    needs = f"rank {fullest.rank} needs {number(fullest.peak_bytes / GIB)} GiB for tensors"
+    if use.capacity_gib is None:
+        return f"{needs}; the memory of the device is unknown"
+    verb = "fits" if use.fits else "does not fit"
+    return f"{verb}: {needs} and about {number(MARGIN_GIB)} beside them, of {number(use.capacity_gib)}"

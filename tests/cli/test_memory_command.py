@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llmb memory, as a user and as a script call it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from called_here import Run, runner
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.runs.rank_account import fullest_ranks
+
+TINY = ("memory", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu")
+
+
+@pytest.fixture
+def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(tmp_path, tmp_path, monkeypatch, capsys)
+
+
+def test_every_stage_of_a_pipeline_is_counted(llmb: Run) -> None:
+    done = llmb(*TINY, "--scale", "4", "--pp", "2", "--tp", "2", "--all-stages", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["method"], document["capacity_gib"], document["fits"]) == ("exact", None, None)
+    assert [(each["rank"], each["pp_stage"]) for each in document["ranks"]] == [(0, 0), (2, 1)]
+    for each in document["ranks"]:
+        parts = ("weights", "gradients", "optimizer", "activations", "other")
+        assert sum(each[f"{part}_gib"] for part in parts) == pytest.approx(each["peak_gib"])
+        assert {item["group"] for item in each["collectives"]} >= {"tp", "pp"}
+        assert each["flops"] > 0
+
+
+def test_a_rank_that_is_not_there_is_named(llmb: Run) -> None:
+    done = llmb(*TINY, "--scale", "2", "--rank", "2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--rank is 2; the layout has ranks 0 to 1" in done.stderr
+    both = llmb(*TINY, "--scale", "2", "--rank", "1", "--all-stages")
+    assert (both.returncode, both.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "sizes", "ranks"),
+    [
+        # 16 stages of ranks: the ends have a layer less, so that the second rank has more layers than the first.
+        ("405b", 512, {}, [0, 64, 448]),
+        ("8b", 8, {}, [0]),
+        ("70b", 64, {"pp": 4, "vp": 1, "last_stage_layers": 14, "gbs": 128}, [0, 48]),
+    ],
+)
+def test_the_fullest_rank_is_among_those_that_are_counted(
+    size: str, scale: int, sizes: dict[str, int], ranks: list[int]
+) -> None:
+    request = Request(
+        workload="pretrain_llama3.1", size=size, gpu_type="h100", scale=scale, overrides=Overrides(**sizes)
+    )
+    assert fullest_ranks(resolve(Catalogue(), request).layout) == ranks
