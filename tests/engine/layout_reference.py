@@ -72,7 +72,7 @@ def train(plan: EnginePlan, parts: int) -> dict[str, object]:
         trained = {name: item for name, item in model.named_parameters() if item.requires_grad}
         gradients = gradients or {name: item.grad.clone() for name, item in trained.items()}
         losses.append(loss.item())
-        norms.append(clip_gradients(model.parameters(), [optimizer], training.clip_grad).item())
+        norms.append(clip_gradients([optimizer], training.clip_grad).item())
         set_learning_rate(optimizer, learning_rate(training, number))
         optimizer.step()
         optimizer.zero_grad()

@@ -2,6 +2,7 @@
 """What the reference and the ranks of a layout do alike: starting values, and how far results lie apart."""
 
 import hashlib
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.local_shard import local_tensor, sharded_like
+from llmb.engine.parallel.collectives import all_reduce
 
 
 @torch.no_grad()
@@ -38,6 +41,26 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gradients(stages: Iterable[Decoder]) -> dict[str, Tensor]:
+    """Full ones of all trained parameters, also where this rank updates a part of them. A collective."""
+    return {name: whole(each) for stage in stages for name, each in held_gradients(stage)}
+
+
+def held_gradients(stage: Decoder) -> Iterator[tuple[str, Tensor]]:
+    parts = dict(stage.named_parts())
+    groups = {each: bucket.peers.pieces for bucket in stage.buckets for each in bucket.parameters}
+    for name, parameter in stage.named_parameters():
+        if name not in parts:
+            if parameter.grad is not None:
+                yield name, parameter.grad
+            continue
+        part, dtype = parts[name], next(one.gradient.dtype for one in parts.values() if one is not None)
+        local = torch.zeros_like(local_tensor(parameter.detach()), dtype=dtype)
+        if part is not None:
+            local.view(-1)[part.start : part.stop] = part.gradient
+        yield name, sharded_like(parameter, all_reduce(local, "sum", groups[parameter]))
 
 
 def mean_loss(own: Tensor | None) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from layout_values import error, mean_loss, spread, whole
+from layout_values import error, gradients, mean_loss, spread, whole
 from torch import Tensor
 
 from llmb.engine import transformations
@@ -56,10 +56,10 @@ def compare(plan: EnginePlan, ranks: Ranks, expected: dict[str, Any]) -> dict[st
 
 def differences(kind: str, stages: list[Decoder], expected: dict[str, Tensor]) -> dict[str, float]:
     parameters = [item for stage in stages for item in stage.named_parameters()]
-    ours = {name: parameter.grad if kind == "gradient" else parameter.detach() for name, parameter in parameters}
-    trained = {name: tensor for name, tensor in ours.items() if tensor is not None}
-    assert kind == "value" or trained.keys() <= expected.keys()
-    return {f"{kind} of {name}": error(whole(tensor), expected[name]) for name, tensor in trained.items()}
+    values = {name: whole(parameter.detach()) for name, parameter in parameters}
+    ours = gradients(stages) if kind == "gradient" else values
+    assert kind == "value" or ours.keys() <= expected.keys()
+    return {f"{kind} of {name}": error(tensor, expected[name]) for name, tensor in ours.items()}
 
 
 def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from layout_values import gradients
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from llmb.engine.attention_backend import attention_kernel
@@ -30,6 +30,12 @@ from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.runs.plan import EnginePlan
 
 CPU = torch.device("cpu")
+TRAFFIC = (
+    ("c10d::_allgather_base_", "_c10d_functional::all_gather_into_tensor_out"),
+    ("c10d::_reduce_scatter_base_", "_c10d_functional::reduce_scatter_tensor"),
+    ("c10d::allreduce_", "_c10d_functional::all_reduce_"),
+)
+"""Collectives by the names that a profile has for them: as FSDP calls them, as the engine does, or both."""
 
 
 def summed(plan: EnginePlan) -> dict[str, Tensor]:
@@ -63,14 +69,13 @@ def compare(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
         expected = summed(plan)
     calls = {event.key: event.count for event in profiled.key_averages()}
     worst, all_bf16 = 0.0, True
-    for name, parameter in [item for stage in stages for item in stage.named_parameters()]:
-        gradient = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+    for name, gradient in gradients(stages).items():
         worst = max(worst, float((gradient - expected[name]).norm() / expected[name].norm()))
         all_bf16 &= torch.equal(gradient, gradient.bfloat16().float())
     gathered: list[tuple[float, bool]] = [(0.0, True)] * ranks.world_size
     dist.all_gather_object(gathered, (worst, all_bf16))  # pipeline ranks hold different parameters
     errors, flags = zip(*gathered, strict=True)
-    traffic = [calls.get(f"c10d::{name}", 0) for name in ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")]
+    traffic = [max(calls.get(name, 0) for name in names) for names in TRAFFIC]
     return {"error": max(errors), "all_bf16": all(flags), "traffic": traffic}
 
 

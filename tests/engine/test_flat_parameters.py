@@ -63,8 +63,9 @@ def with_fsdp(monkeypatch: pytest.MonkeyPatch) -> WithFsdp:
     @contextmanager
     def use() -> Iterator[None]:
         with monkeypatch.context() as patch:
-            for module in (loop, transformations, apply):
-                patch.setattr(module, "is_sharded", lambda _model, _ranks: True)
+            for module in (loop, transformations):
+                patch.setattr(module, "uses_fsdp", lambda _plan, _ranks: True)
+            patch.setattr(apply, "casts_by_update", lambda _plan, _ranks: False)
             yield
 
     return use

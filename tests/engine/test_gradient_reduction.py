@@ -14,7 +14,7 @@ WORKER = Path(__file__).parent / "reduction_worker.py"
 FULL, OPTIMIZER, WHOLE = (Parallelism(dp_sharding=sharding) for sharding in ("full", "optimizer", "none"))
 CASES = {
     "full": (FULL, {}, [24, 3, 0]),
-    "optimizer": (OPTIMIZER, {}, [3, 3, 0]),
+    "optimizer": (OPTIMIZER, {}, [0, 3, 0]),
     "none": (WHOLE, {}, [0, 0, 3]),
     "pipeline": (FULL, {"pp": 2}, [0, 0, 0]),
 }

@@ -65,7 +65,7 @@ def step(model: Decoder) -> Waits:
         with fp8_step([model], 0):
             for _ in range(2):
                 model(tokens, labels, count=64.0).backward()
-        gradient_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+        gradient_norm([(parameter.grad, 1) for parameter in model.parameters() if parameter.grad is not None])
         load.of_step()
     return waits
 

@@ -57,7 +57,7 @@ def test_clipping_reports_the_norm_before_and_bounds_it_in_the_next_step(largest
     for model, gradient in zip(models, (3.0, 3.0 * min(1.0, largest / true_norm)), strict=True):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, gradient)
-    norm = clip_gradients(models[0].parameters(), [clipped], largest)
+    norm = clip_gradients([clipped], largest)
     assert norm.item() == pytest.approx(true_norm)
     for optimizer in (clipped, plain):
         optimizer.step()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from layout_values import mean_loss, whole
+from layout_values import gradients, mean_loss
 
 from llmb.engine import transformations
 from llmb.engine.attention_backend import attention_kernel, choose_attention
@@ -50,21 +50,20 @@ def train_stages(stages: list[Decoder], source: RankData, ranks: Ranks, folder: 
         load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
     folder.mkdir(exist_ok=True)
     saver = Saver(plan, RunFolder(folder), ranks, stages, optimizers)
-    gradients: dict[str, torch.Tensor] = {}
+    first: dict[str, torch.Tensor] = {}
     losses, norms, counts = [], [], []
     for number in range(plan.first_step, plan.last_step + 1):
         losses.append(mean_loss(add_gradients(passes, plan, source.step(number), number, ranks)))
-        named = [(name, item) for stage in stages for name, item in stage.named_parameters() if item.requires_grad]
         if number in (plan.first_step, plan.last_step):
-            last = {name: whole(parameter.grad).clone() for name, parameter in named}
-            gradients = gradients or last
+            last = {name: gradient.clone() for name, gradient in gradients(stages).items()}
+            first = first or last
         norms.append(update(stages, optimizers, plan.recipe.training, number).item())
         of_step = fp8_counts(plan, stages, ranks)
         counts += [] if of_step is None else [of_step.int().tolist()]
         saver.after_step(number)
     saver.finish()
     scales = {name: tensor.clone() for stage in stages for name, tensor in scale_state(stage).items()}
-    found = everybody({"gradients": gradients, "last_gradients": last, "scales": scales}, ranks)
+    found = everybody({"gradients": first, "last_gradients": last, "scales": scales}, ranks)
     return {"losses": losses, "norms": norms, "counts": counts, **found}
 
 

@@ -52,7 +52,7 @@ def train_unpacked(plan: EnginePlan) -> dict[str, Any]:
             loss += part.item()
         gradients = gradients or {name: item.grad.clone() for name, item in model.named_parameters()}
         losses.append(loss)
-        norms.append(clip_gradients(model.parameters(), [optimizer], training.clip_grad).item())
+        norms.append(clip_gradients([optimizer], training.clip_grad).item())
         set_learning_rate(optimizer, learning_rate(training, step))
         optimizer.step()
         optimizer.zero_grad()

@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Layout
 from llmb.engine.data.batches import MicroBatch
-from llmb.engine.flat_parameters import sharded_like
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.linear import GradientSum, Joined, Linear, is_plain, joined_layers
-from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.model.local_shard import local_tensor, sharded_like
 from llmb.engine.parallel.data_parallel import accumulate
+from llmb.engine.parallel.exchange import reduce_partial_gradient
 
 
 def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
@@ -78,12 +78,16 @@ def give_sums(stages: Iterable[Decoder]) -> None:
         gradients.is_empty.fill_(True)
 
 
-def reduce_partial_gradients(stages: Iterable[nn.Module]) -> None:
-    """Reduces gradients of which tensor-parallel ranks have partial sums, which FSDP does for sharded parameters."""
+def reduce_gradients(stages: Sequence[Decoder]) -> None:
+    """At the end of a step's passes, over all ranks that have the same parameters."""
+    give_sums(stages)
+    for stage in stages:
+        for bucket in stage.buckets:
+            bucket.begin_reduction()
+        for bucket in stage.buckets:
+            bucket.finish_reduction()
     for parameter in trained_parameters(stages):
-        gradient = parameter.grad
-        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-            parameter.grad = gradient.redistribute(placements=parameter.placements)
+        reduce_partial_gradient(parameter)
 
 
 def trained_parameters(stages: Iterable[nn.Module]) -> list[nn.Parameter]:
@@ -105,11 +109,10 @@ class Passes(Protocol):
 
 
 class Accumulation:
-    """Runs micro-batches one by one through the full model; ``keep_whole`` keeps gathered parameters in between."""
+    """Runs micro-batches one by one through the full model."""
 
-    def __init__(self, model: Decoder, layout: Layout, positions: Tensor, *, keep_whole: bool) -> None:
+    def __init__(self, model: Decoder, layout: Layout, positions: Tensor) -> None:
         self.stages = [model]
-        self.keep_whole = keep_whole
         self.layout = layout
         self.positions = positions
 
@@ -118,7 +121,7 @@ class Accumulation:
         # fp64: in fp32 the last digit of the mean would depend on the order of the losses.
         total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
         for index, batch in enumerate(batches):
-            accumulate(model, last=index == ga - 1, keep_whole=self.keep_whole)
+            accumulate(model, last=index == ga - 1)
             # Divided here, not afterwards, which would round bf16 gradients once more.
             loss = model(
                 batch.tokens[:, self.positions],

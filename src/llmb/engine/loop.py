@@ -31,8 +31,7 @@ from llmb.engine.gradient_accumulation import (
     Accumulation,
     Passes,
     accumulate_in_fp32,
-    give_sums,
-    reduce_partial_gradients,
+    reduce_gradients,
     sum_in_products,
 )
 from llmb.engine.lora import token_keys
@@ -48,7 +47,8 @@ from llmb.engine.optimizer import (
     set_learning_rate,
 )
 from llmb.engine.parallel.context_parallel import rank_positions
-from llmb.engine.parallel.data_parallel import compute_dtype, is_sharded
+from llmb.engine.parallel.data_parallel import compute_dtype, is_shared, reduce_dtype, uses_fsdp
+from llmb.engine.parallel.exchange import exchange_of
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.precision.step import fp8_counts, fp8_step
@@ -214,24 +214,28 @@ def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDU
 
 def give_memory(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     """Puts stages that have only shapes on the device, in place, without values."""
-    if is_sharded(plan.recipe.model, ranks):
+    if uses_fsdp(plan, ranks):
         for stage in stages:
             stage.to_empty(device=ranks.device)
     else:
-        flat = FlatParameters(stages, compute_dtype(plan.recipe.dtype), ranks.device)
+        dtype = compute_dtype(plan.recipe.dtype)
+        exchange = exchange_of(ranks, reduce_dtype(plan)) if is_shared(plan.recipe.model, ranks) else None
+        flat = FlatParameters(stages, dtype, ranks.device, exchange)
         # In eager code the results and gradients of joined layers are copied to be taken apart. FP8 joins its own;
         # two blocks may stay in bf16, which then are the same compiled or not, bit by bit.
         if plan.compiled and not plan.fp8_recipe:
             join_products(stages, flat)
-        if plan.recipe.layout.ga > 1:
-            choose_accumulation(stages, plan)
+        choose_accumulation(stages, plan)
 
 
 def choose_accumulation(stages: Sequence[Decoder], plan: EnginePlan) -> None:
-    """Sets up how the gradients of micro-batches are summed on a rank that shares its parameters with no other."""
+    """Sets up how the gradients of micro-batches are summed in parameters that a rank holds whole."""
+    several = plan.recipe.layout.ga > 1
     if plan.recipe.training.grad_reduce_dtype == "fp32":
-        accumulate_in_fp32(stages)
-    else:
+        # The mean of all ranks, too, is then the gradient of a bf16 parameter.
+        if several or any(stage.buckets for stage in stages):
+            accumulate_in_fp32(stages)
+    elif several:
         sum_in_products(stages)
 
 
@@ -239,9 +243,8 @@ def build_passes(stages: list[Decoder], plan: EnginePlan, ranks: Ranks) -> Passe
     layout = plan.recipe.layout
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     if layout.pp == 1:
-        return Accumulation(stages[0], layout, positions, keep_whole=plan.parallelism.keeps_parameters)
-    dtype = compute_dtype(plan.recipe.dtype)
-    return Pipeline(stages, layout, positions, dtype, ranks, keep_whole=plan.parallelism.keeps_parameters)
+        return Accumulation(stages[0], layout, positions)
+    return Pipeline(stages, layout, positions, compute_dtype(plan.recipe.dtype), ranks)
 
 
 def mean_count(own: int, layout: Layout, ranks: Ranks) -> Tensor:
@@ -266,8 +269,7 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
         if plan.compiled:
             batches = with_varying_segments(batches)
         loss = passes.add_gradients(with_token_keys(batches, passes.stages, plan, number, ranks), count)
-    give_sums(passes.stages)
-    reduce_partial_gradients(passes.stages)
+    reduce_gradients(passes.stages)
     return loss
 
 
@@ -287,12 +289,13 @@ def with_token_keys(
 
 def update(stages: Sequence[Decoder], optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
     """Clips gradients, updates parameters and frees gradients; returns the gradient norm before clipping."""
-    parameters = [parameter for stage in stages for parameter in stage.own_parameters()]
-    norm = clip_gradients(parameters, optimizers, training.clip_grad)
-    for optimizer in optimizers:
+    norm = clip_gradients(optimizers, training.clip_grad)
+    for stage, optimizer in zip(stages, optimizers, strict=True):
         set_learning_rate(optimizer, learning_rate(training, number))
         optimizer.step()
         optimizer.zero_grad()
+        for bucket in stage.buckets:
+            bucket.gather()
     return norm
 
 

@@ -2,7 +2,7 @@
 """AdamW with linear warm-up and cosine decay, as in the recipes."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from llmb.engine.kernels.adamw import update, update_and_cast
 from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.parallel.exchange import Part
 from llmb.engine.precision.apply import fp8_layers
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.layers import Fp8Linear
@@ -28,32 +29,50 @@ SMALLEST_NORM = 1e-6
 class Trained:
     """A parameter and what its update writes; all tensors but ``steps`` are sharded alike.
 
-    master: fp32 values, the parameter's own or what it is rounded from. steps: the number of updates, 0-d, on the host,
-    so that reading it does not wait for the device. fp8: the layer whose cast of the parameter the update renews.
+    part: the elements of it that this rank updates; None for all of its shard. master: fp32 values, the parameter's own
+    or what it is rounded from. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the
+    device. copies: the number of ranks that do the same update, or None for the replica of another stage's embedding.
+    fp8: the layer whose cast of the parameter the update renews.
     """
 
     parameter: nn.Parameter
+    part: Part | None
     master: Tensor
     first: Tensor
     second: Tensor
     steps: Tensor
     weight_decay: float
+    copies: int | None
     fp8: Fp8Linear | Fp8Stack | None
 
+    @property
+    def gradient(self) -> Tensor | None:
+        return self.parameter.grad if self.part is None else self.part.gradient
+
+    @property
+    def weight(self) -> Tensor | None:
+        """What the master is rounded to."""
+        if self.part is not None:
+            return self.part.weight
+        return None if self.master is self.parameter else local_tensor(self.parameter)
+
     def update(self, divisor: Tensor, numbers: AdamWNumbers) -> None:
-        if self.parameter.grad is None:
+        if self.gradient is None:
             return
         self.steps.add_(1)
         numbers = numbers._replace(weight_decay=self.weight_decay, step=int(self.steps))
         # FSDP may replace a parameter's local shard, so it is not kept here.
-        state = (self.master, self.first, self.second, self.parameter.grad)
-        master, first, second, gradient = map(local_tensor, state)
-        weight = None if self.master is self.parameter else local_tensor(self.parameter)
-        tensors = OfParameter(master, first, second, gradient, weight)
+        master, first, second, gradient = map(local_tensor, (self.master, self.first, self.second, self.gradient))
+        tensors = OfParameter(master, first, second, gradient, self.weight)
         if self.fp8 is None or tensors.weight is None:
             update(tensors, divisor, numbers)
         else:
             _update_and_cast(self.fp8, tensors, divisor, numbers)
+
+    def drop_gradient(self) -> None:
+        self.parameter.grad = None
+        if self.part is not None:
+            self.part.gradient = None
 
 
 def _update_and_cast(layer: Fp8Linear | Fp8Stack, tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None:
@@ -89,27 +108,38 @@ class AdamW:
 
     def zero_grad(self) -> None:
         for trained in self.trained:
-            trained.parameter.grad = None
+            trained.drop_gradient()
 
 
 def build_optimizer(model: nn.Module, training: Training) -> AdamW:
     """For all parameters that are not frozen. Applies weight decay only to matrices, not to norm weights and biases."""
-    masters = model.masters if isinstance(model, Decoder) else {}
+    trained = list(trained_in(model, training))
+    return AdamW(trained, training, next(model.parameters()).device)
+
+
+def trained_in(model: nn.Module, training: Training) -> Iterator[Trained]:
+    """What this rank updates."""
+    stage = model if isinstance(model, Decoder) else None
+    parts = dict(stage.named_parts()) if stage else {}
+    copies = {each: bucket.peers.copies for bucket in (stage.buckets if stage else ()) for each in bucket.parameters}
+    own = set(stage.own_parameters() if stage else model.parameters())
     layers = {layer.weight: layer for layer in fp8_layers([model]) if layer.layer_scales.scales.cast_by_update}
-    trained = [
-        Trained(
+    for name, parameter in model.named_parameters():
+        part = parts.get(name)
+        if not parameter.requires_grad or (part is None and name in parts):
+            continue
+        master = part.values if part else (stage.masters if stage else {}).get(parameter, parameter)
+        yield Trained(
             parameter,
-            master := masters.get(parameter, parameter),
+            part,
+            master,
             torch.zeros_like(master),
             torch.zeros_like(master),
             torch.zeros(()),
             training.weight_decay if parameter.ndim > 1 else 0.0,
+            copies.get(parameter, 1) * ranks_with_a_copy(parameter) if parameter in own else None,
             layers.get(parameter),
         )
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    ]
-    return AdamW(trained, training, next(model.parameters()).device)
 
 
 def learning_rate(training: Training, step: int) -> float:
@@ -125,26 +155,27 @@ def set_learning_rate(optimizer: AdamW, lr: float) -> None:
     optimizer.numbers = optimizer.numbers._replace(lr=lr)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], optimizers: Iterable[AdamW], largest_norm: float) -> Tensor:
-    """Clips gradients of ``parameters`` to ``largest_norm`` over all ranks, by scaling in the next step. A collective.
+def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
+    """Clips the gradients of all ranks to ``largest_norm``, by scaling in the next step. A collective.
 
     Returns the norm before clipping, 0-d fp64.
     """
-    norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    trained = [each for optimizer in optimizers for each in optimizer.trained]
+    norm = gradient_norm([(one.gradient, one.copies) for one in trained if one.gradient is not None and one.copies])
     scale = ((norm + SMALLEST_NORM) / largest_norm).clamp(min=1.0).float()
     for optimizer in optimizers:
         optimizer.divisor = scale
     return norm
 
 
-def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The norm over all ranks, each element counted once even if several ranks hold it; 0-d fp64.
+def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """The norm over all ranks of gradients, of which so many ranks have the same, each counted once; 0-d fp64.
 
     In fp64, because in fp32 the fifth digit of a large gradient's sum of squares depends on how it is sharded.
     """
-    norms = torch._foreach_norm([local_tensor(gradient) for gradient in gradients], 2.0, torch.float64)
+    norms = torch._foreach_norm([local_tensor(gradient) for gradient, _ in gradients], 2.0, torch.float64)
     # Numbers, not a tensor: a tensor would be copied from the host, which waits for all queued work.
-    squares = torch._foreach_div(torch._foreach_pow(norms, 2.0), [float(ranks_with_a_copy(g)) for g in gradients])
+    squares = torch._foreach_div(torch._foreach_pow(norms, 2.0), [float(copies) for _, copies in gradients])
     total = torch.stack(squares).sum()
     if dist.is_initialized() and dist.get_world_size() > 1:  # gloo would wait for its thread even then
         dist.all_reduce(total)

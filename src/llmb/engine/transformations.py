@@ -9,7 +9,7 @@ from llmb.engine.expert_load import force_load_balancing, set_capacity
 from llmb.engine.lora import add_dropout, apply_lora
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import apply_context_parallel
-from llmb.engine.parallel.data_parallel import compute_dtype, is_sharded, precision_policy, shard
+from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard, uses_fsdp
 from llmb.engine.parallel.expert_parallel import apply_expert_parallel
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
@@ -73,8 +73,8 @@ def add_adapters(stage: Decoder, plan: EnginePlan) -> None:
 
 
 def shard_parameters(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
-    if is_sharded(plan.recipe.model, ranks):
-        policy = precision_policy(plan.recipe.dtype, plan.recipe.training.grad_reduce_dtype)
+    if uses_fsdp(plan, ranks):
+        policy = precision_policy(plan)
         shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keeps_parameters(plan, ranks))
     if plan.recompute == "selective":
         hide_gathering(stage)  # hooks of data parallelism
@@ -82,5 +82,4 @@ def shard_parameters(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
 
 def keeps_parameters(plan: EnginePlan, ranks: Ranks) -> bool:
     """True if parameters stay gathered between a step's micro-batches."""
-    whole = not is_sharded(plan.recipe.model, ranks)
-    return whole or plan.parallelism.keeps_parameters or plan.recipe.layout.pp > 1
+    return not uses_fsdp(plan, ranks) or plan.recipe.layout.pp > 1

@@ -41,7 +41,7 @@ class Parallelism(Record):
 
     @property
     def keeps_parameters(self) -> bool:
-        """Whether parameters stay gathered on every rank throughout a step."""
+        """Whether every rank holds parameters whole."""
         return self.dp_sharding in ("optimizer", "none")
 
     def replicas(self, layout: Layout) -> Replicas:

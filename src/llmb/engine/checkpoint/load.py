@@ -20,10 +20,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from llmb.checkpoints.checkpoint import WEIGHTS, damage_error, read_checkpoint_record
 from llmb.checkpoints.checksums import damaged_files
 from llmb.checkpoints.times import CheckpointTime, Verified, checkpoint_time
+from llmb.engine.checkpoint.parts import PartsLoadPlanner, Places
 from llmb.engine.checkpoint.state import (
     MODEL,
     RANDOM,
     optimizer_state,
+    part_places,
     random_state,
     restore_random,
     trained_state,
@@ -77,7 +79,7 @@ def load_weights(path: Path, stages: Sequence[Decoder], ranks: Ranks) -> Checkpo
         {f"{MODEL}{name}": values for name, values in stage.named_values() if not is_of_adapter(name)}
         for stage in stages
     ]
-    read_state(path, each)
+    read_state(path, each, part_places(stages))
     for stage in stages:
         stage.round_masters()
     dist.barrier()
@@ -137,7 +139,8 @@ def load_checkpoint(
         trained_state(stage) | (optimizer_state(stage, optimizer) if with_optimizer else {})
         for stage, optimizer in zip(stages, optimizers, strict=True)
     ]
-    restore_random(read_state(path, [random_state(ranks.device), *each]), ranks.device)
+    state = read_state(path, [random_state(ranks.device), *each], part_places(stages))
+    restore_random(state, ranks.device)
     for stage in stages:
         stage.round_masters()
     dist.barrier()
@@ -152,8 +155,10 @@ def log_load(start: float, duration_s: float, ranks: Ranks) -> CheckpointTime:
     return took
 
 
-def read_state(path: Path, each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def read_state(path: Path, each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
     """Reads the tensors of every stage, by name, from the folder above ``weights``; returns them all. A collective.
+
+    Of those with a place, the elements that are there.
 
     Raises UsageError if a tensor is missing or cannot be read.
     """
@@ -166,7 +171,7 @@ def read_state(path: Path, each: Sequence[Mapping[str, Tensor]]) -> dict[str, Te
     if missing := sorted(state.keys() - saved.keys()):
         raise UsageError(f"the checkpoint lacks {missing[0]}, one of {len(missing)} tensors", where=str(path))
     try:
-        load(state, storage_reader=reader)
+        load(state, storage_reader=reader, planner=PartsLoadPlanner(places))
     except CheckpointException as error:
         raise UsageError(f"the checkpoint cannot be read: {torch_message(error)}", where=str(path)) from error
     return wanted

@@ -24,7 +24,8 @@ from llmb.checkpoints.checkpoint import RECORD, WEIGHTS, CheckpointRecord, check
 from llmb.checkpoints.new_folder import flush_folder
 from llmb.checkpoints.origin import WeightsOrigin
 from llmb.checkpoints.times import add_checkpoint_time, checkpoint_time
-from llmb.engine.checkpoint.state import training_state
+from llmb.engine.checkpoint.parts import PartsSavePlanner
+from llmb.engine.checkpoint.state import part_places, training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
@@ -211,7 +212,7 @@ class Saver:
             self._report(pending.result())
 
     def _write(self, begun: Save, writer: Writer, state: dict[str, Tensor]) -> SaveLine:
-        planner = DefaultSavePlanner()
+        planner = PartsSavePlanner(part_places(self.stages))
         planner.set_up_planner(state, writer.storage_meta(), self.ranks.is_first)
         writer.set_up_storage_writer(self.ranks.is_first)
         try:

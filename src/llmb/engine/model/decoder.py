@@ -19,6 +19,7 @@ from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
 from llmb.engine.model.norms import LayerNorm1P, Norm, RMSNorm
 from llmb.engine.model.rotary import Rotary, rotary_tables
+from llmb.engine.parallel.exchange import Bucket, Part
 
 EMBEDDING = "embed_tokens.weight"
 NORMS: dict[NormName, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm1p": LayerNorm1P}
@@ -125,8 +126,8 @@ class Decoder(nn.Module):
     ``embeds``: it begins with the embedding. Tied embedding and head are one parameter, with the name of the embedding;
     a last stage that is not the first has a replica of it, see ``parallel.pipeline``.
 
-    ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them. ``gradient_sums``: the
-    gradients that products add to.
+    ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them. ``buckets``: trained
+    parameters that other ranks hold, too. ``gradient_sums``: the gradients that products add to.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
@@ -134,6 +135,7 @@ class Decoder(nn.Module):
         self.model = model
         self.embeds = embedding
         self.masters: dict[nn.Parameter, Tensor] = {}
+        self.buckets: list[Bucket] = []
         self.gradient_sums: list[GradientSum] = []
         has_embedding = embedding or (head and model.tied_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_embedding else None
@@ -152,10 +154,25 @@ class Decoder(nn.Module):
         copied = self.embed_tokens is not None and not self.embeds
         return (item for name, item in self.named_parameters() if not (copied and name == EMBEDDING))
 
+    def named_parts(self) -> Iterator[tuple[str, Part | None]]:
+        """Names of the parameters of which each rank updates a part, and this rank's part, if it has one."""
+        split = [bucket for bucket in self.buckets if bucket.parts is not None]
+        own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
+        shared = {parameter for bucket in split for parameter in bucket.parameters}
+        return ((name, own.get(each)) for name, each in self.named_parameters() if each in shared)
+
     def named_values(self) -> Iterator[tuple[str, Tensor]]:
-        """Names of all parameters and what holds their values in full: the master, or else the parameter itself."""
+        """Names of all parameters and what holds their values in full: the master, or else the parameter itself.
+
+        Of those of which each rank updates a part, the values of this rank's, [elements].
+        """
+        parts = dict(self.named_parts())
         for name, parameter in self.named_parameters():
-            yield name, self.masters.get(parameter, parameter.detach())
+            part = parts.get(name)
+            if part is not None:
+                yield name, part.values
+            elif name not in parts:
+                yield name, self.masters.get(parameter, parameter.detach())
 
     def blocks(self) -> Iterator[Staged]:
         for block in self.layers.values():
@@ -164,9 +181,12 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def round_masters(self) -> None:
-        """Sets the parameters from their masters, after these were written."""
+        """Sets the parameters from their masters, after these were written. A collective of ranks that hold them."""
         for parameter, master in self.masters.items():
             local_tensor(parameter).copy_(local_tensor(master))
+        for bucket in self.buckets:
+            bucket.round_parts()
+            bucket.gather()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Moving parameters to a device, such as by ``to_empty``, makes a new parameter for every module.

@@ -25,15 +25,21 @@ def initialize(module: Decoder, model: Model, seed: int) -> None:
     A value depends on the seed, the parameter's full name and its global shape, and on the type of the device.
     A sharded parameter (DTensor) gets its shard of the same values, without communication.
     """
+    parts = dict(module.named_parts())
     for name, values in module.named_values():
-        local = local_tensor(values)
-        if values.ndim == 1:
-            owner = module.get_submodule(name.rpartition(".")[0])
-            local.fill_(1.0 if isinstance(owner, RMSNorm) else 0.0)
-        else:
-            deviation = standard_deviation(name, values.shape, model)
-            local.copy_(_normal_shard(values, name, seed).mul_(deviation))
+        parameter = module.get_parameter(name)
+        initial = _initial_shard(module, model, name, parameter.detach(), seed)
+        part = parts.get(name)
+        local_tensor(values).copy_(initial if part is None else initial.flatten()[part.start : part.stop])
     module.round_masters()
+
+
+def _initial_shard(module: Decoder, model: Model, name: str, parameter: Tensor, seed: int) -> Tensor:
+    """This rank's shard of a parameter's values, fp32."""
+    if parameter.ndim > 1:
+        return _normal_shard(parameter, name, seed).mul_(standard_deviation(name, parameter.shape, model))
+    owner = module.get_submodule(name.rpartition(".")[0])
+    return torch.full_like(local_tensor(parameter), 1.0 if isinstance(owner, RMSNorm) else 0.0, dtype=torch.float32)
 
 
 def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:

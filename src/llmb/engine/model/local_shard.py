@@ -22,3 +22,17 @@ def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
 def local_tensor(tensor: Tensor) -> Tensor:
     """This rank's shard of a tensor that needs no gradient."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sharded_like(parameter: Tensor, local: Tensor) -> Tensor:
+    """The tensor that is sharded like ``parameter`` and has ``local`` as this rank's shard."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

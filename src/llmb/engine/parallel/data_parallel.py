@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data parallelism (FSDP2): what ranks with the same parameters shard.
+"""Data parallelism of ranks that shard parameters, gradients and optimizer state (FSDP2): ``--dp-sharding full``.
 
-``full`` shards parameters, gradients and optimizer state (ZeRO-3). ``optimizer`` gathers parameters once per step and
-keeps them, so that only gradients and optimizer state are sharded between steps (ZeRO-1, Megatron-LM's distributed
-optimizer). ``none`` does not shard (DDP). The mesh defines the ranks that shard; a mesh with a dimension ``replicate``
-has replicas, whose gradients are all-reduced.
+The mesh defines the ranks that shard; a mesh with a dimension ``replicate`` has replicas, whose gradients are
+all-reduced. With ``optimizer`` and ``none`` ranks hold parameters whole: see ``exchange``.
 """
 
 from itertools import pairwise
@@ -15,15 +13,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from llmb.catalogue.records import Dtype, GradReduceDtype, Model
+from llmb.catalogue.records import Dtype, Model
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import Experts, MoELayer
 from llmb.engine.parallel.mesh import Ranks
+from llmb.runs.plan import EnginePlan
 
 
-def is_sharded(model: Model, ranks: Ranks) -> bool:
-    """Whether other ranks have the same parameters: else there is nothing to shard, and FSDP would only cost time."""
+def is_shared(model: Model, ranks: Ranks) -> bool:
+    """Whether other ranks use the same parameters: else there is nothing to shard or to exchange."""
     return ranks.fsdp.size() > 1 or (model.moe is not None and ranks.expert_fsdp.size() > 1)
+
+
+def uses_fsdp(plan: EnginePlan, ranks: Ranks) -> bool:
+    """Whether parameters are sharded; else each rank holds them whole, see ``exchange``."""
+    return is_shared(plan.recipe.model, ranks) and not plan.parallelism.keeps_parameters
+
+
+def casts_by_update(plan: EnginePlan, ranks: Ranks) -> bool:
+    """Whether a rank updates whole matrices, and can cast them while it does."""
+    return not is_shared(plan.recipe.model, ranks) or plan.parallelism.dp_sharding == "none"
 
 
 def shard(
@@ -33,8 +42,8 @@ def shard(
 
     Routed experts are sharded over the ranks of ``experts``, everything else over those of ``mesh``.
 
-    ``keep_whole`` keeps gathered parameters for the backward pass: for all but ``full``, and with pipeline
-    parallelism, where they would otherwise be gathered twice for every micro-batch.
+    ``keep_whole`` keeps gathered parameters for the backward pass: with pipeline parallelism they would otherwise be
+    gathered twice for every micro-batch.
     """
     for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:
         shard_experts(layer.experts, experts, mesh.size(), policy, keep_whole=keep_whole)
@@ -82,26 +91,31 @@ def compute_dtype(dtype: Dtype) -> torch.dtype:
     return torch.float32 if dtype is Dtype.FP32 else torch.bfloat16
 
 
-def precision_policy(dtype: Dtype, grad_reduce_dtype: GradReduceDtype) -> MixedPrecisionPolicy:
+def precision_policy(plan: EnginePlan) -> MixedPrecisionPolicy:
     """Master weights stay in fp32, blocks compute in bf16, gradients are reduced in ``grad_reduce_dtype``.
 
     That holds for gradients of micro-batches, which are computed in bf16, as well as for those of ranks.
 
     Inputs are not cast: hidden states follow the parameters, and the tables of rotary angles stay in fp32.
     """
+    dtype = plan.recipe.dtype
     if dtype is Dtype.FP32:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
-    reduce_dtype = torch.float32 if grad_reduce_dtype == "fp32" else torch.bfloat16
-    return MixedPrecisionPolicy(compute_dtype(dtype), reduce_dtype, cast_forward_inputs=False)
+    return MixedPrecisionPolicy(compute_dtype(dtype), reduce_dtype(plan), cast_forward_inputs=False)
 
 
-def accumulate(model: Decoder, *, last: bool, keep_whole: bool) -> None:
+def reduce_dtype(plan: EnginePlan) -> torch.dtype:
+    """The dtype of sums of gradients over micro-batches and ranks."""
+    exact = plan.recipe.dtype is Dtype.FP32 or plan.recipe.training.grad_reduce_dtype == "fp32"
+    return torch.float32 if exact else torch.bfloat16
+
+
+def accumulate(model: Decoder, *, last: bool) -> None:
     """Sets whether the next backward pass is the last of a step: gradients are reduced once per step.
 
-    ``keep_whole`` keeps gathered parameters until then too. Does nothing for a model that is not sharded.
+    Does nothing for a model that is not sharded.
     """
     if not isinstance(model, FSDPModule):
         return
     model.set_requires_gradient_sync(last)
     model.set_is_last_backward(last)
-    model.set_reshard_after_backward(last or not keep_whole)

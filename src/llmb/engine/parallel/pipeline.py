@@ -15,10 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import (
-    RESHARD,
-    UNSHARD,
     PipelineScheduleSingle,
-    _Action,
     _PipelineScheduleRuntime,
 )
 
@@ -155,10 +152,7 @@ class Pipeline:
         positions: Tensor,
         dtype: torch.dtype,
         ranks: Ranks,
-        *,
-        keep_whole: bool,
     ) -> None:
-        """``keep_whole``: parameters stay gathered on every rank throughout a step."""
         self.stages = stages
         self.ranks = ranks
         self.positions = positions
@@ -179,7 +173,7 @@ class Pipeline:
         lanes = connect_lanes(layout, ranks.mesh["pp"])
         for stage in self.placed:
             stage.positions, stage.lanes = positions, lanes
-        self.schedule = _schedule(self.placed, layout, keep_whole=keep_whole)
+        self.schedule = _schedule(self.placed, layout)
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
         tokens, labels, starts, _, segments = zip(*batches, strict=True)
@@ -203,34 +197,10 @@ def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:
     return loss
 
 
-def _schedule(
-    placed: Sequence[PipelineStage], layout: Layout, *, keep_whole: bool
-) -> PipelineScheduleSingle | _PipelineScheduleRuntime:
+def _schedule(placed: Sequence[PipelineStage], layout: Layout) -> PipelineScheduleSingle | _PipelineScheduleRuntime:
     if layout.vp == 1:
         return Schedule1F1B(placed[0], layout.ga, loss_fn=of_last_stage)
-    schedule = ScheduleInterleaved1F1B(list(placed), layout.ga, loss_fn=of_last_stage)
-    if keep_whole:
-        orders = schedule.pipeline_order_with_comms
-        schedule.pipeline_order_with_comms = {rank: gathered_once(order) for rank, order in orders.items()}
-    return schedule
-
-
-def gathered_once(order: Sequence[_Action]) -> list[_Action]:
-    """A schedule in which every stage is gathered once and resharded at the end.
-
-    torch keeps three stages of a rank gathered at a time, and gathers the others again in every round of micro-batches.
-    """
-    gathered: set[int] = set()
-    drops: dict[int, _Action] = {}
-    kept = []
-    for action in order:
-        if action.computation_type is RESHARD:
-            drops[action.stage_index] = action
-        elif action.computation_type is not UNSHARD or action.stage_index not in gathered:
-            kept.append(action)
-        if action.computation_type is UNSHARD:
-            gathered.add(action.stage_index)
-    return [*kept, *drops.values()]
+    return ScheduleInterleaved1F1B(list(placed), layout.ga, loss_fn=of_last_stage)
 
 
 def _shapes(stage: Decoder, layout: Layout, dtype: torch.dtype, ranks: Ranks) -> tuple[Tensor, Tensor]:

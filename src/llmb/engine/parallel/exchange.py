@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data parallelism of ranks that hold parameters whole: they sum gradients, and exchange what each of them updates.
+
+    flat     | q | k | v | o | gate | up | down | norms | padding |   of a block, in the dtype that it computes in
+    pieces   |     rank 0    |     rank 1     |      rank 2     |   of equal size, wherever parameters end
+
+With ``--dp-sharding optimizer`` a rank has fp32 values and moments of its piece alone (ZeRO-1): gradients are reduced
+and scattered, and pieces are gathered once they are updated. With ``none`` every rank updates all, and gradients are
+only reduced.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from llmb.engine.model.local_shard import local_tensor, sharded_like
+from llmb.engine.parallel.collectives import Group, c10d
+from llmb.engine.parallel.mesh import Ranks
+
+ALIGNED = 64
+"""Elements of which a piece has a multiple: whole vectors for kernels."""
+
+
+class Peers(NamedTuple):
+    """Ranks that hold the same parameters.
+
+    pieces: those that each update a piece of them. replicas: those that update the same piece. None for one rank.
+    batches: the number of ranks whose losses are averaged. dtype: of sums of gradients over ranks.
+    """
+
+    pieces: Group | None
+    replicas: Group | None
+    batches: int
+    dtype: torch.dtype
+
+    @property
+    def parts(self) -> int:
+        """The number of pieces."""
+        return 1 if self.pieces is None else self.pieces.size
+
+    @property
+    def copies(self) -> int:
+        """How many ranks update the same piece."""
+        return 1 if self.replicas is None else self.replicas.size
+
+
+class Exchange(NamedTuple):
+    """Routed experts are held by other ranks than everything else."""
+
+    dense: Peers
+    experts: Peers
+
+
+def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
+    """``dtype``: of sums over ranks.
+
+    Experts' gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from: their mean
+    is over the same ranks.
+    """
+    batches = ranks.fsdp.size()
+    dense, experts = ((*groups_in(mesh), batches, dtype) for mesh in (ranks.fsdp, ranks.expert_fsdp))
+    return Exchange(Peers(*dense), Peers(*experts))
+
+
+def groups_in(mesh: DeviceMesh) -> tuple[Group | None, Group | None]:
+    """Pieces and replicas in the ranks of ``Ranks.fsdp`` or ``Ranks.expert_fsdp``."""
+    return several(mesh, mesh.ndim - 1), several(mesh, 0) if mesh.ndim == 2 else None
+
+
+def several(mesh: DeviceMesh, dim: int) -> Group | None:
+    """This rank's group along a dimension; None if it has one rank."""
+    if mesh.size(dim) == 1:
+        return None
+    return Group(mesh.get_group(dim).group_name, mesh.size(dim), mesh.get_local_rank(dim))
+
+
+@dataclass(eq=False, slots=True)
+class Part:
+    """Elements of a parameter that this rank updates: from ``start`` to ``stop`` of its local shard, flattened.
+
+    values: fp32. weight: what they are rounded to, in the memory of the parameter; None if that is ``values`` itself.
+    gradient: the mean over all ranks, until the update. All are [stop - start].
+    """
+
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    values: Tensor
+    weight: Tensor | None
+    gradient: Tensor | None = None
+
+
+class Bucket:
+    """Parameters that are reduced and gathered together, one after the other in ``flat``, with padding at the end.
+
+    parts: of the parameters in this rank's piece; None where each rank updates all.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor, peers: Peers) -> None:
+        self.parameters, self.flat, self.peers = parameters, flat, peers
+        self.sizes = sizes_of(parameters)
+        self.parts = None if peers.pieces is None else list(self._own_parts(peers.pieces))
+        self.reduced: Tensor | None = None
+
+    def _own_parts(self, pieces: Group) -> Iterator[Part]:
+        own = self._piece(pieces)
+        begin, exact = pieces.rank * len(own), own.dtype is torch.float32
+        values = own if exact else torch.empty_like(own, dtype=torch.float32)
+        for parameter, size, end in zip(self.parameters, self.sizes, accumulate(self.sizes), strict=True):
+            first, last = max(end - size, begin), min(end, begin + len(own))
+            if first < last:
+                place, before = slice(first - begin, last - begin), end - size
+                yield Part(parameter, first - before, last - before, values[place], None if exact else own[place])
+
+    def _piece(self, pieces: Group) -> Tensor:
+        return self.flat.view(pieces.size, -1)[pieces.rank]
+
+    @torch.no_grad()
+    def begin_reduction(self) -> None:
+        """Takes the gradients of the parameters, and sums them over the ranks, without waiting for it."""
+        gradient = self._take_gradients()
+        pieces, replicas, *_ = self.peers
+        if pieces is not None:
+            gradient = c10d.reduce_scatter_tensor(gradient, "sum", pieces.size, pieces.name)
+        elif replicas is not None:
+            gradient = c10d.all_reduce_(gradient, "sum", replicas.name)
+        self.reduced = gradient
+
+    def _take_gradients(self) -> Tensor:
+        """Gradients of all parameters, one after the other, after partial sums of tensor-parallel ranks are reduced."""
+        flat = torch.empty_like(self.flat, dtype=self.peers.dtype)
+        flat[sum(self.sizes) :].zero_()
+        for parameter, place in zip(self.parameters, cut(flat, self.sizes), strict=True):
+            if parameter.grad is None:
+                place.zero_()
+                continue
+            reduce_partial_gradient(parameter)
+            place.copy_(local_tensor(parameter.grad).flatten())
+            parameter.grad = None
+        return flat
+
+    @torch.no_grad()
+    def finish_reduction(self) -> None:
+        """Gives the parts, or the parameters, the mean of their gradients."""
+        if self.reduced is None:
+            self.begin_reduction()
+        gradient = c10d.wait_tensor(self.reduced)
+        self.reduced = None
+        pieces, replicas, *_ = self.peers
+        if pieces is not None and replicas is not None:
+            gradient = c10d.wait_tensor(c10d.all_reduce_(gradient, "sum", replicas.name))
+        gradient.div_(self.peers.batches)
+        if self.parts is None:
+            for parameter, mean in zip(self.parameters, cut(gradient, self.sizes), strict=True):
+                parameter.grad = sharded_like(parameter, mean.view(local_tensor(parameter.detach()).shape))
+            return
+        for part, mean in zip(self.parts, cut(gradient, [len(part.values) for part in self.parts]), strict=True):
+            part.gradient = mean
+
+    def round_parts(self) -> None:
+        """Sets this rank's piece from its fp32 values."""
+        for part in self.parts or ():
+            if part.weight is not None:
+                part.weight.copy_(part.values)
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Gathers what each rank updated."""
+        if self.peers.pieces is not None:
+            name, size, _ = self.peers.pieces
+            own = self._piece(self.peers.pieces)
+            c10d.wait_tensor(c10d.all_gather_into_tensor_out(own, size, name, out=self.flat))
+
+
+def cut(flat: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """The first elements of ``flat``, in parts of these sizes."""
+    return torch.split(flat[: sum(sizes)], list(sizes))
+
+
+def sizes_of(parameters: Iterable[nn.Parameter]) -> list[int]:
+    """The numbers of elements of their local shards."""
+    return [local_tensor(parameter.detach()).numel() for parameter in parameters]
+
+
+def padded_size(elements: int, pieces: int) -> int:
+    """With padding for so many pieces of equal size; without, for one."""
+    whole = pieces * ALIGNED
+    return ceil(elements / whole) * whole if pieces > 1 else elements
+
+
+def reduce_partial_gradient(parameter: nn.Parameter) -> None:
+    """Reduces a gradient of which tensor-parallel ranks have partial sums, which FSDP does for sharded parameters."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        parameter.grad = gradient.redistribute(placements=parameter.placements)
