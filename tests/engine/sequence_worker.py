@@ -12,7 +12,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,8 +21,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-from llmb.engine import transformations
-from llmb.engine.compile import apply_compile
 from llmb.engine.data.batches import rank_samples
 from llmb.engine.gradient_accumulation import give_sums
 from llmb.engine.loop import prepare_stages
@@ -55,7 +52,7 @@ def traffic(action: Callable[[], Tensor | None]) -> tuple[Tensor | None, list[in
 
 def passes(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
     layout, hidden_size = plan.recipe.layout, plan.recipe.model.hidden_size
-    (stage,) = prepare_stages(plan, ranks)
+    (stage,) = prepare_stages(plan, ranks, "aot_eager")
     positions = torch.arange(layout.seq_len)
     if (keys := token_keys(stage)) is not None:
         (samples, *_) = rank_samples(layout, 0, 0)
@@ -129,5 +126,4 @@ def main(folder: Path, rank: int) -> None:
 
 
 warnings.simplefilter("ignore")
-transformations.apply_compile = partial(apply_compile, backend="aot_eager")
 main(Path(sys.argv[1]), int(sys.argv[2]))
