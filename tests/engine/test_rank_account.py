@@ -69,6 +69,23 @@ def test_an_account_is_what_ranks_take_when_they_train(
         assert sum(account["bytes_by_owner"].values()) == account["peak_bytes"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_compiled_blocks_multiply_and_communicate_as_eager_ones(
+    dtype: str, run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
+) -> None:
+    """Graphs are counted and not run; operators that communicate within are part of them."""
+    found = []
+    for compiled in (False, True):
+        choices = {"dtype": dtype, "compiled": compiled}
+        written(Case({"tp": 2, "gbs": 2}, choices=choices), tiny_plan, tmp_path)
+        found.append(json.loads(run_ranks(WORKER, 1, tmp_path, "fake")[0])["account"])
+    eager, compiled = found
+    assert compiled["flops"] == eager["flops"] > 0
+    assert compiled["collectives"] == eager["collectives"] != []
+    assert 0.8 * eager["peak_bytes"] < compiled["peak_bytes"] < eager["peak_bytes"]
+
+
 def test_the_allocator_is_asked_for_what_an_account_says(
     run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
 ) -> None:

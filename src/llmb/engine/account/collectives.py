@@ -89,9 +89,8 @@ def group_of(name: str) -> dist.ProcessGroup:
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
-def collectives_in(nodes: Sequence[torch.fx.Node]) -> Iterator[Collective]:
-    """A graph's collectives, in its order."""
-    for node in nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and is_collective(node.target):
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-            yield collective_of(node.target, args, kwargs, node.meta["val"])
+def collectives_in(node: torch.fx.Node) -> Iterator[Collective]:
+    """The collective of a node of a graph, if it is one."""
+    if isinstance(node.target, torch._ops.OpOverload) and is_collective(node.target):
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        yield collective_of(node.target, args, kwargs, node.meta["val"])

@@ -12,7 +12,8 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -26,6 +27,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from llmb.engine.account.collectives import Collective, collectives_in
 from llmb.engine.account.flops import flops_of
 from llmb.engine.compile import CompilerBackend
+from llmb.engine.model.sequence_shard import shard_gradients
+from llmb.engine.precision.autograd import shard_gradients as fp8_shard_gradients
 
 VIEW = torch.ops.aten._unsafe_view.default
 """A view of a tensor that nothing else uses, and therefore not declared as one."""
@@ -48,15 +51,29 @@ class Graph:
     collectives: tuple[Collective, ...]
 
 
+class Inner(NamedTuple):
+    """What runs within an operator of the engine: the most bytes that it has at a time, results included."""
+
+    bytes: int
+    flops: int
+    collectives: tuple[Collective, ...]
+
+
+Run = Callable[[Callable[..., Any], Sequence[Any]], Inner]
+"""Runs the code of an operator, with its arguments, and counts it."""
+PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {each._opoverload: each._init_fn for each in (shard_gradients, fp8_shard_gradients)}
+)
+"""The code of operators that communicate, by operator."""
 Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
 """Gets a graph that is called, and what makes its results."""
 
 
-def counting_backend(called: Called, *, fuses: bool) -> CompilerBackend:
+def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBackend:
     """A backend for ``torch.compile`` that tells ``called`` of each call of a graph."""
 
     def compiled(module: fx.GraphModule, _inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
-        graph = counted(module, backward=backward)
+        graph = counted(module, run, backward=backward)
         call: Callable[..., Any] = make_boxed_func(
             lambda *arguments: called(graph, partial(results_of, module, arguments))
         )
@@ -90,16 +107,24 @@ def is_in_kernel(node: fx.Node) -> bool:
     return KERNELS in innermost
 
 
-def counted(module: fx.GraphModule, *, backward: bool) -> Graph:
-    nodes = list(module.graph.nodes)
-    return Graph(backward, module, most_added(nodes), sum(map(node_flops, nodes)), tuple(collectives_in(nodes)))
+def counted(module: fx.GraphModule, run: Run, *, backward: bool) -> Graph:
+    nodes = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    inner = {node: run(PARTS[node.target], arguments_of(node)[0]) for node in nodes if node.target in PARTS}
+    flops, collectives = 0, list[Collective]()
+    for node in nodes:
+        if node in inner:
+            flops += inner[node].flops
+            collectives.extend(inner[node].collectives)
+        else:
+            flops += flops_of(node.target, *arguments_of(node), node.meta["val"])
+            collectives.extend(collectives_in(node))
+    within = {node: found.bytes for node, found in inner.items()}
+    return Graph(backward, module, most_added(list(module.graph.nodes), within), flops, tuple(collectives))
 
 
-def node_flops(node: fx.Node) -> int:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    return flops_of(node.target, args, kwargs, node.meta["val"])
+def arguments_of(node: fx.Node) -> tuple[Any, Any]:
+    found: tuple[Any, Any] = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    return found
 
 
 def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -150,8 +175,11 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
     return int(size.node.hint if isinstance(size, torch.SymInt) else size)
 
 
-def most_added(nodes: Sequence[fx.Node]) -> int:
-    """Bytes by which memory in use grows at most: results are kept, arguments that nothing else holds are freed."""
+def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
+    """Bytes by which memory in use grows at most: results are kept, arguments that nothing else holds are freed.
+
+    within: the most bytes that an operator has while it runs, where that is more than its results.
+    """
     reads = {node: frozenset(buffers_read(node)) for node in nodes}
     last: dict[fx.Node, int] = {}
     for index, node in enumerate(nodes):
@@ -162,6 +190,7 @@ def most_added(nodes: Sequence[fx.Node]) -> int:
         if not is_stored(node):
             continue
         if node.op == "call_function":
+            most = max(most, now + within.get(node, 0))
             now += node_bytes(node)
             most = max(most, now)
         for buffer in reads[node]:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from llmb.engine.account.collectives import NAMESPACES, Collective, collective_of, is_collective, name_of
 from llmb.engine.account.flops import flops_of
-from llmb.engine.account.graphs import KERNELS, Graph
+from llmb.engine.account.graphs import KERNELS, Graph, Inner
 from llmb.engine.account.live_bytes import LiveBytes
 from llmb.engine.model.local_shard import local_tensor
 
@@ -136,6 +136,15 @@ class Ledger(TorchDispatchMode):
         self.inside -= 1
         self._allocated(found)
         return found
+
+    def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Inner:
+        """Counts what runs within an operator of a graph, apart from everything else."""
+        own = Ledger(fuses=self.fuses, mode=self.mode)
+        with own:
+            kept = function(*arguments)
+        peak = own.memory.peak.bytes
+        del kept
+        return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
         """FSDP gathers and frees the parameters of a module together."""

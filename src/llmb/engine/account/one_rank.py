@@ -38,7 +38,7 @@ def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
     ranks = arrange(rank, HOST, recipe.layout, replicas, experts=recipe.model.moe is not None)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     ledger = Ledger(fuses=plan.device == "cuda", mode=mode)
-    stages = shape_stages(plan, ranks, counting_backend(ledger.called, fuses=ledger.fuses))
+    stages = shape_stages(plan, ranks, counting_backend(ledger.called, ledger.run, fuses=ledger.fuses))
     with ExitStack() as stack:
         stack.enter_context(attention_kernel("math" if plan.attention_backend == "math" else "flash"))
         stack.enter_context(mode)
