@@ -40,7 +40,7 @@ class Graph:
     """One compiled graph: a forward or a backward pass of a compiled function.
 
     number: the same for both passes. added_bytes: by how much memory in use grows at most while it runs.
-    accumulated_bytes: read and written by products that add to sums of gradients.
+    accumulated_bytes: read and written by products that add to sums of gradients. code: with that of all kernels.
     """
 
     number: int
@@ -51,6 +51,7 @@ class Graph:
     attentions: int = 0
     added_bytes: int = 0
     accumulated_bytes: int = 0
+    code: str = ""
 
 
 class Recorder:
@@ -113,8 +114,8 @@ class Recorder:
         """Generates the code, and makes of it a function that computes only shapes."""
 
         def module_of(lowering: GraphLowering) -> Any:
-            lowering.codegen()
             graph = self.compiling[-1]
+            graph.code = lowering.codegen()[0].value
             add_operators(graph, lowering)
             graph.added_bytes = most_added(lowering)
 

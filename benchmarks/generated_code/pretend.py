@@ -21,6 +21,7 @@ import torch._subclasses.fake_tensor as fake_tensor
 import torch.utils._triton as triton_support
 from torch import Tensor
 from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, pad_mm
+from torch._inductor.runtime import triton_helpers
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
@@ -115,6 +116,7 @@ def _answer_for_inductor(properties: SimpleNamespace) -> None:
     driver.set_active(SimpleNamespace(get_current_target=_always(target), get_current_device=_always(0)))
     replace(triton_support, "triton_hash_with_backend", _always("none"))
     replace(triton_support, "has_triton", _always(True))
+    replace(triton_helpers, "set_driver_to_gpu", _always(None))
     # Patterns that are found by tracing examples on the device; none of them is in a block.
     for passes in (fuse_attention, pad_mm, misc_patterns):
         for name in dir(passes):

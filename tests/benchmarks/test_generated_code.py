@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks.generated_code.bounds import FIELDS, exceeded, read_bounds
 from benchmarks.generated_code.options import read_options
-from benchmarks.generated_code.records import MODELS, Block, Case, Document, Memory, Pass
+from benchmarks.generated_code.records import MODELS, TINY_MODELS, Block, Case, Document, Memory, Pass
 from benchmarks.generated_code.tables import tables
 
 from llmb.catalogue.records import Dtype
@@ -202,6 +202,19 @@ def test_routed_experts_in_fp8_move_their_rows_as_often_as_documented():
     assert block.routed_u == pytest.approx(2 + 1.6 * 3 + 2 + 1.6 * 5, abs=0.1)
     # The router has one more, and each expert and matrix; two gradients of each.
     assert block.total("products") - dense.total("products") == 3 * (1 + 4 * 2)
+
+
+@generates
+@pytest.mark.measured
+@pytest.mark.parametrize("model", TINY_MODELS)
+def test_generated_kernels_and_those_of_the_engine_in_them_are_assembled(model):
+    """For both compute capabilities; 30 s of processor time."""
+    done = run(str(Path(__file__).with_name("assembled_worker.py")), model, "fp8")
+    assert done.returncode == 0, done.stderr
+    hopper, blackwell = json.loads(done.stdout).values()
+    assert hopper == blackwell
+    assert {"cast_kernel", "cast_rotated_kernel", "normalize_and_cast_kernel", "normalize_backward_kernel"} <= {*hopper}
+    assert any(name.startswith("triton_") for name in hopper)
 
 
 @pytest.mark.parametrize(
