@@ -30,6 +30,7 @@ def test_every_stage_of_a_pipeline_is_counted(llmb: Run) -> None:
         assert sum(each[f"{part}_gib"] for part in parts) == pytest.approx(each["peak_gib"])
         assert {item["group"] for item in each["collectives"]} >= {"tp", "pp"}
         assert each["flops"] > 0
+        assert each["optimizer_gib"] == pytest.approx(2 * each["weights_gib"], rel=0.01)  # in fp32
 
 
 def test_a_rank_that_is_not_there_is_named(llmb: Run) -> None:

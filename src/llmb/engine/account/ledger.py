@@ -25,7 +25,6 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
     ("/fsdp/", "reduce", "gradients"),
     ("/fsdp/", "grad", "gradients"),
     ("/fsdp/", "", "weights"),
-    ("engine/optimizer.py", "build_optimizer", "optimizer"),
     ("engine/optimizer.py", "", "other"),
     ("engine/model/linear.py", "GradientSum.__init__", "gradients"),
     ("engine/gradient_accumulation.py", "_to_fp32", "gradients"),

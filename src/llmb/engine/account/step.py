@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.records import Layout
 from llmb.engine.account.collectives import group_names, shown_group
@@ -19,6 +20,7 @@ from llmb.engine.data.batches import MicroBatch
 from llmb.engine.data.steps import Figures, StepData
 from llmb.engine.loop import build_passes, do_step
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import EnginePlan
@@ -73,6 +75,8 @@ def account_of(
 ) -> RankAccount:
     """What this rank takes in a step; within ``ledger``, which follows ``stages``. ``extends``: from fewer."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
+    for each in tree_leaves([list(optimizer.state.values()) for optimizer in optimizers]):
+        ledger.memory.give(local_tensor(each.detach()), "optimizer")
 
     def counts(number: int, micro_batches: int) -> Counts:
         short = with_micro_batches(plan, micro_batches)
