@@ -35,9 +35,13 @@ KEPT = frozenset(
         torch.ops.torch_attn._varlen_attn.default,
         expert_products._opoverload,
         span_attention._opoverload,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        torch.ops._c10d_functional.wait_tensor.default,
     }
 )
-"""What ``selective`` keeps: the results that are most expensive to compute for their size."""
+"""What ``selective`` keeps if it is needed again: the results that are most expensive to compute for their size.
+
+What is reduced and scattered is a fraction of the products that are summed."""
 
 
 def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
@@ -77,4 +81,4 @@ def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _policy(context: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:  # noqa: ARG001
-    return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.PREFER_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
