@@ -55,12 +55,12 @@ def measured(options: Options) -> Iterator[Case]:
         for model in options.models:
             for dtype in options.dtypes:
                 sys.stderr.write(f"{model} {dtype} on {gpu}\n")
-                yield measure(model, dtype, gpu)
+                yield measure(model, dtype, gpu, options.ranks)
 
 
-def measure(model: str, dtype: str, gpu_type: str) -> Case:
+def measure(model: str, dtype: str, gpu_type: str, ranks: int) -> Case:
     """In a process of its own. Exits if that fails."""
-    command = [sys.executable, "-m", "benchmarks.generated_code.measure", model, dtype, gpu_type]
+    command = [sys.executable, "-m", "benchmarks.generated_code.measure", model, dtype, gpu_type, str(ranks)]
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m benchmarks.generated_code.measure MODEL DTYPE GPU_TYPE``: one case, in a process of its own, as JSON.
+"""``python -m benchmarks.generated_code.measure MODEL DTYPE GPU_TYPE RANKS``: one case as JSON, in its own process.
 
 Only this process pretends to have a GPU.
 """
@@ -41,13 +41,13 @@ def recipe_of(name: str, dtype: Dtype, gpu_type: str) -> Recipe:
 
 
 def main() -> None:
-    name, dtype, gpu_type = sys.argv[1:4]
+    name, dtype, gpu_type, ranks = sys.argv[1:5]
     gpu = GPUS[gpu_type]
     library = pretend_gpu(*gpu)
     from benchmarks.generated_code.step import run_step  # only now: the engine looks for a GPU when it is imported
     from benchmarks.generated_code.summary import case_of
 
-    found = run_step(recipe_of(name, Dtype(dtype), gpu_type))
+    found = run_step(recipe_of(name, Dtype(dtype), gpu_type), int(ranks))
     sys.stdout.write(case_of(found, name, gpu_type, gpu.cache_bytes).model_dump_json())
     sys.stdout.flush()
     del library

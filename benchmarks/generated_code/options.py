@@ -31,6 +31,7 @@ class Options:
     models: tuple[str, ...]
     dtypes: tuple[str, ...]
     gpus: tuple[str, ...]
+    ranks: int
     kernels: bool
     json: bool
     before: Document | None
@@ -47,6 +48,9 @@ def read_options(arguments: Sequence[str]) -> Options:
     parser.add_argument("--models", action="append", help=f"of {', '.join(lists['models'])} (default: {whole(MODELS)})")
     parser.add_argument("--dtypes", action="append", help=f"default: {whole(DTYPES)}")
     parser.add_argument("--gpus", action="append", help=f"whose proxies, of h200 and h100 (default: {GPUS[0]})")
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="GPUs that share the optimizer's work (ZeRO-1; default: 1)"
+    )
     parser.add_argument("--kernels", action="store_true", help="list the kernels")
     parser.add_argument("--json", action="store_true", help="print one JSON document, with the kernels")
     parser.add_argument("--against", type=Path, metavar="FILE", help="a document of --json to compare with")
@@ -56,10 +60,12 @@ def read_options(arguments: Sequence[str]) -> Options:
         chosen = {name: chosen_of(name, getattr(found, name), known) or defaults[name] for name, known in lists.items()}
         if found.json and found.against:
             raise ValueError("--json and --against: only tables compare; leave out one")
+        if found.ranks < 1:
+            raise ValueError(f"--ranks is {found.ranks}, but there is at least one")
         before = read_document(found.against) if found.against else None
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    return Options(**chosen, kernels=found.kernels, json=found.json, before=before)
+    return Options(**chosen, ranks=found.ranks, kernels=found.kernels, json=found.json, before=before)
 
 
 def chosen_of(name: str, given: list[str] | None, known: Sequence[str]) -> tuple[str, ...]:

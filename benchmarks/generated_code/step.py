@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's own training step of a one-GPU recipe, with fake tensors."""
+"""The engine's own training step of a one-GPU recipe, alone or on one of several ranks, with fake tensors."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +32,7 @@ from llmb.engine.parallel.mesh import arrange
 from llmb.engine.precision import experts
 from llmb.engine.precision.experts import expert_products, expert_weight_gradients
 from llmb.runs.choices import Choices
+from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 
 MICRO_BATCHES = 3
@@ -56,10 +57,13 @@ class Found:
     recipe: Recipe
 
 
-def run_step(recipe: Recipe) -> Found:
-    """Compiles, and counts in a second step. ``pretend_gpu`` must have been called; works once in a process."""
-    short, plan = planned(recipe, 1), planned(recipe, MICRO_BATCHES)
-    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+def run_step(recipe: Recipe, gpus: int = 1) -> Found:
+    """Compiles, and counts in a second step. ``pretend_gpu`` must have been called; works once in a process.
+
+    gpus: data-parallel ranks, which share the optimizer's work; the others are not there.
+    """
+    short, plan = planned(recipe, 1, gpus), planned(recipe, MICRO_BATCHES, gpus)
+    dist.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
     layout = plan.recipe.layout
     ranks = arrange(0, GPU, layout, plan.parallelism.replicas(layout))
     recorder, traffic = Recorder(), Traffic()
@@ -107,10 +111,11 @@ def run_step(recipe: Recipe) -> Found:
     )
 
 
-def planned(recipe: Recipe, micro_batches: int) -> EnginePlan:
-    layout = recipe.layout.model_copy(update={"gbs": recipe.layout.mbs * micro_batches})
+def planned(recipe: Recipe, micro_batches: int, gpus: int) -> EnginePlan:
+    layout = recipe.layout.model_copy(update={"gbs": gpus * recipe.layout.mbs * micro_batches, "gpus": gpus})
     # The host then knows how many rows each expert gets, and does not ask the device.
-    choices = Choices(steps=2, window="all", force_load_balancing=recipe.model.moe is not None)
+    balanced, parallelism = recipe.model.moe is not None, Parallelism(dp_sharding="optimizer")
+    choices = Choices(steps=2, window="all", force_load_balancing=balanced, parallelism=parallelism)
     return make_plan(recipe.model_copy(update={"layout": layout, "packing": None}), choices, device="cuda")
 
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Protocol
 
 import torch
@@ -81,11 +82,13 @@ def give_sums(stages: Iterable[Decoder]) -> None:
 def reduce_gradients(stages: Sequence[Decoder]) -> None:
     """At the end of a step's passes, over all ranks that have the same parameters."""
     give_sums(stages)
-    for stage in stages:
-        for bucket in stage.buckets:
+    # Two at a time: while one is reduced, the next is copied, and no more copies take memory.
+    buckets = [bucket for stage in stages for bucket in stage.buckets]
+    for bucket, earlier in zip_longest(buckets, [None, *buckets]):
+        if bucket is not None:
             bucket.begin_reduction()
-        for bucket in stage.buckets:
-            bucket.finish_reduction()
+        if earlier is not None:
+            earlier.finish_reduction()
     for parameter in trained_parameters(stages):
         reduce_partial_gradient(parameter)
 

@@ -149,8 +149,6 @@ class Bucket:
     @torch.no_grad()
     def finish_reduction(self) -> None:
         """Gives the parts, or the parameters, the mean of their gradients."""
-        if self.reduced is None:
-            self.begin_reduction()
         gradient = c10d.wait_tensor(self.reduced)
         self.reduced = None
         pieces, replicas, *_ = self.peers
