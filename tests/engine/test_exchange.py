@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmb.engine.checkpoint.parts import Place, boxes
+from llmb.engine.checkpoint.parts import PartPlace, boxes
 from llmb.runs.parallelism import DpSharding, Parallelism
 from llmb.runs.plan import Plan, Start
 
@@ -100,6 +100,6 @@ def test_consecutive_elements_are_a_few_boxes_in_their_order(shape: tuple[int, .
 
 def test_boxes_of_a_shard_are_where_the_shard_is() -> None:
     """Rows 2 and 3 of a matrix of 4 x 3, all but the first and the last element."""
-    place = Place(1, 5, shape=(2, 3), offset=(2, 0), full=(4, 3))
+    place = PartPlace(1, 5, shape=(2, 3), offset=(2, 0), full=(4, 3))
     found = [(tuple(chunk.offsets), each.tolist()) for chunk, each in place.boxes(torch.arange(4))]
     assert found == [((2, 1), [[0, 1]]), ((3, 0), [[2, 3]])]

@@ -15,7 +15,7 @@ from llmb.engine.kernels.adamw import update, update_and_cast
 from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local_shard import local_tensor
-from llmb.engine.parallel.exchange import Part
+from llmb.engine.parallel.exchange import OwnPart
 from llmb.engine.precision.apply import fp8_layers
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.layers import Fp8Linear
@@ -36,7 +36,7 @@ class Trained:
     """
 
     parameter: nn.Parameter
-    part: Part | None
+    part: OwnPart | None
     master: Tensor
     first: Tensor
     second: Tensor

@@ -38,7 +38,7 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """By operator: the kind, and the argument with the whole message: what a rank gathers, sends, or reduces."""
 
 
-class Collective(NamedTuple):
+class Message(NamedTuple):
     """group: torch's name of it. peer: the other rank of a send or a receive, within the group."""
 
     kind: str
@@ -55,7 +55,7 @@ def name_of(operator: Any) -> str:  # noqa: ANN401 (an operator)
     return str(operator).split(".")[1]
 
 
-def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Collective:  # noqa: ANN401 (whatever an operator takes and returns)
+def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Message:  # noqa: ANN401 (whatever an operator takes and returns)
     named = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)}
     named |= kwargs
     kind, message = KINDS[name_of(operator)]
@@ -63,7 +63,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     size = sum(part.numel() * part.itemsize for part in tree_leaves(whole) if isinstance(part, Tensor))
     group = named.get("group_name") or dist.ProcessGroup.unbox(named["process_group"]).group_name
     peer = named.get("dst") if kind == "send" else named.get("src") if kind == "recv" else None
-    return Collective(kind, str(group), size if kind != "barrier" else 0, peer)
+    return Message(kind, str(group), size if kind != "barrier" else 0, peer)
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
@@ -89,7 +89,7 @@ def group_of(name: str) -> dist.ProcessGroup:
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
-def collectives_in(node: torch.fx.Node) -> Iterator[Collective]:
+def collectives_in(node: torch.fx.Node) -> Iterator[Message]:
     """The collective of a node of a graph, if it is one."""
     if isinstance(node.target, torch._ops.OpOverload) and is_collective(node.target):
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])

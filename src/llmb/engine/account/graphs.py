@@ -24,7 +24,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
-from llmb.engine.account.collectives import Collective, collectives_in
+from llmb.engine.account.collectives import Message, collectives_in
 from llmb.engine.account.flops import flops_of
 from llmb.engine.compile import CompilerBackend
 from llmb.engine.model.sequence_shard import shard_gradients
@@ -48,7 +48,7 @@ class Graph:
     module: fx.GraphModule
     added_bytes: int
     flops: int
-    collectives: tuple[Collective, ...]
+    collectives: tuple[Message, ...]
 
 
 class Inner(NamedTuple):
@@ -56,7 +56,7 @@ class Inner(NamedTuple):
 
     bytes: int
     flops: int
-    collectives: tuple[Collective, ...]
+    collectives: tuple[Message, ...]
 
 
 Run = Callable[[Callable[..., Any], Sequence[Any]], Inner]
@@ -110,7 +110,7 @@ def is_in_kernel(node: fx.Node) -> bool:
 def counted(module: fx.GraphModule, run: Run, *, backward: bool) -> Graph:
     nodes = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     inner = {node: run(PARTS[node.target], arguments_of(node)[0]) for node in nodes if node.target in PARTS}
-    flops, collectives = 0, list[Collective]()
+    flops, collectives = 0, list[Message]()
     for node in nodes:
         if node in inner:
             flops += inner[node].flops

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from llmb.engine.account.collectives import NAMESPACES, Collective, collective_of, is_collective, name_of
+from llmb.engine.account.collectives import NAMESPACES, Message, collective_of, is_collective, name_of
 from llmb.engine.account.flops import flops_of
 from llmb.engine.account.graphs import KERNELS, Graph, Inner
 from llmb.engine.account.live_bytes import LiveBytes
@@ -51,7 +51,7 @@ class Ledger(TorchDispatchMode):
         self.mode = mode
         self.memory = LiveBytes()
         self.flops = 0
-        self.collectives: list[Collective] = []
+        self.collectives: list[Message] = []
         self.parameters: set[nn.Parameter] = set()
         self.gathered: dict[nn.Module, list[Tensor]] = {}
         self.inside = 0

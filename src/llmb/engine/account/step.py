@@ -42,7 +42,7 @@ class SameBatches:
         return StepData(Figures(self.layout.ga * self.layout.mbs * self.layout.seq_len, 1, 0, 0), batches)
 
 
-class Group(NamedTuple):
+class MessageKind(NamedTuple):
     kind: str
     group: str
 
@@ -53,8 +53,8 @@ class Counts:
 
     peak: Counter[str]
     flops: int
-    messages: Counter[Group]
-    bytes: Counter[Group]
+    messages: Counter[MessageKind]
+    bytes: Counter[MessageKind]
 
     def extended(self, fewer: "Counts", rounds: int) -> "Counts":
         """With ``rounds`` more of what this step has more than ``fewer``."""
@@ -116,10 +116,10 @@ def with_micro_batches(plan: EnginePlan, number: int) -> EnginePlan:
 
 def counted(ledger: Ledger, ranks: Ranks) -> Counts:
     known = group_names(ranks)
-    messages: Counter[Group] = Counter()
-    size: Counter[Group] = Counter()
+    messages: Counter[MessageKind] = Counter()
+    size: Counter[MessageKind] = Counter()
     for each in ledger.collectives:
-        group = Group(each.kind, shown_group(each.group, known))
+        group = MessageKind(each.kind, shown_group(each.group, known))
         messages[group] += 1
         size[group] += each.bytes
     return Counts(Counter(ledger.memory.peak.by), ledger.flops, messages, size)

@@ -28,12 +28,12 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from llmb.engine.parallel.exchange import Part
+from llmb.engine.parallel.exchange import OwnPart
 
 Numbers = tuple[int, ...]
 
 
-class Place(NamedTuple):
+class PartPlace(NamedTuple):
     """Where the elements ``start`` to ``stop`` of a rank's flattened shard of a tensor are.
 
     shape, offset: of the shard in the tensor, whose own shape is ``full``.
@@ -54,18 +54,18 @@ class Place(NamedTuple):
             begin += prod(sizes)
 
 
-Places = Mapping[str, Place]
+Places = Mapping[str, PartPlace]
 """By the name of a tensor in a checkpoint."""
 
 
-def place_of(part: Part) -> Place:
+def place_of(part: OwnPart) -> PartPlace:
     parameter = part.parameter.detach()
     shape, offset = tuple(parameter.shape), (0,) * parameter.ndim
     if isinstance(parameter, DTensor):
         shape, offset = compute_local_shape_and_global_offset(
             parameter.shape, parameter.device_mesh, parameter.placements
         )
-    return Place(part.start, part.stop, tuple(shape), tuple(offset), tuple(parameter.shape))
+    return PartPlace(part.start, part.stop, tuple(shape), tuple(offset), tuple(parameter.shape))
 
 
 def boxes(shape: Numbers, start: int, stop: int) -> Iterator[tuple[Numbers, Numbers]]:
@@ -90,7 +90,7 @@ def _in_row(number: int, shape: Numbers, start: int, stop: int) -> Iterator[tupl
         yield (number, *offset), (1, *sizes)
 
 
-def _box_at(index: MetadataIndex, place: Place, elements: Tensor) -> Tensor:
+def _box_at(index: MetadataIndex, place: PartPlace, elements: Tensor) -> Tensor:
     return next(box for chunk, box in place.boxes(elements) if chunk.offsets == index.offset)
 
 

@@ -19,7 +19,7 @@ from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
 from llmb.engine.model.norms import LayerNorm1P, Norm, RMSNorm
 from llmb.engine.model.rotary import Rotary, rotary_tables
-from llmb.engine.parallel.exchange import Bucket, Part
+from llmb.engine.parallel.exchange import Bucket, OwnPart
 
 EMBEDDING = "embed_tokens.weight"
 NORMS: dict[NormName, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm1p": LayerNorm1P}
@@ -154,7 +154,7 @@ class Decoder(nn.Module):
         copied = self.embed_tokens is not None and not self.embeds
         return (item for name, item in self.named_parameters() if not (copied and name == EMBEDDING))
 
-    def named_parts(self) -> Iterator[tuple[str, Part | None]]:
+    def named_parts(self) -> Iterator[tuple[str, OwnPart | None]]:
         """Names of the parameters of which each rank updates a part, and this rank's part, if it has one."""
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}

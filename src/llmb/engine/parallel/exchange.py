@@ -82,7 +82,7 @@ def several(mesh: DeviceMesh, dim: int) -> Group | None:
 
 
 @dataclass(eq=False, slots=True)
-class Part:
+class OwnPart:
     """Elements of a parameter that this rank updates: from ``start`` to ``stop`` of its local shard, flattened.
 
     values: fp32. weight: what they are rounded to, in the memory of the parameter; None if that is ``values`` itself.
@@ -109,7 +109,7 @@ class Bucket:
         self.parts = None if peers.pieces is None else list(self._own_parts(peers.pieces))
         self.reduced: Tensor | None = None
 
-    def _own_parts(self, pieces: Group) -> Iterator[Part]:
+    def _own_parts(self, pieces: Group) -> Iterator[OwnPart]:
         own = self._piece(pieces)
         begin, exact = pieces.rank * len(own), own.dtype is torch.float32
         values = own if exact else torch.empty_like(own, dtype=torch.float32)
@@ -117,7 +117,7 @@ class Bucket:
             first, last = max(end - size, begin), min(end, begin + len(own))
             if first < last:
                 place, before = slice(first - begin, last - begin), end - size
-                yield Part(parameter, first - before, last - before, values[place], None if exact else own[place])
+                yield OwnPart(parameter, first - before, last - before, values[place], None if exact else own[place])
 
     def _piece(self, pieces: Group) -> Tensor:
         return self.flat.view(pieces.size, -1)[pieces.rank]
