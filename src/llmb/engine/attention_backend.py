@@ -100,6 +100,7 @@ def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) 
     report = select(plan.attention_backend, shared[0])
     for core in cores:
         core.backend, core.repeats_heads = report.backend, report.repeats_heads
+        core.in_fp32 = ranks.device.type == "cpu"  # whose backward pass takes four times as long in bf16
     return report
 
 

@@ -52,17 +52,24 @@ def between(first: Tensor, last: Tensor, keys: int) -> Tensor:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, repeats_heads: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    repeats_heads: bool = False,
+    in_fp32: bool = False,
 ) -> Tensor:
     """Attention with ``mask``, or causal: [batch, queries or keys, heads, head_dim].
 
     ``repeats_heads`` expands key and value heads to one per query head, for kernels without grouped-query attention.
+    ``in_fp32`` rounds only the result.
     """
     if repeats_heads:
         key, value = repeated(query, key, value)
     grouped, dtype = query.shape[2] != key.shape[2], query.dtype
     query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
-    if query.is_cpu:  # its backward pass takes four times as long in bf16 as in fp32
+    if in_fp32:
         query, key, value = query.float(), key.float(), value.float()
     seen = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
@@ -119,12 +126,13 @@ class CausalAttention(nn.Module):
     chunk_size: int | None = None
     backend: AttentionBackend = "flash"
     repeats_heads = False
+    in_fp32 = False
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
         if isinstance(documents, DocumentSegments):
             return self.by_document(query, key, value, documents)
         mask = documents and self.mask(documents)
-        return attend(query, key, value, mask=mask, repeats_heads=self.repeats_heads)
+        return attend(query, key, value, mask=mask, repeats_heads=self.repeats_heads, in_fp32=self.in_fp32)
 
     def mask(self, masks: Masks) -> Tensor:
         return masks.document if self.chunk_size is None else masks.chunk
