@@ -4,8 +4,7 @@
 # mypy: disable-error-code="no-untyped-call"
 
 import copy
-import operator
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -24,6 +23,7 @@ from torch.utils._pytree import tree_map
 from benchmarks.generated_code.accesses import Access, accesses_of, hint
 from benchmarks.generated_code.kernels import Kernel, Size, launched
 from benchmarks.generated_code.pretend import CPU, GPU, replace
+from llmb.engine.account.graphs import is_view, needed_for, number_of, viewed
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "add_product")
 ADDING = "add_product"
@@ -31,8 +31,6 @@ ADDING = "add_product"
 ATTENTION = "attention"
 WARPS = 4
 """Of a kernel that does not say how many."""
-VIEW = torch.ops.aten._unsafe_view.default
-"""Of a tensor that nothing else uses, and therefore not declared as a view."""
 
 
 @dataclass
@@ -143,42 +141,11 @@ def results_of(module: fx.GraphModule, arguments: list[Any]) -> tuple[Any, ...]:
     return tuple(fx.map_arg(output.args[0], known.__getitem__))
 
 
-def needed_for(output: fx.Node) -> list[fx.Node]:
-    """Its operands and what they are views of, in the order of the graph."""
-    needed, new = set[fx.Node](), list(output.all_input_nodes)
-    while new:
-        node = new.pop()
-        needed.add(node)
-        new.extend(node.all_input_nodes if is_view(node) else ())
-    return [node for node in output.graph.nodes if node in needed]
-
-
-def is_view(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return is_view(node.all_input_nodes[0])
-    return node.target is VIEW or (isinstance(node.target, torch._ops.OpOverload) and makes_view(node.target))
-
-
-def viewed(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
-    target: Any = node.target
-    return target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
-
-
 def alike(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return number_of(value) if isinstance(value, torch.SymInt) else value
     shape, strides = ([number_of(size) for size in sizes] for sizes in (value.shape, value.stride()))
     return torch.empty_strided(shape, strides, dtype=value.dtype, device=GPU)
-
-
-def number_of(size: Any) -> int:
-    """A symbol of the compiler means nothing outside of its graph: the number that it stands for in this step."""
-    return int(size.node.hint if isinstance(size, torch.SymInt) else size)
-
-
-def makes_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
 
 def move_to_gpu(module: fx.GraphModule) -> None:

@@ -20,11 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.generated_code.accesses import SECTOR_BYTES
-from benchmarks.generated_code.capture import ATTENTION, PRODUCTS, Graph, makes_view
+from benchmarks.generated_code.capture import ATTENTION, PRODUCTS, Graph
 from benchmarks.generated_code.kernels import Kernel
 from benchmarks.generated_code.pretend import replace
 from benchmarks.generated_code.records import Direction
 from llmb import engine
+from llmb.engine.account.graphs import makes_view
 from llmb.engine.model.decoder import Decoder, MoEBlock
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.loss import Head
