@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS := $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test test-all test-measured lint bench bench-engine layouts numerics golden reference schemas clean
+.PHONY: setup demo test test-all test-measured lint bench bench-engine layouts numerics published golden reference schemas clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-engine  compare engines on one GPU, 9 minutes of it; rerun it for the rest"
 	@echo "make layouts    measure docs/reference/layouts.md again (half an hour on 2 cores)"
 	@echo "make numerics   measure docs/reference/numerics.md again (a quarter of an hour on 2 cores)"
+	@echo "make published  count docs/reference/published-layouts.md again (an hour on 2 cores)"
 	@echo "make golden     rewrite the batch scripts that tests compare with"
 	@echo "make reference  regenerate the pages of docs/reference"
 	@echo "make schemas    store the schemas of JSON documents anew, where keys were added"
@@ -78,6 +79,9 @@ numerics: $(VENV)/.dev
 
 layouts: $(VENV)/.dev
 	LLMB_LAYOUT_TABLE=1 $(BIN)/pytest tests/engine/test_layouts.py
+
+published: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.published_layouts
 
 golden: $(VENV)/.dev
 	LLMB_GOLDEN=1 $(BIN)/pytest tests/schedulers/slurm/test_render.py tests/programs/megatron_bridge/test_megatron_bridge.py

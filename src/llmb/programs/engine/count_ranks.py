@@ -28,7 +28,7 @@ def count_ranks(plan: EnginePlan, *, rank: int | None, all_stages: bool, say: Ca
     found = []
     for number in _ranks(plan, rank, all_stages=all_stages):
         say(f"counting rank {number} of {plan.recipe.layout.gpus}")
-        found.append(_count(AccountJob(plan=counted, rank=number)))
+        found.append(count_rank(AccountJob(plan=counted, rank=number)))
     return MemoryUse(capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(found))
 
 
@@ -43,7 +43,7 @@ def _ranks(plan: EnginePlan, rank: int | None, *, all_stages: bool) -> Sequence[
     return (rank,)
 
 
-def _count(job: AccountJob) -> RankAccount:
+def count_rank(job: AccountJob) -> RankAccount:
     with tempfile.TemporaryDirectory(prefix="llmb-memory-") as folder:
         path = Path(folder) / "job.json"
         path.write_text(job.model_dump_json())
