@@ -12,6 +12,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.runs.rank_account import fullest_ranks
 
 TINY = ("memory", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu")
+SEQUENCE = 128
 
 
 @pytest.fixture
@@ -31,6 +32,15 @@ def test_every_stage_of_a_pipeline_is_counted(llmb: Run) -> None:
         assert {item["group"] for item in each["collectives"]} >= {"tp", "pp"}
         assert each["flops"] > 0
         assert each["optimizer_gib"] == pytest.approx(2 * each["weights_gib"], rel=0.01)  # in fp32
+
+
+def test_what_a_pipeline_receives_takes_memory_only_while_it_is_used(llmb: Run) -> None:
+    layout = ("--scale", "2", "--pp", "2", "--vp", "2", "--rank", "0", "--json")
+    few, many = (json.loads(llmb(*TINY, *layout, "--gbs", gbs).stdout)["ranks"][0] for gbs in ("8", "32"))
+    added_gib = many["peak_gib"] - few["peak_gib"]
+    tokens_gib = (32 - 8) * SEQUENCE * 2 * 8 / 2**30  # int64, and labels
+    assert 0 < added_gib <= tokens_gib
+    assert many["flops"] == 4 * few["flops"]
 
 
 def test_a_rank_that_is_not_there_is_named(llmb: Run) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts the engine's own step: of real ranks, or of one rank among fake ones.
 
-A step of many micro-batches is counted from two of fewer: what each further round of micro-batches adds is the same.
+A step of many micro-batches is counted from two of fewer: what each further round of micro-batches adds is the same,
+once a pipeline is in its steady state.
 """
 
 import gc
@@ -88,13 +89,13 @@ def account_of(
 
     layout = plan.recipe.layout
     each, wanted = layout.pp, layout.ga
-    counts(0, min(2 * each, wanted))  # all is compiled then, torch knows all shapes, and optimizers have their state
-    rounds, remainder = divmod(wanted - 3 * each, each)
+    counts(0, min(each, wanted))  # all is compiled then, torch knows all shapes, and optimizers have their state
+    rounds, remainder = divmod(wanted - 4 * each, each)
     if not extends or rounds <= 0 or remainder:
         found = counts(1, wanted)
     else:
-        fewer = counts(1, 2 * each)
-        found = counts(2, 3 * each).extended(fewer, rounds)
+        fewer = counts(1, 3 * each)
+        found = counts(2, 4 * each).extended(fewer, rounds)
     return RankAccount(
         rank=ranks.rank,
         pp_stage=ranks.pp_rank,
