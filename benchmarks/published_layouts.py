@@ -9,7 +9,7 @@ their smallest scale, where a rank has the largest shards.
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -134,12 +134,13 @@ def _layout(catalogue: Catalogue, plans: Sequence[EnginePlan]) -> PublishedLayou
 def count_all(layouts: Sequence[PublishedLayout]) -> list[list[RankAccount]]:
     """Two ranks at a time."""
     jobs = [(each, job) for each in layouts for job in each.jobs]
-    with ThreadPoolExecutor(2) as pool:
-        counted = list(pool.map(lambda each: _counted(*each), jobs))
+    with ProcessPoolExecutor(2) as pool:
+        counted = list(pool.map(count_kept, *zip(*jobs, strict=True)))
     return [[account for (of, _), account in zip(jobs, counted, strict=True) if of is layout] for layout in layouts]
 
 
-def _counted(layout: PublishedLayout, job: AccountJob) -> RankAccount:
+def count_kept(layout: PublishedLayout, job: AccountJob) -> RankAccount:
+    """From its file, or counted and kept there."""
     path = KEPT / f"{layout.name.replace('/', '+').replace(' ', '_')}_rank{job.rank}.json"
     if path.is_file():
         kept = Counted.model_validate_json(path.read_text())
