@@ -89,7 +89,9 @@ def account_of(
 
     layout = plan.recipe.layout
     each, wanted = layout.pp, layout.ga
-    counts(0, min(each, wanted))  # all is compiled then, torch knows all shapes, and optimizers have their state
+    # All is compiled then, also for gradients that are added to others; torch knows all shapes, and optimizers have
+    # their state.
+    counts(0, min(max(each, 2), wanted))
     rounds, remainder = divmod(wanted - 4 * each, each)
     if not extends or rounds <= 0 or remainder:
         found = counts(1, wanted)
