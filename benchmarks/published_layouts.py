@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Layout, Recipe, Record
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
+from llmb.predict.memory import estimate
 from llmb.programs.engine.count_ranks import count_rank
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
@@ -77,6 +79,7 @@ class Counted(Record):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="count layouts whose name has this; write no page")
+    parser.add_argument("--kept", action="store_true", help="count nothing; the page has only what is kept")
     parser.add_argument("--list", action="store_true", help="list the names of all layouts and count nothing")
     options = parser.parse_args()
     layouts = published_layouts(Catalogue())
@@ -84,13 +87,15 @@ def main() -> None:
     if options.list:
         sys.stdout.writelines(f"{each.name}\n" for each in chosen)
         return
+    if options.kept:
+        chosen = [each for each in chosen if all(map(partial(kept_account, each), each.jobs))]
     accounts = count_all(chosen)
     if not options.only:
-        PAGE.write_text(page(zip(layouts, accounts, strict=True)))
+        PAGE.write_text(page(list(zip(chosen, accounts, strict=True))))
 
 
 def published_layouts(catalogue: Catalogue) -> list[PublishedLayout]:
-    """Every distinct layout of the catalogue for GPUs, but those of tiny models."""
+    """Every distinct layout of the catalogue that a document publishes."""
     found: dict[str, list[EnginePlan]] = {}
     for plan in (make_plan(recipe, Choices(), device="cuda") for recipe in published_recipes(catalogue)):
         found.setdefault(_same(plan), []).append(plan)
@@ -100,7 +105,7 @@ def published_layouts(catalogue: Catalogue) -> list[PublishedLayout]:
 def published_recipes(catalogue: Catalogue) -> Iterator[Recipe]:
     for workload in catalogue.workloads.values():
         for table in workload.layouts:
-            if table.size != "tiny":
+            if table.release is not None:
                 yield from _recipes(catalogue, workload, table)
 
 
@@ -141,48 +146,79 @@ def count_all(layouts: Sequence[PublishedLayout]) -> list[list[RankAccount]]:
 
 def count_kept(layout: PublishedLayout, job: AccountJob) -> RankAccount:
     """From its file, or counted and kept there."""
-    path = KEPT / f"{layout.name.replace('/', '+').replace(' ', '_')}_rank{job.rank}.json"
-    if path.is_file():
-        kept = Counted.model_validate_json(path.read_text())
-        if kept.job == job:
-            return kept.account
+    if kept := kept_account(layout, job):
+        return kept
     sys.stderr.write(f"counting rank {job.rank} of {layout.name}\n")
     account = count_rank(job)
+    path = kept_path(layout, job)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Counted(job=job, account=account).model_dump_json())
     return account
 
 
-def page(counted: Iterable[tuple[PublishedLayout, Sequence[RankAccount]]]) -> str:
-    lines = [memory_row(layout, accounts) for layout, accounts in counted]
+def kept_account(layout: PublishedLayout, job: AccountJob) -> RankAccount | None:
+    path = kept_path(layout, job)
+    if not path.is_file():
+        return None
+    kept = Counted.model_validate_json(path.read_text())
+    return kept.account if kept.job == job else None
+
+
+def kept_path(layout: PublishedLayout, job: AccountJob) -> Path:
+    return KEPT / f"{layout.name.replace('/', '+').replace(' ', '_')}_rank{job.rank}.json"
+
+
+def page(counted: Sequence[tuple[PublishedLayout, Sequence[RankAccount]]]) -> str:
     return f"""{HEADER}
 
 # Published layouts
 
-What the fullest rank of every layout of the catalogue takes, as [`llmb memory`](../explanation/memory.md) counts it;
-no GPU has confirmed it. Layouts that differ in the number of data-parallel replicas alone are in one row, counted at
-the fewest GPUs, where shards are largest. A layout for several GPU types has to fit the one with the least memory.
-Sizes are in GiB; `needed` adds {MARGIN_GIB:g} for what a GPU has beside tensors.
+What the fullest rank of every layout that a document publishes takes in a step, as
+[`llmb memory`](../explanation/memory.md) counts it; no GPU has confirmed it. Layouts that differ in the number of
+data-parallel replicas alone are in one row, counted at the fewest GPUs, where shards are largest. A layout for several
+GPU types has to fit the one with the least memory.
 
-{table(COLUMNS, lines)}
+## Memory
+
+In GiB. `needed` adds {MARGIN_GIB:g} for what a GPU has beside tensors. `estimate` is the peak of the same rank by
+`llmb memory --estimate`. `before` is a peak that was counted when a pipeline still had memory for everything that it
+receives in a step.
+
+{table(COLUMNS, [memory_row(*each) for each in counted])}
 """
 
 
-COLUMNS = ("layout", "GPUs", "TP", "PP", "VP", "CP", "EP", "rank", *OWNERS, "peak", "needed", "GPU has", "fits")
+COLUMNS = (
+    *("layout", "GPUs", "TP", "PP", "VP", "CP", "EP", "rank"),
+    *OWNERS,
+    *("peak", "needed", "GPU has", "fits", "estimate", "before"),
+)
+BEFORE = MappingProxyType(
+    {
+        "pretrain_llama3.1 70b bf16 h100 64": 63.6,
+        "pretrain_llama3.1 70b fp8 h100 64": 94.9,
+        "pretrain_llama3.1 405b bf16 h100 512": 83.6,
+        "pretrain_nemotron4 340b bf16 h100 256": 76.9,
+    }
+)
+"""Peaks in GiB, by the name of the layout."""
 
 
 def memory_row(layout: PublishedLayout, accounts: Sequence[RankAccount]) -> list[str]:
     use = MemoryUse(capacity_gib=layout.capacity_gib, assumptions=(), ranks=tuple(accounts))
     fullest, sizes = use.fullest, layout.layout
+    (estimated,) = estimate(layout.plan, [fullest.rank]).ranks
+    scales = f"{layout.scales[0]} to {layout.scales[-1]}" if len(layout.scales) > 1 else str(layout.scales[0])
+    gib = [*(fullest.bytes_by_owner[owner] / GIB for owner in OWNERS), fullest.peak_bytes / GIB, use.needed_gib]
     return [
         layout.name,
-        f"{layout.scales[0]}-{layout.scales[-1]}" if len(layout.scales) > 1 else str(layout.scales[0]),
+        scales,
         *map(str, (sizes.tp, sizes.pp, sizes.vp, sizes.cp, sizes.ep, fullest.rank)),
-        *(f"{fullest.bytes_by_owner[owner] / GIB:.1f}" for owner in OWNERS),
-        f"{fullest.peak_bytes / GIB:.1f}",
-        f"{use.needed_gib:.1f}",
+        *(f"{each:.1f}" for each in gib),
         f"{layout.capacity_gib:g}",
         "yes" if use.fits else "no",
+        f"{estimated.peak_bytes / GIB:.1f}",
+        str(BEFORE.get(layout.name, "")),
     ]
 
 

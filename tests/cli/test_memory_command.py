@@ -43,6 +43,23 @@ def test_what_a_pipeline_receives_takes_memory_only_while_it_is_used(llmb: Run) 
     assert many["flops"] == 4 * few["flops"]
 
 
+def test_an_estimate_has_the_same_form(llmb: Run) -> None:
+    done = llmb(
+        *("memory", "-w", "pretrain_llama3.1", "-s", "405b", "--scale", "512", "--gpu-type", "h100"),
+        *("--estimate", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["method"], document["capacity_gib"], document["fits"]) == ("estimate", 80.0, True)
+    assert [each["rank"] for each in document["ranks"]] == [0, 64, 448]
+    assert "flops" not in document["ranks"][0]
+    table = llmb("memory", "-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--estimate")
+    assert "fits: rank 0 needs about" in table.stdout
+    refused = llmb(*TINY, "--estimate")
+    assert refused.returncode == 2
+    assert "only compiled blocks" in refused.stderr
+
+
 def test_a_rank_that_is_not_there_is_named(llmb: Run) -> None:
     done = llmb(*TINY, "--scale", "2", "--rank", "2")
     assert (done.returncode, done.stdout) == (2, "")

@@ -10,11 +10,13 @@ from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.cli.common import Json
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.root import print_unspecified, say
+from llmb.predict.memory import estimate
 from llmb.programs.engine.count_ranks import count_ranks
 from llmb.report.memory_report import memory_document, memory_tables
 from llmb.report.output import print_json, print_tables
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
+from llmb.runs.rank_account import asked_ranks
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -28,12 +30,16 @@ def memory(
     all_stages: Annotated[
         bool, typer.Option("--all-stages", help="Count one rank of every stage of the pipeline.")
     ] = False,
+    estimated: Annotated[
+        bool, typer.Option("--estimate", help="Estimate the memory at once, instead of counting it.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """The memory, FLOPs and collectives of a rank in a training step, before anything is queued.
 
     The engine's own step runs without values, on this machine's CPU and in a minute or so, whatever the layout. By
-    default those ranks are counted among which the fullest is.
+    default those ranks are counted among which the fullest is. With `--estimate` their memory follows from the sizes
+    of the model's parts, in milliseconds and within a few percent.
 
     Examples:
 
@@ -41,11 +47,14 @@ def memory(
 
     - `llmb memory -w pretrain_llama3.1 -s 405b --scale 512 --gpu-type h100 --all-stages --json`
 
+    - `llmb memory -w pretrain_llama3.1 -s 405b --scale 512 --gpu-type h100 --estimate --recompute selective`
+
     - `llmb memory -w pretrain_llama3.1 -s 70b --scale 64 --gpu-type h100 --tp 8 --recompute selective`
     """
     recipe = resolve(Catalogue(), request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda")
-    use = count_ranks(plan, rank=rank, all_stages=all_stages, say=say)
+    ranks = asked_ranks(recipe.layout, rank, all_stages=all_stages)
+    use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, say)
     if json:
         print_json(memory_document(recipe, use))
     else:

@@ -7,14 +7,14 @@ from typing import Any
 from llmb.catalogue.records import Recipe
 from llmb.report.recipe_report import identity_document
 from llmb.report.table import Column, Table, number, number_column, table_of
-from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, CollectiveCount, MemoryUse, RankAccount
+from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, CollectiveCount, MemoryUse, RankAccount, RankMemory
 
 
 def memory_document(recipe: Recipe, use: MemoryUse) -> dict[str, Any]:
     """The JSON of ``llmb memory``; its keys are a contract."""
     return {
         **identity_document(recipe),
-        "method": "exact",
+        "method": use.method,
         "capacity_gib": use.capacity_gib,
         "margin_gib": MARGIN_GIB,
         "needed_gib": use.needed_gib,
@@ -24,30 +24,37 @@ def memory_document(recipe: Recipe, use: MemoryUse) -> dict[str, Any]:
     }
 
 
-def _rank_document(account: RankAccount) -> dict[str, Any]:
-    return {
-        "rank": account.rank,
-        "pp_stage": account.pp_stage,
-        "peak_gib": account.peak_bytes / GIB,
-        **{f"{owner}_gib": account.bytes_by_owner[owner] / GIB for owner in OWNERS},
-        "flops": account.flops,
-        "collectives": [each.model_dump() for each in account.collectives],
+def _rank_document(memory: RankMemory) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "rank": memory.rank,
+        "pp_stage": memory.pp_stage,
+        "peak_gib": memory.peak_bytes / GIB,
+        **{f"{owner}_gib": memory.bytes_by_owner[owner] / GIB for owner in OWNERS},
     }
+    if isinstance(memory, RankAccount):  # an estimate is of memory alone
+        document |= {
+            "flops": memory.flops,
+            "collectives": [each.model_dump() for each in memory.collectives],
+        }
+    return document
 
 
 def memory_tables(recipe: Recipe, use: MemoryUse) -> Iterator[Table]:
     columns = [
-        Column[RankAccount]("rank", lambda each: each.rank, right=True),
-        Column[RankAccount]("stage", lambda each: each.pp_stage, right=True),
+        Column[RankMemory]("rank", lambda each: each.rank, right=True),
+        Column[RankMemory]("stage", lambda each: each.pp_stage, right=True),
         number_column("peak GiB", lambda each: each.peak_bytes / GIB),
         *(_owner_column(owner) for owner in OWNERS),
-        number_column("TFLOPs", lambda each: each.flops / 1e12),
     ]
+    if use.method == "exact":
+        columns.append(
+            number_column("TFLOPs", lambda each: each.flops / 1e12 if isinstance(each, RankAccount) else None)
+        )
     memory = table_of(recipe.title(), use.ranks, columns)
     memory.caption = "\n".join([fits_text(use), *(f"assumed: {each}" for each in use.assumptions)])
     yield memory
     fullest = use.fullest
-    if fullest.collectives:
+    if isinstance(fullest, RankAccount) and fullest.collectives:
         yield table_of(
             f"collectives of rank {fullest.rank} in a step",
             fullest.collectives,
@@ -60,14 +67,19 @@ def memory_tables(recipe: Recipe, use: MemoryUse) -> Iterator[Table]:
         )
 
 
-def _owner_column(owner: str) -> Column[RankAccount]:
+def _owner_column(owner: str) -> Column[RankMemory]:
     return number_column(owner, lambda each: each.bytes_by_owner[owner] / GIB)
+
+
+def _tflops(memory: RankMemory) -> float | None:
+    return memory.flops / 1e12 if isinstance(memory, RankAccount) else None
 
 
 def fits_text(use: MemoryUse) -> str:
     """Whether the fullest rank fits, as a sentence."""
     fullest = use.fullest
-    needs = f"rank {fullest.rank} needs {number(fullest.peak_bytes / GIB)} GiB for tensors"
+    about = "about " if use.method == "estimate" else ""
+    needs = f"rank {fullest.rank} needs {about}{number(fullest.peak_bytes / GIB)} GiB for tensors"
     if use.capacity_gib is None:
         return f"{needs}; the memory of the device is unknown"
     verb = "fits" if use.fits else "does not fit"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What single ranks of a run take: memory, FLOPs and collectives of one step."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Layout, Record
+from llmb.errors import UsageError
 from llmb.runs.plan import EnginePlan
 
 GIB = 2**30
@@ -33,14 +34,19 @@ class CollectiveCount(Record):
     bytes: int
 
 
-class RankAccount(Record):
-    """What one rank takes in one step: live bytes of tensors, without what allocator and libraries take beside them."""
+class RankMemory(Record):
+    """What one rank takes at its peak: live bytes of tensors, without what allocator and libraries take beside them."""
 
     rank: int
     pp_stage: int
     peak_bytes: int
     bytes_by_owner: dict[str, int]
     """At the peak, for each of ``OWNERS``."""
+
+
+class RankAccount(RankMemory):
+    """What one rank takes in one step."""
+
     flops: int
     collectives: tuple[CollectiveCount, ...]
 
@@ -65,16 +71,17 @@ MARGIN_GIB = sum(margin.gib for margin in MARGINS)
 class MemoryUse(Record):
     """What some ranks of a run take, and whether a GPU has that. Sizes in GiB.
 
-    capacity_gib: nominal memory of a GPU; None if it is unknown, and then ``fits``, too. assumptions: what was counted
-    otherwise than a run may be.
+    method: counted by the engine, or estimated in closed form. capacity_gib: nominal memory of a GPU; None if it is
+    unknown, and then ``fits``, too. assumptions: what was counted otherwise than a run may be.
     """
 
+    method: Literal["exact", "estimate"] = "exact"
     capacity_gib: float | None
     assumptions: tuple[str, ...]
-    ranks: tuple[RankAccount, ...]
+    ranks: tuple[RankMemory, ...]
 
     @property
-    def fullest(self) -> RankAccount:
+    def fullest(self) -> RankMemory:
         return max(self.ranks, key=lambda each: each.peak_bytes)
 
     @property
@@ -97,6 +104,20 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
         changes["force_load_balancing"] = True
         assumptions.append("every expert gets as many tokens")
     return plan.model_copy(update=changes), tuple(assumptions)
+
+
+def asked_ranks(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
+    """One rank, one of every stage, or else those among which the fullest is.
+
+    Raises UsageError for both, and for a rank that the layout does not have.
+    """
+    if rank is None:
+        return stage_ranks(layout) if all_stages else fullest_ranks(layout)
+    if all_stages:
+        raise UsageError("--rank counts one rank, and --all-stages one of every stage", do="give one of them")
+    if not 0 <= rank < layout.gpus:
+        raise UsageError(f"--rank is {rank}; the layout has ranks 0 to {layout.gpus - 1}")
+    return [rank]
 
 
 def stage_ranks(layout: Layout) -> list[int]:

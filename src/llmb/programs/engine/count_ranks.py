@@ -6,41 +6,27 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.errors import EnvironmentProblem
 from llmb.processes.talking import run_talking
 from llmb.runs.plan import EnginePlan
-from llmb.runs.rank_account import PROGRAM, AccountJob, MemoryUse, RankAccount, countable, fullest_ranks, stage_ranks
+from llmb.runs.rank_account import PROGRAM, AccountJob, MemoryUse, RankAccount, countable
 
 VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Nothing is computed, on no device."""
 
 
-def count_ranks(plan: EnginePlan, *, rank: int | None, all_stages: bool, say: Callable[[str], None]) -> MemoryUse:
-    """One rank, one of every stage, or else those among which the fullest is.
-
-    Raises UsageError for a rank that the layout does not have, EnvironmentProblem without torch, and RunFailed.
-    """
+def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
+    """What each of some ranks takes. Raises EnvironmentProblem without torch, and RunFailed."""
     if find_spec("torch") is None:
         raise EnvironmentProblem(
             "the engine counts its memory with torch, which this Python does not have", do="pip install 'llmb[engine]'"
         )
     counted, assumptions = countable(plan)
     found = []
-    for number in _ranks(plan, rank, all_stages=all_stages):
+    for number in ranks:
         say(f"counting rank {number} of {plan.recipe.layout.gpus}")
         found.append(count_rank(AccountJob(plan=counted, rank=number)))
     return MemoryUse(capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(found))
-
-
-def _ranks(plan: EnginePlan, rank: int | None, *, all_stages: bool) -> Sequence[int]:
-    layout = plan.recipe.layout
-    if rank is None:
-        return stage_ranks(layout) if all_stages else fullest_ranks(layout)
-    if all_stages:
-        raise UsageError("--rank counts one rank, and --all-stages one of every stage", do="give one of them")
-    if not 0 <= rank < layout.gpus:
-        raise UsageError(f"--rank is {rank}; the layout has ranks 0 to {layout.gpus - 1}")
-    return (rank,)
 
 
 def count_rank(job: AccountJob) -> RankAccount:

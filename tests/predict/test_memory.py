@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The estimate of memory, compared with what the engine's account counted of every published layout."""
+
+import pytest
+from benchmarks.published_layouts import BEFORE, PAGE, PublishedLayout, published_layouts
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Layout
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.predict.memory import estimate, held, why_not_estimated
+from llmb.runs.choices import Choices
+from llmb.runs.plan import EnginePlan, make_plan
+from llmb.runs.rank_account import GIB, MARGIN_GIB
+
+LAYOUTS = {each.name: each for each in published_layouts(Catalogue())}
+
+
+def counted() -> dict[str, dict[str, str]]:
+    """The rows of the page by layout."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    names, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
+
+
+COUNTED = counted()
+CLOSE = {"pretrain_llama3.1 405b fp8 h100 512": 1.0}
+"""Layouts that need some GiB of the margin, which no GPU has confirmed."""
+
+
+def planned(size: str = "8b", scale: int = 8, *, choices: Choices | None = None, **sizes: int) -> EnginePlan:
+    request = Request(
+        workload="pretrain_llama3.1", size=size, gpu_type="h100", scale=scale, overrides=Overrides(**sizes)
+    )
+    return make_plan(resolve(Catalogue(), request), choices or Choices(), device="cuda")
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_an_estimate_is_what_was_counted(name: str) -> None:
+    row = COUNTED[name]
+    use = estimate(LAYOUTS[name].plan, [int(row["rank"])])
+    assert use.fullest.peak_bytes / GIB == pytest.approx(float(row["peak"]), rel=0.05)
+    assert float(row["peak"]) + MARGIN_GIB == pytest.approx(float(row["needed"]), abs=0.11)
+    assert row["fits"] == ("no" if name in CLOSE else "yes")
+    for owner, size in use.fullest.bytes_by_owner.items():
+        assert size / GIB == pytest.approx(float(row[owner]), rel=0.05, abs=0.5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_every_published_layout_fits(layout: PublishedLayout) -> None:
+    assert why_not_estimated(layout.plan) is None
+    use = estimate(layout.plan).model_copy(update={"capacity_gib": layout.capacity_gib})
+    needed = use.needed_gib - CLOSE.get(layout.name, 0)
+    assert needed <= layout.capacity_gib, f"{needed:.1f} of {layout.capacity_gib} GiB"
+    assert len(use.ranks) == layout.layout.pp
+
+
+def test_all_that_was_counted_is_published() -> None:
+    assert set(COUNTED) <= set(LAYOUTS)
+    assert set(BEFORE) <= set(LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        ({"pp": 1, "vp": 1}, [1]),
+        ({"pp": 4, "vp": 1}, [4, 3, 2, 1]),
+        # (VP - 1) x PP forward passes before the first backward one, and 2 for each rank that follows.
+        ({"pp": 4, "vp": 3}, [15, 13, 11, 9]),
+    ],
+)
+def test_ranks_hold_micro_batches_as_the_schedule_says(sizes: dict[str, int], most: list[int]) -> None:
+    layout = Layout(gpus=sizes["pp"], mbs=1, gbs=16, seq_len=8, layers=12, **sizes)
+    for pp_rank, wanted in enumerate(most):
+        assert max(map(sum, held(layout, pp_rank))) == wanted
+
+
+def test_few_micro_batches_are_never_more_than_there_are() -> None:
+    layout = Layout(gpus=4, mbs=1, gbs=4, seq_len=8, layers=16, pp=4, vp=4)
+    assert max(map(sum, held(layout, 0))) == 16
+
+
+def test_choices_move_memory_where_they_say() -> None:
+    def use(*changes: Choices, **sizes: int) -> dict[str, int]:
+        return dict(estimate(planned(choices=changes[0] if changes else None, **sizes)).fullest.bytes_by_owner)
+
+    usual = use()
+    assert use(Choices(recompute="selective"))["activations"] < usual["activations"]
+    assert use(Choices(recompute="full"))["activations"] < use(Choices(recompute="selective"))["activations"]
+    assert use(tp=2)["weights"] < usual["weights"]
+    assert use(mbs=2, gbs=256)["activations"] > 1.5 * usual["activations"]
+
+
+@pytest.mark.parametrize(
+    ("choices", "sizes", "words"),
+    [
+        (Choices(compiled=False), {}, "compiled"),
+        (Choices(attention_backend="math"), {}, "attention"),
+        (None, {"tp": 2, "sequence_parallel": False}, "sequence parallelism"),
+    ],
+)
+def test_what_is_not_estimated_is_named(choices: Choices | None, sizes: dict[str, int], words: str) -> None:
+    assert words in (why_not_estimated(planned(choices=choices, **sizes)) or "")
