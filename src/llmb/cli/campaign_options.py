@@ -21,6 +21,7 @@ from llmb.cli.root import agree, can_ask, say
 from llmb.errors import UsageError, itemized
 from llmb.health.exclusion import OPTION, excluded_nodes
 from llmb.options.option import options_of
+from llmb.programs.engine.memory_check import memory_warnings
 from llmb.report.output import print_output, print_table
 from llmb.report.plan_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.runs.folder import chosen_root
@@ -78,6 +79,8 @@ def run_campaign(
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
     for warning in dict.fromkeys(job.order.missing.warning for job in proposal.jobs if job.order.missing):
+        say(f"warning: {warning}")
+    for warning in dict.fromkeys(line for job in proposal.jobs for line in memory_warnings(job.order.plan)):
         say(f"warning: {warning}")
     if dry_run:
         if proposal.queued:

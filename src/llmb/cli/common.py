@@ -21,6 +21,7 @@ from llmb.shown_text import printable_lines
 
 PANEL = "Output"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Force = Annotated[bool, typer.Option("--force", help="Go on even if a GPU has too little memory for the run.")]
 
 
 def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its command types private)

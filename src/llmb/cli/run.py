@@ -15,7 +15,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.unspecified import OPEN_CHOICES
-from llmb.cli.common import Json, is_verbose
+from llmb.cli.common import Force, Json, is_verbose
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.root import install_here, print_unspecified, say
@@ -25,6 +25,7 @@ from llmb.jobs.local_run import LocalRun, plan_here
 from llmb.jobs.repeats import Turn, earlier_runs, interleaved, remaining, turn_of
 from llmb.options.option import arguments_of
 from llmb.programs.conclude import EndedRun
+from llmb.programs.engine.memory_check import check_memory, memory_warnings
 from llmb.report.output import print_json, print_table, print_text
 from llmb.report.plan_report import plan_document, plan_table, start_lines
 from llmb.report.table import plain_lines
@@ -46,6 +47,7 @@ def run(
         int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
     ] = 1,
     start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False,
+    force: Force = False,
     json: Json = False,
     *,
     ctx: typer.Context,
@@ -54,6 +56,9 @@ def run(
 
     `--repeats`, and sizes or dtypes with commas between them, are run in turn; with `--label` the same command runs
     what is missing.
+
+    One run that a GPU has too little memory for is refused before it starts, by the estimate and then the count of
+    `llmb memory`; `--force` starts it all the same.
 
     Results are saved below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
     the complete settings of the run.
@@ -88,12 +93,13 @@ def run(
             say(f"warning: {local.missing.warning}")
         _print_plan(local, _same_run(request, choices, local.plan), json=json)
         return
-    _run_one(local, ctx, json=json)
+    _run_one(local, ctx, force=force, json=json)
 
 
-def _run_one(local: LocalRun, ctx: typer.Context, *, json: bool) -> None:
+def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) -> None:
     plan = local.plan
     local.check()
+    check_memory(plan, say, force=force)
     for line in _before(local):
         say(line)
     if is_verbose(ctx):
@@ -145,6 +151,8 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     """
     for local in locals_:
         local.check()
+    for warning in dict.fromkeys(warning for local in locals_ for warning in memory_warnings(local.plan)):
+        say(f"warning: {warning}")
     for line in dict.fromkeys(line for local in locals_ for line in _before(local)):
         say(line)
     ended, turns = _turns(locals_, repeats, start_new=start_new)

@@ -30,7 +30,7 @@ from llmb.cli.campaign_options import (
     run_campaign,
     with_excluded,
 )
-from llmb.cli.common import Json
+from llmb.cli.common import Force, Json
 from llmb.cli.options import given_of, takes, value_options
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import agree, context_here, install_here, say
@@ -41,6 +41,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.programs.conclude import read_ended_run
+from llmb.programs.engine.memory_check import check_memory
 from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
 from llmb.report.output import print_json, print_output, print_text
 from llmb.report.plan_report import flags_text, script_document, start_lines, submit_document, submit_text
@@ -65,6 +66,7 @@ def submit(
     yes: Yes = False,
     resume: Resume = False,
     start_new: StartNew = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Queue runs on a cluster, with the same options as `llmb run`.
@@ -75,10 +77,11 @@ def submit(
     the same command resumes, and no job is queued twice. With `--profile` a campaign has one additional, profiled run
     of each recipe.
 
-    Every plan is checked before submission. The run folder is created immediately: it contains the batch script and,
-    later, the results. Options override the shell's variables (SBATCH_ACCOUNT, SBATCH_PARTITION, TIME_LIMIT,
-    GPUS_PER_NODE, ADDITIONAL_SLURM_PARAMS), variables override cluster_config.yaml in $LLMB_INSTALL, and that file
-    overrides the recipe's defaults.
+    Every plan is checked before submission, also whether it fits: a job that a GPU has too little memory for is refused
+    without `--force`, and one of a campaign is named. The run folder is created immediately: it contains the batch
+    script and, later, the results. Options override the shell's variables (SBATCH_ACCOUNT, SBATCH_PARTITION,
+    TIME_LIMIT, GPUS_PER_NODE, ADDITIONAL_SLURM_PARAMS), variables override cluster_config.yaml in $LLMB_INSTALL, and
+    that file overrides the recipe's defaults.
 
     Examples:
 
@@ -101,7 +104,7 @@ def submit(
         own = {"dtype": next(iter(selection.dtypes), None), "scale": next(iter(selection.scales), None)}
         chosen = {"gpu_type": selection.gpu_type, "release": selection.release}
         values = {**values, "workload": model[0], "size": model[1], **own, **chosen}
-        submit_one(values, dry_run=dry_run, wait=wait, yes=yes, json=json)
+        submit_one(values, dry_run=dry_run, wait=wait, yes=yes, force=force, json=json)
         return
     if wait:
         raise UsageError("--wait follows one job, and this is a campaign", do="omit it, or name one recipe")
@@ -117,7 +120,7 @@ def submit(
     run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
 
 
-def submit_one(values: Mapping[str, Any], *, dry_run: bool, wait: bool, yes: bool, json: bool) -> None:
+def submit_one(values: Mapping[str, Any], *, dry_run: bool, wait: bool, yes: bool, force: bool, json: bool) -> None:
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
     context = context_here(dry_run=dry_run)
     request = job_request(context.site, values, context.environ)
@@ -132,6 +135,7 @@ def submit_one(values: Mapping[str, Any], *, dry_run: bool, wait: bool, yes: boo
         script = order.script()
         print_output(script_document(order, script) if json else script)
         return
+    check_memory(order.plan, say, force=force)
     _confirm(order, yes=yes)
     queued = queue_one(context, order, say)
     if wait:
@@ -175,6 +179,7 @@ def launch(
     dry_run: DryRun = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False,
     yes: Yes = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Queue the run that the environment variables of the reference documents describe.
@@ -198,7 +203,7 @@ def launch(
     for note in launched.notes:
         sys.stderr.write(f"llmb: note: {note}\n")
     _check_gpu_type(catalogue, launched.values)
-    submit_one(launched.values, dry_run=dry_run, wait=wait, yes=yes, json=json)
+    submit_one(launched.values, dry_run=dry_run, wait=wait, yes=yes, force=force, json=json)
 
 
 def _check_gpu_type(catalogue: Catalogue, values: Mapping[str, Any]) -> None:

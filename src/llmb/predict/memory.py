@@ -12,12 +12,14 @@ from math import ceil
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import ADAPTED, Dtype, Layout
 from llmb.errors import UsageError
-from llmb.runs.plan import EnginePlan
-from llmb.runs.rank_account import OWNERS, MemoryUse, RankMemory, countable, stage_ranks
+from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable, stage_ranks
 
 BF16, FP32 = 2, 4
 """Bytes of an element; of FP8 it is one."""
 MASTER, MOMENTS = FP32, 2 * FP32
+DOUBT = 0.05
+"""By how much the account may be above an estimate, as a fraction of it."""
 GATHERED_STAGES = 3
 """Stages of a rank whose parameters an interleaved schedule has gathered at a time."""
 
@@ -50,6 +52,18 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
         assumptions=assumptions,
         ranks=tuple(found[layout.pp * rank // layout.gpus].memory(rank) for rank in ranks or stage_ranks(layout)),
     )
+
+
+def estimate_here(plan: Plan) -> MemoryUse | None:
+    """None for what is not estimated: other programs, CPUs, unknown GPUs and ways to compute."""
+    if not isinstance(plan, EnginePlan) or plan.device != "cuda" or plan.recipe.gpu_memory_gb is None:
+        return None
+    return None if why_not_estimated(plan) else estimate(plan)
+
+
+def clearly_fits(use: MemoryUse) -> bool:
+    """Whether an estimate leaves no doubt."""
+    return use.capacity_gib is not None and use.needed_gib + DOUBT * use.fullest.peak_bytes / GIB <= use.capacity_gib
 
 
 def held(layout: Layout, pp_rank: int) -> Iterator[list[int]]:
@@ -99,7 +113,7 @@ class _Sizes:
         return 0 if moe is None else 3 * self.hidden * moe.experts // layout.ep * moe.ffn_hidden_size // layout.etp
 
     def matrices(self, layer: int) -> int:
-        """Of a block without routed experts."""
+        """Elements of the matrices of a block, without routed experts."""
         moe = self.model.moe
         if moe is None or not self.model.is_moe_layer(layer):
             return self.attention_matrices() + self.dense_matrices(self.model.ffn_hidden_size)
@@ -112,7 +126,7 @@ class _Sizes:
         return 2 * self.norm + router
 
     def adapters(self) -> int:
-        """Of a block: A and B of each adapted layer, of which tensor parallelism shards one."""
+        """Elements of the adapters of a block: A and B, of which tensor parallelism shards one."""
         lora, layout = self.plan.lora, self.layout
         if lora is None:
             return 0
@@ -135,7 +149,7 @@ class _Sizes:
         return self.computed(layer)
 
     def computed(self, layer: int) -> int:
-        """Bytes that a block keeps unless it is computed again."""
+        """Bytes that a block keeps unless it is recomputed."""
         between = BF16 * self.hidden * self.shard
         fp8, trained = self.computes_fp8(layer), self.plan.lora is None
         attended = self.query * self.tokens

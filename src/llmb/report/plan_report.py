@@ -16,6 +16,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.metrics.window import STEADY
+from llmb.predict.memory import estimate_here
 from llmb.report.recipe_report import identity_document, trained_text
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
 from llmb.runs.attention import fp8_product
@@ -96,6 +97,8 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
     if plan.lora:
         table.add_row("trained", trained_text(plan.recipe.model, plan.lora))
+    if (use := estimate_here(plan)) is not None:
+        table.add_row("memory", f"about {use.needed_gib:.1f} of {use.capacity_gib:g} GiB on rank {use.fullest.rank}")
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
     table.add_row("logits", logits_text(plan.recipe, kept=plan.keep_logits))

@@ -66,6 +66,7 @@ MARGINS = (
 )
 """All but the first are estimates that no GPU has confirmed."""
 MARGIN_GIB = sum(margin.gib for margin in MARGINS)
+SURE_MARGIN_GIB = MARGINS[0].gib
 
 
 class MemoryUse(Record):
