@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From questions and a model that transformers made to the result table of a fine-tuning, by llmb's commands alone."""
 
+import functools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from small_finetuning import write_small_finetuning
@@ -26,64 +27,63 @@ WITHIN_S = 600
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 PAGES = ("fine-tune-llama3-with-lora.md", "fine-tune-llama4-maverick.md")
 
-Llmb = Callable[..., str]
 
+class Installation(NamedTuple):
+    folder: Path
+    python: str
 
-@pytest.fixture
-def install(tmp_path: Path) -> Path:
-    return tmp_path / "install"
+    @property
+    def environ(self) -> dict[str, str]:
+        """Without a hub: nothing here may need one."""
+        return {**os.environ, "LLMB_INSTALL": str(self.folder), "HF_HUB_OFFLINE": "1"}
 
-
-@pytest.fixture
-def environ(install: Path) -> dict[str, str]:
-    """Without a hub: nothing here may need one."""
-    return {**os.environ, "LLMB_INSTALL": str(install), "HF_HUB_OFFLINE": "1"}
-
-
-@pytest.fixture
-def llmb(tmp_path: Path, environ: dict[str, str], forked_python: str) -> Llmb:
-    """Calls llmb, and returns what it printed; its messages if it fails."""
-
-    def call(*arguments: str, code: int = 0) -> str:
-        command = [forked_python, "-m", "llmb.cli.main", *arguments]
-        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    def llmb(self, *arguments: str, code: int = 0) -> str:
+        """Calls llmb, and returns what it printed; its messages if it fails."""
+        command, own = [self.python, "-m", "llmb.cli.main", *arguments], self.folder.parent
+        done = subprocess.run(command, env=self.environ, cwd=own, capture_output=True, text=True, check=False)
         assert done.returncode == code, (done.stdout, done.stderr)
         return done.stdout if code == 0 else done.stderr
 
-    return call
+    def newest(self, name: str) -> Path:
+        return max(self.folder.rglob(name), key=lambda path: path.stat().st_mtime)
+
+    def result(self) -> dict[str, Any]:
+        """Of the newest run."""
+        found: dict[str, Any] = json.loads(self.llmb("result", str(self.newest("run.json").parent), "--json"))
+        return found
 
 
-@pytest.fixture
-def prepared(llmb: Llmb, tmp_path: Path) -> Callable[[str], None]:
-    """Prepares the ``tiny`` model of a workload from files that llmb did not make."""
+class Trained(NamedTuple):
+    where: Installation
+    table: str
+    result: dict[str, Any]
 
-    def prepare(workload: str) -> None:
-        samples, model = write_small_finetuning(tmp_path, workload)
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Callable[[str], Trained]:
+    """A workload's ``tiny`` model, prepared from files that llmb did not make, and trained; each once."""
+
+    @functools.cache
+    def train(workload: str) -> Trained:
+        folder = tmp_path_factory.mktemp("small")
+        where = Installation(folder / "install", forked_python)
+        samples, model = write_small_finetuning(folder, workload)
         named = ("-w", workload, "-s", "tiny")
-        refusal = llmb("run", *named, "--scale", "2", code=2)
+        refusal = where.llmb("run", *named, "--scale", "2", code=2)
         for part in ("dataset", "checkpoint"):
             assert f"llmb prepare {part} -w {workload} -s tiny" in refusal
-        llmb("prepare", "checkpoint", *named, "--source", str(model))
-        llmb("prepare", "dataset", *named, "--source", str(samples))
-        assert json.loads(llmb("prepare", "verify", *named, "--checksums", "--json"))["complete"]
+        where.llmb("prepare", "checkpoint", *named, "--source", str(model))
+        where.llmb("prepare", "dataset", *named, "--source", str(samples))
+        assert json.loads(where.llmb("prepare", "verify", *named, "--checksums", "--json"))["complete"]
+        table = where.llmb("run", *named, "--scale", "2")
+        return Trained(where, table, where.result())
 
-    return prepare
-
-
-def result_of(llmb: Llmb, install: Path) -> dict[str, Any]:
-    """The result of the newest run."""
-    run = max(install.rglob("run.json"), key=lambda path: path.stat().st_mtime)
-    found: dict[str, Any] = json.loads(llmb("result", str(run.parent), "--json"))
-    return found
+    return train
 
 
 @pytest.mark.parametrize("workload", [LORA, pytest.param(MAVERICK, marks=pytest.mark.measured)])
-def test_small_data_and_weights_become_a_result(
-    workload: str, llmb: Llmb, prepared: Callable[[str], None], install: Path
-) -> None:
-    prepared(workload)
-    table = llmb("run", "-w", workload, "-s", "tiny", "--scale", "2")
-    result = result_of(llmb, install)
+def test_small_data_and_weights_become_a_result(workload: str, trained: Callable[[str], Trained]) -> None:
+    _, table, result = trained(workload)
     assert (result["status"], result["steps"]) == ("success", 50)
     first, last = result["loss"]["first"], result["loss"]["last"]
     assert 6.5 < first < 7.5, "random weights guess"
@@ -111,14 +111,12 @@ def losses(metrics: Path) -> dict[int, float]:
     return {step["step"]: step["loss"] for step in steps}
 
 
-def test_a_run_that_was_killed_resumes_with_the_next_document(
-    llmb: Llmb, prepared: Callable[[str], None], install: Path, environ: dict[str, str]
-) -> None:
-    prepared(LORA)
+def test_a_run_that_was_killed_resumes_with_the_next_document(trained: Callable[[str], Trained]) -> None:
+    where, _, result = trained(LORA)
     train = ("run", "-w", LORA, "-s", "tiny", "--scale", "2")
     # So many steps that the run is still at work whenever this process looks.
     command = [sys.executable, "-m", "llmb.cli.main", *train, "--steps", "2000", "--checkpoint-interval", "10"]
-    run = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(command, env=where.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     saved: list[Path] = []
     end = time.monotonic() + WITHIN_S
     while not saved:
@@ -126,14 +124,12 @@ def test_a_run_that_was_killed_resumes_with_the_next_document(
         assert time.monotonic() < end
         time.sleep(0.1)
         # Not the folder that a checkpoint has, with a dot, until it is complete.
-        saved = list(install.rglob("experiments/*/*/*/checkpoints/step=10-*/checkpoint.json"))
+        saved = list(where.folder.rglob("experiments/*/*/*/checkpoints/step=10-*/checkpoint.json"))
     run.send_signal(signal.SIGKILL)
     run.wait()
-    killed = losses(next(install.rglob("metrics.jsonl")))
-    llmb(*train, "--load-checkpoint", str(saved[0].parent), "--steps", "5")
-    resumed = losses(max(install.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime))
-    llmb(*train, "--steps", "15")
-    whole = losses(max(install.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime))
+    killed = losses(where.newest("metrics.jsonl"))
+    where.llmb(*train, "--load-checkpoint", str(saved[0].parent), "--steps", "5")
+    resumed, whole = losses(where.newest("metrics.jsonl")), losses(Path(result["run_dir"]) / "metrics.jsonl")
     assert list(resumed) == [10, 11, 12, 13, 14]
     assert {step: whole[step] for step in range(10)} == {step: killed[step] for step in range(10)}
     assert resumed == {step: whole[step] for step in resumed}
@@ -147,16 +143,17 @@ def page_commands(page: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("llmb ")]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_commands_of_a_page_lead_to_the_result(page: str, llmb: Llmb, install: Path) -> None:
+@pytest.mark.parametrize("page", [PAGES[0], pytest.param(PAGES[1], marks=pytest.mark.measured)])
+def test_the_commands_of_a_page_lead_to_the_result(page: str, tmp_path: Path, forked_python: str) -> None:
+    where = Installation(tmp_path / "install", forked_python)
     commands = page_commands(HOW_TO / page)
     assert [command[:2] for command in commands[:4]] == [
         ["prepare", part] for part in ("sample", "checkpoint", "dataset", "verify")
     ]
     for command in commands:
         if not any(word.isupper() for word in command):
-            llmb(*command)
-    result = result_of(llmb, install)
+            where.llmb(*command)
+    result = where.result()
     assert result["status"] == "success"
     shown = re.search(r"^loss +([\d.]+) -> ([\d.]+)", (HOW_TO / page).read_text(), re.MULTILINE)
     assert shown

@@ -35,8 +35,8 @@ MakePlan = Callable[..., Plan]
 Start = Callable[..., list[Fork]]
 
 LLAMA = ("-w", "pretrain_llama3.1")
-TWENTY = ("--steps", "20", "--checkpoint-interval", "10")
-TEN_MORE = ("--steps", "10", "--load-checkpoint")
+TEN = ("--steps", "10", "--checkpoint-interval", "5")
+FIVE_MORE = ("--steps", "5", "--load-checkpoint")
 WORKER = Path(__file__).parent / "continue_worker.py"
 SLOW_DISK_WORKER = Path(__file__).parent / "slow_disk_worker.py"
 ENDS_WITHIN_S = 300
@@ -50,18 +50,17 @@ def log(result: dict[str, Any]) -> Path:
     return RunFolder(Path(result["run_dir"])).log
 
 
-def after_ten_steps(result: dict[str, Any]) -> str:
-    return str(Path(result["run_dir"]) / "checkpoints" / "step=10-consumed_samples=80")
+def after_five_steps(result: dict[str, Any]) -> str:
+    return str(Path(result["run_dir"]) / "checkpoints" / "step=5-consumed_samples=40")
 
 
-def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any], exact_steps: int = 10) -> None:
-    """The first ``exact_steps`` to the last digits of fp32; what comes after may amplify these."""
-    expected, found = steps(whole)[10:], steps(continued)
-    assert [step["step"] for step in found] == list(range(10, 20))
-    for number, (old, new) in enumerate(zip(expected, found, strict=True)):
-        loss, norm = (1e-6, 1e-4) if number < exact_steps else (1e-3, 1e-1)
-        assert abs(old["loss"] - new["loss"]) <= loss, new["step"]
-        assert new["grad_norm"] == pytest.approx(old["grad_norm"], rel=norm)
+def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any]) -> None:
+    """To the last digits of fp32."""
+    expected, found = steps(whole)[5:], steps(continued)
+    assert [step["step"] for step in found] == list(range(5, 10))
+    for old, new in zip(expected, found, strict=True):
+        assert abs(old["loss"] - new["loss"]) <= 1e-6, new["step"]
+        assert new["grad_norm"] == pytest.approx(old["grad_norm"], rel=1e-4)
         assert new["lr"] == old["lr"]
 
 
@@ -78,15 +77,15 @@ def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any], exact_st
     ],
 )
 def test_any_number_of_processes_goes_on(finished: Finished, options: tuple[str, ...], before: str, after: str) -> None:
-    whole = finished(*options, "--scale", before, *TWENTY)
-    assert_same_steps(whole, finished(*options, "--scale", after, *TEN_MORE, after_ten_steps(whole)))
+    whole = finished(*options, "--scale", before, *TEN)
+    assert_same_steps(whole, finished(*options, "--scale", after, *FIVE_MORE, after_five_steps(whole)))
 
 
 @pytest.mark.slow
 def test_packed_documents_go_on_where_they_were(finished: Finished) -> None:
     """The checkpoint tells what sequences are packed from."""
-    whole = finished(*LLAMA, "--scale", "1", *TWENTY, "--document-tokens", "40")
-    assert_same_steps(whole, finished(*LLAMA, "--scale", "2", *TEN_MORE, after_ten_steps(whole)))
+    whole = finished(*LLAMA, "--scale", "1", *TEN, "--document-tokens", "40")
+    assert_same_steps(whole, finished(*LLAMA, "--scale", "2", *FIVE_MORE, after_five_steps(whole)))
 
 
 FOUR = ("--scale", "4", "--tp", "2", "--pp", "2")
@@ -109,8 +108,8 @@ PP_COPIES = ("--scale", "4", "--pp", "2", "--vp", "2", "--dp-sharding", "none")
 @pytest.mark.slow
 def test_any_layout_goes_on_from_any_other(finished: Finished, saved: tuple[str, ...], layout: tuple[str, ...]) -> None:
     """Eight processes are TP 2 x PP 2 x DP 2."""
-    whole = finished(*LLAMA, *saved, *TWENTY)
-    assert_same_steps(whole, finished(*LLAMA, *layout, *TEN_MORE, after_ten_steps(whole)))
+    whole = finished(*LLAMA, *saved, *TEN)
+    assert_same_steps(whole, finished(*LLAMA, *layout, *FIVE_MORE, after_five_steps(whole)))
 
 
 TIED_LAYOUTS = [("--scale", "2", "--pp", "2"), ("--scale", "1"), ("--scale", "2", "--tp", "2")]
@@ -124,26 +123,25 @@ TIED_LAYOUTS = [("--scale", "2", "--pp", "2"), ("--scale", "1"), ("--scale", "2"
     ],
 )
 def test_a_tied_embedding_goes_on_from_both_ends_of_a_pipeline(finished: Finished, layout: tuple[str, ...]) -> None:
-    whole = finished("-w", "pretrain_qwen3", "--scale", "2", "--pp", "2", "--vp", "2", *TWENTY)
-    resumed = finished("-w", "pretrain_qwen3", *layout, *TEN_MORE, after_ten_steps(whole))
-    # Its gradients peak about step 17, which makes 1e-5 of what was rounding before.
-    assert_same_steps(whole, resumed, exact_steps=6)
+    whole = finished("-w", "pretrain_qwen3", "--scale", "2", "--pp", "2", "--vp", "2", *TEN)
+    resumed = finished("-w", "pretrain_qwen3", *layout, *FIVE_MORE, after_five_steps(whole))
+    assert_same_steps(whole, resumed)
 
 
 @pytest.mark.slow
 def test_copies_are_saved_once(finished: Finished) -> None:
     """Saved by two groups of two ranks, each with all parameters and optimizer state."""
-    whole = finished(*LLAMA, "--scale", "4", "--dp-sharding", "optimizer", "--dp-shard-size", "2", *TWENTY)
-    assert_same_steps(whole, finished(*LLAMA, "--scale", "2", *TEN_MORE, after_ten_steps(whole)))
-    single = finished(*LLAMA, "--scale", "2", *TWENTY)
+    whole = finished(*LLAMA, "--scale", "4", "--dp-sharding", "optimizer", "--dp-shard-size", "2", *TEN)
+    assert_same_steps(whole, finished(*LLAMA, "--scale", "2", *FIVE_MORE, after_five_steps(whole)))
+    single = finished(*LLAMA, "--scale", "2", *TEN)
     assert whole["checkpoint"]["size_bytes"] < 1.1 * single["checkpoint"]["size_bytes"]
 
 
 @pytest.mark.slow
 def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> None:
-    result = finished(*LLAMA, "--scale", "2", *TWENTY)
-    newest = Path(result["run_dir"]) / "checkpoints" / "step=20-consumed_samples=160"
-    assert sorted(path.name for path in newest.parent.iterdir()) == ["step=10-consumed_samples=80", newest.name]
+    result = finished(*LLAMA, "--scale", "2", *TEN)
+    newest = Path(result["run_dir"]) / "checkpoints" / "step=10-consumed_samples=80"
+    assert sorted(path.name for path in newest.parent.iterdir()) == [newest.name, "step=5-consumed_samples=40"]
     assert sorted(path.name for path in (newest / "weights").iterdir()) == [
         ".metadata",
         "__0_0.distcp",
@@ -158,10 +156,10 @@ def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> No
     assert [time.step for time in kept] == [save.iteration for save in saves]
     assert result["checkpoint"]["save_s"] == [time.duration_s for time in kept]
     assert [(save.rank, save.iteration, save.duration_s) for save in saves] == [
-        (0, iteration, duration) for iteration, duration in zip((10, 20), told["save_s"], strict=True)
+        (0, iteration, duration) for iteration, duration in zip((5, 10), told["save_s"], strict=True)
     ]
     assert told["overlapped_steps"] == sum(step["saving"] for step in steps(result))
-    assert not any(step["saving"] for step in steps(result)[:10])
+    assert not any(step["saving"] for step in steps(result)[:5])
     record = json.loads((Path(result["run_dir"]) / "run.json").read_text())
     assert record["result"]["checkpoint"] == told
 
@@ -197,28 +195,28 @@ def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(
 
 
 def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
-    whole = finished(*LLAMA, "--scale", "2", *TWENTY)
-    result = finished(*LLAMA, "--scale", "1", *TEN_MORE, after_ten_steps(whole))
-    assert result["window"] == {"first": 17, "last": 18, "rule": "reference"}
+    whole = finished(*LLAMA, "--scale", "2", *TEN)
+    result = finished(*LLAMA, "--scale", "1", *FIVE_MORE, after_five_steps(whole))
+    assert result["window"] == {"first": 8, "last": 8, "rule": "reference"}
     assert result["checkpoint"]["save_s"] == []
     assert result["checkpoint"]["path"] is None
     (load,) = find_loads(log(result).read_bytes())
     assert result["checkpoint"]["load_s"] == load.duration_s
     assert result["checkpoint"]["verification"] == "verified"
     assert result["checkpoint"]["verify_s"] >= 0
-    assert f"{after_ten_steps(whole)} is verified: 3 files in" in log(result).read_text()
+    assert f"{after_five_steps(whole)} is verified: 3 files in" in log(result).read_text()
     lines = [line for line in log(result).read_text().splitlines() if line.startswith("Training")]
-    assert [line.split()[4] for line in lines] == [f"{step}/19" for step in range(10, 20)]
-    assert lines[0].endswith("consumed_samples: 88")
+    assert [line.split()[4] for line in lines] == [f"{step}/9" for step in range(5, 10)]
+    assert lines[0].endswith("consumed_samples: 48")
     with log(result).open("rb") as stream:
         outcome = judge_log(read_log(stream, "reference"))
-    assert (outcome.status, outcome.reason) == ("success", "steps 17-18 of 20")
+    assert (outcome.status, outcome.reason) == ("success", "step 8 of 10")
 
 
 def test_by_default_one_more_step_is_done(finished: Finished) -> None:
-    whole = finished(*LLAMA, "--scale", "2", *TWENTY)
-    path = str(Path(whole["run_dir"]) / "checkpoints" / "step=20-consumed_samples=160")
-    assert [step["step"] for step in steps(finished(*LLAMA, "--scale", "1", "--load-checkpoint", path))] == [20]
+    whole = finished(*LLAMA, "--scale", "2", *TEN)
+    path = str(Path(whole["run_dir"]) / "checkpoints" / "step=10-consumed_samples=80")
+    assert [step["step"] for step in steps(finished(*LLAMA, "--scale", "1", "--load-checkpoint", path))] == [10]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +235,7 @@ def test_what_does_not_fit_is_refused_before_workers_start(
     options: tuple[str, ...],
     said: str,
 ) -> None:
-    path = after_ten_steps(finished(*LLAMA, "--scale", "2", *TWENTY))
+    path = after_five_steps(finished(*LLAMA, "--scale", "2", *TEN))
     run = start(*options, "--scale", "2", "--load-checkpoint", path, python=forked_python)
     _, talk = run.process.communicate()
     assert run.process.returncode == 2
@@ -254,7 +252,7 @@ def swap(one: Path, other: Path) -> None:
 @pytest.fixture
 def swapped(finished: Finished, tmp_path: Path) -> Path:
     """A checkpoint with files of another one, which have the same sizes and load without an error."""
-    first = Path(after_ten_steps(finished(*LLAMA, "--scale", "2", *TWENTY)))
+    first = Path(after_five_steps(finished(*LLAMA, "--scale", "2", *TEN)))
     copies = [shutil.copytree(path, tmp_path / path.name) for path in sorted(first.parent.iterdir())]
     swap(*(copy / "weights" / "__1_0.distcp" for copy in copies))
     return tmp_path / first.name

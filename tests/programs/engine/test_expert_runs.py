@@ -4,7 +4,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ import pytest
 Finished = Callable[..., dict[str, Any]]
 
 MAVERICK = ("-w", "finetune_llama4-maverick", "--scale", "4")
-EP4 = (*MAVERICK, "--ep", "4", "--steps", "20")
-MIXTRAL = ("-w", "pretrain_mixtral", "--scale", "4", "--tp", "2", "--ep", "4", "--steps", "20")
+EP4 = (*MAVERICK, "--ep", "4", "--steps", "10")
+MIXTRAL = ("-w", "pretrain_mixtral", "--scale", "4", "--tp", "2", "--ep", "4", "--steps", "10")
 DROPLESS = (*MAVERICK, "--capacity-factor", "0")
 """Which tokens are dropped depends on the layout."""
-ALL = (*DROPLESS, "--tp", "2", "--ep", "2", "--etp", "2", "--steps", "20")
+ALL = (*DROPLESS, "--tp", "2", "--ep", "2", "--etp", "2", "--steps", "10", "--checkpoint-interval", "5")
 
 
 def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -30,7 +29,7 @@ def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
 )
 def test_the_loss_falls(finished: Finished, options: tuple[str, ...]) -> None:
     losses = [step["loss"] for step in steps(finished(*options))]
-    assert fmean(losses[-5:]) < losses[0] - 1.0
+    assert losses[-1] < losses[0] - 1.0
 
 
 @pytest.mark.slow
@@ -75,9 +74,8 @@ def test_a_checkpoint_goes_from_any_arrangement_of_experts_to_any_other(
     finished: Finished, layout: tuple[str, ...]
 ) -> None:
     whole = finished(*ALL)
-    start = finished(*ALL[:-1], "10", "--save-checkpoint")
-    path = next((Path(start["run_dir"]) / "checkpoints").glob("step=10*"))
-    more = ("--steps", "10", "--load-checkpoint", str(path))
+    path = next((Path(whole["run_dir"]) / "checkpoints").glob("step=5*"))
+    more = ("--steps", "5", "--load-checkpoint", str(path))
     continued = steps(finished("-w", "finetune_llama4-maverick", "--capacity-factor", "0", *layout, *more))
-    for expected, found in zip(steps(whole)[10:], continued, strict=True):
+    for expected, found in zip(steps(whole)[5:], continued, strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
