@@ -33,7 +33,7 @@ def test_gradients_are_added_up_as_the_plan_says(
             dtype="bf16",
             grad_reduce_dtype=dtype,
             parallelism=parallelism,
-            overrides={"layers": 2, "gbs": 8, **sizes},
+            overrides={"layers": 2, "gbs": 8, "seq_len": 32, **sizes},
         )
         for case, (parallelism, sizes, _) in CASES.items()
         for dtype in dtypes

@@ -23,7 +23,7 @@ LLAMA, NEMOTRON, MAVERICK, QWEN, MIXTRAL = MODELS = (
     "pretrain_mixtral",
 )
 DENSE, EXPERTS = (LLAMA, NEMOTRON, QWEN), (MAVERICK, MIXTRAL)
-TRIED_FIRST = (LLAMA, MAVERICK)
+TRIED_FIRST, OTHERS = (LLAMA, MAVERICK), (NEMOTRON, QWEN, MIXTRAL)
 """One dense model and one with experts: the others are compared for fewer steps, and in the slow tests only."""
 
 
@@ -88,14 +88,14 @@ class Tiers(NamedTuple):
 
 
 BEGIN = Tiers(
-    ("DP2", "FSDP2", "TP2", "TP2 + SP", "PP2", "PP2 x VP2", "CP2", "EP2", "EP2 x ETP2", "TP2 x PP2"),
-    ("TP2 x EP2 x ETP2", "FSDP2 x TP2 x PP2"),
+    ("DP2", "FSDP2", "TP2", "TP2 + SP", "PP2", "PP2 x VP2", "CP2", "EP2 x ETP2", "TP2 x PP2"),
+    ("EP2", "TP2 x EP2 x ETP2", "FSDP2 x TP2 x PP2"),
 )
 OTHER_MODELS = Tiers(slow=("TP2 + SP", "PP2 x VP2", "EP2"))
 TRAIN = Tiers()
 SHARE = Tiers(
-    ("FSDP2", "EP2", "PP2, 1 layer first", "PP2 x VP2", "FSDP4", "TP2 x PP2, no SP, 99 tokens"),
-    ("PP2", "FSDP2 x PP2 x VP2"),
+    ("FSDP2", "PP2, 1 layer first", "PP2 x VP2", "FSDP4", "TP2 x PP2, no SP, 99 tokens"),
+    ("EP2", "FSDP2 x PP2 x VP2"),
 )
 SORTS = ("loss", "gradient", "norm")
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
@@ -257,16 +257,23 @@ def table() -> Iterator[dict[Place, Differences]]:
 @pytest.mark.parametrize("name", BEGIN.parameters(LAYOUTS))
 def test_every_layout_begins_as_one_process_does(name: str, run_cases: RunCases) -> None:
     """Initial values, the first step's loss and gradients, and what the first update made of them."""
-    assert_begins_equally(LAYOUTS[name], plain_and_own(name), TRIED_FIRST, run_cases)
+    assert_begins_equally(LAYOUTS[name], (plain(name), *LAYOUTS[name].kinds), TRIED_FIRST, run_cases)
 
 
 @pytest.mark.parametrize("name", OTHER_MODELS.parameters(LAYOUTS))
 def test_other_models_begin_in_every_layout_as_on_one_process(name: str, run_cases: RunCases) -> None:
-    assert_begins_equally(LAYOUTS[name], plain_and_own(name), set(MODELS) - set(TRIED_FIRST), run_cases)
+    assert_begins_equally(LAYOUTS[name], (plain(name),), OTHERS, run_cases)
 
 
-def plain_and_own(name: str) -> tuple[Kind, ...]:
-    return PLAIN._replace(parallelism=LAYOUTS[name].parallelism), *LAYOUTS[name].kinds
+@pytest.mark.measured
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.kinds])
+def test_other_models_begin_in_every_kind_of_a_layout(name: str, run_cases: RunCases) -> None:
+    """Each kind is tried with the first models for every change."""
+    assert_begins_equally(LAYOUTS[name], LAYOUTS[name].kinds, OTHERS, run_cases)
+
+
+def plain(name: str) -> Kind:
+    return PLAIN._replace(parallelism=LAYOUTS[name].parallelism)
 
 
 def assert_begins_equally(

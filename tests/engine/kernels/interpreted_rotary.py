@@ -98,7 +98,7 @@ ORDERS = {
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 def test_gradients_in_any_order_in_memory(order, interleaved):
-    batch, seq, heads, head_dim, pairs = CASES["half of each head"]
+    batch, seq, heads, head_dim, pairs = CASES["odd sizes"]
     plain = [random(batch, seq, number, head_dim) for number in heads]
     parts = [ORDERS[order](part) for part in plain]
     rotation = rotation_of(batch, seq, pairs, by_sequence=True, interleaved=interleaved)
