@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests that wait for a cluster leave the cores to others: one process more than cores.
-WORKERS := $(shell echo $$(($$(nproc) + 1)))
+# Tests that wait for a cluster, or for a run that another began, leave the cores to others: more processes than cores.
+WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: setup demo test test-all test-measured lint bench bench-engine layouts numerics published golden reference schemas clean
