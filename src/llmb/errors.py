@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors a user can meet. Each class has the exit code that scripts rely on."""
 
+import difflib
 import math
 import re
 from collections.abc import Iterable
@@ -135,6 +136,4 @@ def did_you_mean(value: object, names: Iterable[str]) -> str:
 
 def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -> list[str]:
     """Names like ``value``, the closest first; ``cutoff`` is from 0, anything, to 1, the same."""
-    import difflib  # compiles patterns that only errors need
-
     return difflib.get_close_matches(value, list(names), n=most, cutoff=cutoff)

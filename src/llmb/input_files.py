@@ -34,9 +34,13 @@ def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
 def read_regular(path: Path, most_bytes: int) -> bytes:
     """The whole content. Raises OSError as above, and if it is larger than ``most_bytes``."""
     with open_regular(path) as stream:
-        if os.fstat(stream.fileno()).st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
-        return stream.read()
+        return read_up_to(stream, most_bytes, path)
+
+
+def read_up_to(stream: BinaryIO, most_bytes: int, path: Path) -> bytes:
+    if os.fstat(stream.fileno()).st_size > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
+    return stream.read()
 
 
 def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
@@ -70,11 +74,6 @@ def read_text_file(path: Path) -> bytes:
     """The whole content. Raises UsageError if it cannot be read, or is larger than ``MOST_TEXT_BYTES``."""
     with open_file(path) as stream:
         try:
-            text = stream.read(MOST_TEXT_BYTES + 1)
-            while 0 < len(text) <= MOST_TEXT_BYTES and (more := stream.read(MOST_TEXT_BYTES + 1 - len(text))):
-                text += more
+            return read_up_to(stream, MOST_TEXT_BYTES, path)
         except OSError as error:
             raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    if len(text) > MOST_TEXT_BYTES:
-        raise UsageError(f"cannot be read: it is larger than {MOST_TEXT_BYTES >> 20} MiB", where=str(path))
-    return text

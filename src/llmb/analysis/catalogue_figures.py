@@ -59,19 +59,15 @@ def with_catalogue_figures(runs: Iterable[ParsedRun], catalogue: Catalogue) -> l
         if run.folder is None and run.outcome.step_time_s:
             run = replace(run, configuration=as_catalogued(run.configuration, catalogue))
             if run.key not in recipes:
-                recipes[run.key] = recipe_of(run, catalogue)
+                recipes[run.key] = find_recipe(run.configuration, catalogue)
             run = _with_figures(run, recipes[run.key], catalogue)
         found.append(run)
     return found
 
 
-def recipe_of(run: ParsedRun, catalogue: Catalogue) -> Recipe | None:
-    """The recipe with the run's layout; None if the catalogue has none, or the run does not tell enough."""
-    return find_recipe(run.configuration, catalogue)
-
-
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue) -> Recipe | None:
-    """The recipe of a configuration with the keys of a run's identity."""
+    """The recipe with the layout of a configuration, whose keys are those of a run's identity; None if the catalogue
+    has none, or the configuration does not tell enough."""
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None

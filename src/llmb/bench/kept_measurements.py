@@ -9,7 +9,7 @@ from pathlib import Path
 from llmb.bench.records import MeasurementFile
 from llmb.errors import UsageError
 from llmb.input_files import open_file
-from llmb.runs.folder import cannot_write, write_atomically
+from llmb.runs.folder import cannot_write, create_numbered, write_atomically
 from llmb.trust import STATE_FOLDER
 
 BENCH = Path(STATE_FOLDER) / "bench"
@@ -28,24 +28,12 @@ def write_measurements(install: Path, measured: MeasurementFile) -> Path:
     names = sorted({row.benchmark for row in measured.measurements}) or ["nothing"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = _unused(folder, f"{stamp}_{'-'.join(names)}")
+        name = f"{stamp}_{'-'.join(names)}"
+        path = create_numbered(folder, name, lambda path: path.touch(exist_ok=False), suffix=".json")
         write_atomically(path, measured.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise cannot_write(folder, error) from error
     return path
-
-
-def _unused(folder: Path, name: str) -> Path:
-    """Claims the first free name, so that two calls that end at once both keep their measurements."""
-    number = 1
-    while True:
-        path = folder / (f"{name}.json" if number == 1 else f"{name}-{number}.json")
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            number += 1
-            continue
-        return path
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb jobs``.
-
-Usually ``list`` reads only the history: code that queries a scheduler or reads run folders is imported by the
-commands that do so.
-"""
+"""``llmb jobs``."""
 
 import os
 import time
@@ -14,16 +10,25 @@ import typer
 
 from llmb.cli.common import Json
 from llmb.cli.completion import labels, runs
+from llmb.cli.progress import JobProgress
 from llmb.cli.root import install_here, say
 from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.find import find_job, find_jobs, parse_since, unknown_values
+from llmb.jobs.folder_state import read_last_lines, read_run
+from llmb.jobs.follow import follow_log, job_log
 from llmb.jobs.history import database_path, open_history, read_history, rename_damaged
 from llmb.jobs.job import Job, Kind, stale
+from llmb.jobs.nodes import node_records
+from llmb.jobs.rebuild import jobs_of_folders
+from llmb.jobs.refresh import refresh as refresh_jobs
 from llmb.jobs.store import Damaged, Filter, Store, check_states
+from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
 from llmb.report.output import log_writer, print_json, print_output, print_table, print_text
 from llmb.runs.folder import RunFolder, install_root
+from llmb.runs.record import read_record
+from llmb.schedulers.lookup import find_scheduler
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
 
@@ -110,8 +115,6 @@ def show(job_id: JobId, json: Json = False) -> None:
 
     - `llmb jobs show pretrain_llama3.1_8b_bf16_gpus8_tp1 --json`
     """
-    from llmb.jobs.folder_state import read_last_lines, read_run
-
     with history_to_read() as store:
         bring_up_to_date(store)
         job = find_job(store, job_id)
@@ -137,8 +140,6 @@ def log(
 
     - `llmb jobs log 4711 --follow`
     """
-    from llmb.jobs.follow import follow_log, job_log
-
     write = log_writer()
     with history_to_read() as store:
         job = find_job(store, job_id)
@@ -169,8 +170,6 @@ def wait(
 
     - `llmb jobs wait 4711 --timeout 3600 --json`
     """
-    from llmb.jobs.wait import exit_code
-
     with _history() as store:
         keys = [job.key for job in find_jobs(store, job_ids)]
         try:
@@ -190,9 +189,6 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
 
     - `llmb jobs cancel 4711 4712`
     """
-    from llmb.jobs.refresh import refresh as refresh_jobs
-    from llmb.schedulers.lookup import find_scheduler
-
     with _history() as store:
         refresh_jobs(store, _install())
         listed = find_jobs(store, job_ids)
@@ -216,8 +212,6 @@ def refresh(json: Json = False) -> None:
 
     - `llmb jobs refresh --json`
     """
-    from llmb.jobs.wait import refresh_and_retry
-
     with _history() as store:
         for line in refresh_and_retry(store, _install(), os.environ):
             say(line)
@@ -244,8 +238,6 @@ def rebuild(json: Json = False) -> None:
 
 
 def _rebuilt() -> list[Job]:
-    from llmb.jobs.rebuild import jobs_of_folders
-
     with _history() as store:
         added = store.restore(jobs_of_folders(_install()))
         say(f"{added} jobs were added from run folders")
@@ -269,8 +261,6 @@ def nodes(
 
     - `llmb jobs nodes --since 30d`
     """
-    from llmb.jobs.nodes import node_records
-
     since_s = parse_since(since, time.time()) if since else None
     with history_to_read() as store:
         records = node_records(store.jobs(Filter(workload=workload, since_s=since_s)))
@@ -279,10 +269,6 @@ def nodes(
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
     """With the steps of a single job shown meanwhile."""
-    from llmb.cli.progress import JobProgress
-    from llmb.jobs.wait import Watch, last_try, wait_for
-    from llmb.runs.record import read_record
-
     if len(keys) > 1:
         return wait_for(store, _install(), keys, os.environ, say, timeout)
     job = last_try(store, keys[0])
@@ -324,8 +310,6 @@ def bring_up_to_date(store: Store) -> None:
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return
-    from llmb.jobs.refresh import refresh as refresh_jobs
-
     try:
         for line in refresh_jobs(store, _install(), PATIENCE_S):
             say(line)

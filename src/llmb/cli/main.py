@@ -16,8 +16,9 @@ from typer.core import TyperCommand
 
 from llmb import __version__
 from llmb.cli.common import add_common_options, print_message
-from llmb.cli.usage import CommandGroup, check_given_once
+from llmb.cli.usage import CommandGroup, check_given_once, usage_error
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
+from llmb.runs.source_version import source_version
 from llmb.secrets import has_secret
 
 PANELS = {
@@ -140,8 +141,6 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from llmb.runs.source_version import source_version  # runs git
-
         typer.echo(f"llmb {__version__} ({source_version().text()})")
         raise typer.Exit
 
@@ -205,8 +204,6 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # the help
             return int(error.exit_code)
-        from llmb.cli.usage import usage_error
-
         return _report(usage_error(error), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return _report(UserInterrupt("interrupted"), as_json=as_json)

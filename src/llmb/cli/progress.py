@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from threading import Timer
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,12 +22,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from llmb.bench.jobs import BenchProgress
 from llmb.jobs.job import Job
 from llmb.runs.step_follower import StepNews
 from llmb.shown_text import printable, printable_lines
-
-if TYPE_CHECKING:
-    from llmb.bench.jobs import BenchProgress
 
 LINE_EVERY_S = 5.0
 GB = 10**9
@@ -175,7 +173,7 @@ class CaseProgress(_LongWork):
     def __init__(self) -> None:
         super().__init__("starting", None, MofNCompleteColumn())
 
-    def case(self, case: "BenchProgress") -> None:
+    def case(self, case: BenchProgress) -> None:
         """The line comes at once if the case takes long."""
         if case.seconds and case.seconds > LINE_EVERY_S:
             self.spoke_at = -LINE_EVERY_S

@@ -9,7 +9,7 @@ from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.jobs.task import CHECKS
-from llmb.runs.folder import RunFolder, cannot_write, write_atomically
+from llmb.runs.folder import RunFolder, cannot_write, create_numbered, write_atomically
 from llmb.runs.record_file import read_record_file
 
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
@@ -74,23 +74,11 @@ def new_check(install: Path, request: NodesRequest) -> CheckFolder:
     stamp = datetime.fromisoformat(request.started_at).strftime("%Y%m%dT%H%M%SZ")
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = CheckFolder(_claimed(parent, stamp))
+        folder = CheckFolder(create_numbered(parent, stamp, Path.mkdir))
         write_atomically(folder.request, request.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise cannot_write(parent, error) from error
     return folder
-
-
-def _claimed(parent: Path, stamp: str) -> Path:
-    number = 1
-    while True:
-        path = parent / (stamp if number == 1 else f"{stamp}-{number}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        return path
 
 
 def write_result(folder: CheckFolder, result: NodesResult) -> None:
@@ -119,5 +107,5 @@ def _stamp(path: Path) -> tuple[str, int]:
     return stamp, int(number) if number.isdecimal() else 1
 
 
-def age_s(started_at: str, now: datetime | None = None) -> float:
-    return ((now or datetime.now(UTC)) - datetime.fromisoformat(started_at)).total_seconds()
+def age_s(started_at: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds()

@@ -3,12 +3,12 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
-from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
+from llmb.jobs.rebuild import jobs_of_folders
 from llmb.jobs.store import Damaged, NoHistory, Store
 from llmb.runs.folder import NotWritable, cannot_write
 from llmb.trust import STATE_FOLDER, check_links
@@ -66,7 +66,7 @@ def read_history(install: Path, say: Callable[[str], None]) -> Store:
     except EnvironmentProblem as error:
         say(f"{error.what}; run folders are read instead")
     store = Store(path, "memory")
-    store.restore(_jobs_of_folders(install))
+    store.restore(jobs_of_folders(install))
     store.lock_changes()
     return store
 
@@ -105,18 +105,12 @@ def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
         Path(f"{partial}{part}").unlink(missing_ok=True)
     partial.touch(mode=0o666)  # with what the umask leaves; SQLite by itself permits only its owner to write
     with Store(partial) as store:
-        count = store.restore(_jobs_of_folders(install))
+        count = store.restore(jobs_of_folders(install))
     rename_damaged(path)  # SQLite would take the old database's -wal and -shm files for the new one's
     partial.replace(path)
     if count:
         say(f"the history of jobs was rebuilt from {count} jobs in run folders; 'llmb jobs refresh' updates them")
     return Store(path)
-
-
-def _jobs_of_folders(install: Path) -> Iterator[Job]:
-    from llmb.jobs.rebuild import jobs_of_folders  # a list of jobs needs neither plans nor orders
-
-    return jobs_of_folders(install)
 
 
 def rename_damaged(path: Path) -> Path:

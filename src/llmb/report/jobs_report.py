@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmb.jobs.job import Job
+from llmb.jobs.nodes import NodeRecord
 from llmb.report.table import Column, Table, known, number, number_column, result_table, table_of
 from llmb.runs.folder import RunFolder
-
-if TYPE_CHECKING:
-    from llmb.jobs.nodes import NodeRecord
-    from llmb.runs.record import Attempt, RunRecord
+from llmb.runs.record import Attempt, RunRecord
+from llmb.verdict.sentence import headline
 
 LONGEST_REASON = 100
 # States that add nothing to the status of the run.
@@ -78,7 +77,7 @@ def runs_table(runs: Sequence[Job], total: int) -> Table:
     return table_of(f"Runs: {shown}", runs, columns)
 
 
-def job_document(job: Job, record: "RunRecord | None", last_lines: Sequence[str] = ()) -> dict[str, Any]:
+def job_document(job: Job, record: RunRecord | None, last_lines: Sequence[str] = ()) -> dict[str, Any]:
     """The JSON of ``llmb jobs show``; its keys are a contract. ``record`` is that of a run."""
     return {
         **job.document(),
@@ -89,7 +88,7 @@ def job_document(job: Job, record: "RunRecord | None", last_lines: Sequence[str]
     }
 
 
-def job_table(job: Job, record: "RunRecord | None") -> Table:
+def job_table(job: Job, record: RunRecord | None) -> Table:
     table = result_table(f"Job {job.job_id or 'without an id'}: {job.name}", "", "")
     run = job.status + (f": {job.reason}" if job.reason else "")
     _add_known(table, {"verdict": _verdict(record), "state": job.state, "run": run})
@@ -126,9 +125,7 @@ def job_table(job: Job, record: "RunRecord | None") -> Table:
     return table
 
 
-def _verdict(record: "RunRecord | None") -> str | None:
-    from llmb.verdict.sentence import headline  # of the one job that is shown
-
+def _verdict(record: RunRecord | None) -> str | None:
     verdict = record.result.verdict if record and record.result else None
     return headline(verdict) if verdict else None
 
@@ -139,17 +136,17 @@ def _add_known(table: Table, values: Mapping[str, object]) -> None:
             table.add_row(name, str(value))
 
 
-def attempt_text(attempt: "Attempt") -> str:
+def attempt_text(attempt: Attempt) -> str:
     end = "" if attempt.exit_code is None else f", ended with exit code {attempt.exit_code}"
     return f"from step {attempt.first_step} on {attempt.job.nodes} in job {attempt.job.job_id}{end}"
 
 
-def nodes_document(records: "Sequence[NodeRecord]") -> dict[str, Any]:
+def nodes_document(records: Sequence[NodeRecord]) -> dict[str, Any]:
     """The JSON of ``llmb jobs nodes``; its keys are a contract."""
     return {"nodes": [asdict(record) for record in records]}
 
 
-def nodes_table(records: "Sequence[NodeRecord]") -> Table:
+def nodes_table(records: Sequence[NodeRecord]) -> Table:
     columns: list[Column[NodeRecord]] = [
         Column("node", lambda record: record.node),
         number_column("runs", lambda record: record.runs, str),

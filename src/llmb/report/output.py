@@ -8,6 +8,7 @@ import shutil
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable
+from textwrap import fill
 from typing import Any
 
 from llmb.errors import EnvironmentProblem
@@ -55,8 +56,6 @@ def _lines(table: Table, width: int | None) -> Iterable[str]:
 def print_line(text: str) -> None:
     """Prints a line, wrapped between words on a terminal."""
     if sys.stdout.isatty():
-        from textwrap import fill  # few outputs have such a line
-
         text = fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
     print_text(f"{text}\n")
 

@@ -2,6 +2,7 @@
 """Reads CPU, memory and CPU energy of this node from the files of the Linux kernel, below ``root``."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,18 +147,12 @@ def _load(root: Path) -> float | None:
 
 def _memory_used(root: Path) -> int | None:
     """What the node has less what could be given to a process."""
-    found: dict[str, int] = {}
     try:
-        with (root / "proc/meminfo").open() as stream:
-            for line in stream:
-                name, _, rest = line.partition(":")
-                if name in ("MemTotal", "MemAvailable"):
-                    found[name] = int(rest.split()[0]) * 1024
-                    if len(found) == 2:
-                        return found["MemTotal"] - found["MemAvailable"]
-    except (OSError, ValueError, IndexError):
+        text = (root / "proc/meminfo").read_text()
+    except (OSError, ValueError):
         return None
-    return None
+    found = {name: int(kib) for name, kib in re.findall(r"^(MemTotal|MemAvailable):\s*(\d+)", text, re.MULTILINE)}
+    return (found["MemTotal"] - found["MemAvailable"]) * 1024 if len(found) == 2 else None
 
 
 def _resident(root: Path, pid: int) -> int | None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims the folders that a run will write to, and tries them, before anything is trained."""
 
-import itertools
 import os
 import time
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
 from llmb.runs.experiment import experiment_name, run_parent
-from llmb.runs.folder import RunFolder, cannot_write
+from llmb.runs.folder import RunFolder, cannot_write, create_numbered
 from llmb.runs.plan import Plan
 from llmb.trust import check_links
 
@@ -23,40 +22,32 @@ def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> Run
     ``name`` is that of the experiment, by default that of llmb's own engine.
     """
     own = name or experiment_name(plan)
-    return stamped_folder(run_parent(install, plan, own), own, lambda run: _claimed(run, plan))
+    return stamped_folder(run_parent(install, plan, own), own, lambda run: claim_checkpoints(run, plan))
 
 
-def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], bool] = lambda _folder: True) -> RunFolder:
-    """A new, empty folder ``<name>_<seconds>/<name>`` in ``parent``, for which ``claim`` holds.
+def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object] = lambda _run: None) -> RunFolder:
+    """A new, empty folder ``<name>_<seconds>/<name>`` in ``parent``, for which ``claim`` raises no FileExistsError.
 
     Of several that begin in the same second, the second one has ``-2`` behind the seconds, and so on. Raises
     UsageError for another user's link, EnvironmentProblem where nothing can be written.
     """
     check_links(parent)
-    stamp = f"{name}_{int(time.time())}"
+
+    def create(stamped: Path) -> None:
+        stamped.mkdir()
+        try:
+            claim(RunFolder(stamped / name))
+        except (FileExistsError, EnvironmentProblem):
+            stamped.rmdir()
+            raise
+
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
-            folder = RunFolder(parent / (stamp if number == 1 else f"{stamp}-{number}") / name)
-            if _created(folder.path.parent) and claim(folder):
-                break
+        folder = RunFolder(create_numbered(parent, f"{name}_{int(time.time())}", create) / name)
         folder.path.mkdir()
     except OSError as error:
         raise cannot_write(parent, error) from error
     return folder
-
-
-def _claimed(run: RunFolder, plan: Plan) -> bool:
-    """False, and the run's folder is gone, if another run saves where this one would."""
-    try:
-        claim_checkpoints(run, plan)
-    except FileExistsError:
-        run.path.parent.rmdir()
-        return False
-    except EnvironmentProblem:
-        run.path.parent.rmdir()
-        raise
-    return True
 
 
 def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
@@ -115,11 +106,3 @@ def cannot_save_to(folder: Path, error: OSError) -> EnvironmentProblem:
     reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
     what = f"checkpoints cannot be saved there: {reason}"
     return EnvironmentProblem(what, where=str(error.filename or folder), do=advice)
-
-
-def _created(folder: Path) -> bool:
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True

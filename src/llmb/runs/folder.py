@@ -3,7 +3,9 @@
 
 import errno
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +17,7 @@ from llmb.trust import check_owner
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan
 
-import secrets
-from contextlib import suppress
-
 LATEST = "latest"
-
-
 CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_KEY = "install_root"
 VBOOST_FILE = "vboost.json"
@@ -210,6 +207,19 @@ def write_atomically(path: Path, text: str, *, errors: str = "strict") -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def create_numbered(folder: Path, name: str, create: Callable[[Path], object], *, suffix: str = "") -> Path:
+    """The first of ``name``, ``name-2``, ... in ``folder`` for which ``create`` raises no FileExistsError."""
+    number = 1
+    while True:
+        path = folder / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
+        try:
+            create(path)
+        except FileExistsError:
+            number += 1
+            continue
+        return path
 
 
 def link_latest(install: Path, folder: RunFolder) -> None:

@@ -4,7 +4,6 @@
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from llmb.huggingface.folder import HuggingFaceFolder, read_folder
 from llmb.huggingface.hub_checksums import corrupt_files, hub_checksums
 from llmb.huggingface.shards import CONFIG, INDEX
 from llmb.input_files import open_file
+from llmb.processes.cores import usable_cores
 from llmb.processes.talking import run_talking
 from llmb.runs.disk_space import check_weights_space
 from llmb.runs.folder import write_atomically
@@ -98,7 +98,7 @@ class ImportRequest:
 
 def default_processes() -> int:
     """As many as this process has cores: converting is bound by copies in memory until the disk is."""
-    return min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1, MOST_PROCESSES)
+    return min(usable_cores(), MOST_PROCESSES)
 
 
 def verify_saved(checkpoint: SavedCheckpoint, on_note: OnNote) -> None:
