@@ -60,6 +60,17 @@ def test_an_estimate_has_the_same_form(llmb: Run) -> None:
     assert "only compiled blocks" in refused.stderr
 
 
+@pytest.mark.slow
+def test_tensor_parallel_ranks_without_experts_hold_replicas(llmb: Run) -> None:
+    """As LoRA does in its published layouts of several replicas, whatever the size of experts' tensor parallelism."""
+    adapters = ("memory", "-w", "finetune_llama3", "-s", "tiny", "--gpu-type", "cpu")
+    done = llmb(*adapters, "--scale", "4", "--tp", "2", "--dp-sharding", "none", "--json")
+    assert done.returncode == 0, done.stderr
+    (rank,) = json.loads(done.stdout)["ranks"]
+    reduced = {each["group"] for each in rank["collectives"] if each["kind"] == "all_reduce"}
+    assert reduced - {"tp", "world"}
+
+
 def test_a_rank_that_is_not_there_is_named(llmb: Run) -> None:
     done = llmb(*TINY, "--scale", "2", "--rank", "2")
     assert (done.returncode, done.stdout) == (2, "")

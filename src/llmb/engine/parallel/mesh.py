@@ -143,6 +143,7 @@ def arrange(rank: int, device: torch.device, layout: Layout, replicas: Replicas,
     expert_sizes = {name: getattr(layout, name) for name in EXPERT_DIMENSIONS}
     if not experts:
         expert_sizes |= {"edp": layout.dp * layout.cp, "ep": 1, "etp": layout.tp}
+        replicas = Replicas(replicas.dense, replicas.dense)
     expert_mesh = groups.mesh(device, expert_sizes)
     expert_fsdp = with_replicas(expert_mesh["edp"], replicas.experts)
     return Ranks(rank, layout.gpus, device, mesh, with_replicas(fsdp, replicas.dense), expert_mesh, expert_fsdp)
