@@ -91,7 +91,8 @@ def main() -> None:
         chosen = [each for each in chosen if all(map(partial(kept_account, each), each.jobs))]
     accounts = count_all(chosen)
     if not options.only:
-        PAGE.write_text(page(list(zip(chosen, accounts, strict=True))))
+        rest = [each for each in layouts if each not in chosen]
+        PAGE.write_text(page(list(zip(chosen, accounts, strict=True)), rest))
 
 
 def published_layouts(catalogue: Catalogue) -> list[PublishedLayout]:
@@ -168,7 +169,7 @@ def kept_path(layout: PublishedLayout, job: AccountJob) -> Path:
     return KEPT / f"{layout.name.replace('/', '+').replace(' ', '_')}_rank{job.rank}.json"
 
 
-def page(counted: Sequence[tuple[PublishedLayout, Sequence[RankAccount]]]) -> str:
+def page(counted: Sequence[tuple[PublishedLayout, Sequence[RankAccount]]], rest: Sequence[PublishedLayout]) -> str:
     return f"""{HEADER}
 
 # Published layouts
@@ -185,7 +186,19 @@ In GiB. `needed` adds {MARGIN_GIB:g} for what a GPU has beside tensors. `estimat
 receives in a step.
 
 {table(COLUMNS, [memory_row(*each) for each in counted])}
-"""
+{uncounted(rest)}"""
+
+
+def uncounted(layouts: Sequence[PublishedLayout]) -> str:
+    if not layouts:
+        return ""
+    uses = [estimate(each.plan) for each in layouts]
+    rows = [
+        [each.name, str(use.fullest.rank), f"{use.fullest.peak_bytes / GIB:.1f}", f"{each.capacity_gib:g}"]
+        for each, use in zip(layouts, uses, strict=True)
+    ]
+    columns = ("not counted yet", "rank", "estimate", "GPU has")
+    return f"\nThese have been estimated alone:\n\n{table(columns, rows)}\n"
 
 
 COLUMNS = (

@@ -7,8 +7,9 @@ from benchmarks.published_layouts import BEFORE, PAGE, PublishedLayout, publishe
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.predict.memory import estimate, held, why_not_estimated
+from llmb.predict.memory import estimate, held, why_not_estimated, with_whole_parameters
 from llmb.runs.choices import Choices
+from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import GIB, MARGIN_GIB
 
@@ -17,7 +18,8 @@ LAYOUTS = {each.name: each for each in published_layouts(Catalogue())}
 
 def counted() -> dict[str, dict[str, str]]:
     """The rows of the page by layout."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    first, *_ = PAGE.read_text().partition("These have been estimated")
+    lines = [line for line in first.splitlines() if line.startswith("| ")]
     names, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
 
@@ -88,6 +90,29 @@ def test_choices_move_memory_where_they_say() -> None:
     assert use(Choices(recompute="full"))["activations"] < use(Choices(recompute="selective"))["activations"]
     assert use(tp=2)["weights"] < usual["weights"]
     assert use(mbs=2, gbs=256)["activations"] > 1.5 * usual["activations"]
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes", "sharding"),
+    [
+        ("8b", {}, "optimizer"),
+        ("8b", {"mbs": 2, "gbs": 256}, "full"),  # would need more than there is
+        ("8b", {"cp": 1, "gbs": 256}, "full"),
+        ("0.6b", {}, "optimizer"),
+    ],
+)
+def test_ranks_hold_whole_parameters_where_they_fit(size: str, sizes: dict[str, int], sharding: str) -> None:
+    """Only of layouts that no document publishes, and for which nothing was chosen."""
+    request = Request(workload="pretrain_qwen3", size=size, gpu_type="h100", scale=8, overrides=Overrides(**sizes))
+    plan = make_plan(resolve(Catalogue(), request), Choices(), device="cuda")
+    assert plan.parallelism.dp_sharding == "full"
+    assert with_whole_parameters(plan).parallelism.dp_sharding == sharding
+    groups = plan.model_copy(update={"parallelism": Parallelism(dp_sharding="full", dp_shard_size=4)})
+    assert with_whole_parameters(groups) is groups
+
+
+def test_published_layouts_keep_their_sharding() -> None:
+    assert all(with_whole_parameters(each.plan) is each.plan for each in LAYOUTS.values())
 
 
 @pytest.mark.parametrize(

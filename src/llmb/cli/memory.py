@@ -10,7 +10,7 @@ from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.cli.common import Json
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.root import print_unspecified, say
-from llmb.predict.memory import estimate
+from llmb.predict.memory import estimate, with_whole_parameters
 from llmb.programs.engine.count_ranks import count_ranks
 from llmb.report.memory_report import memory_document, memory_tables
 from llmb.report.output import print_json, print_tables
@@ -53,6 +53,7 @@ def memory(
     """
     recipe = resolve(Catalogue(), request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda")
+    plan = plan if choices.parallelism.dp_sharding else with_whole_parameters(plan)
     ranks = asked_ranks(recipe.layout, rank, all_stages=all_stages)
     use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, say)
     if json:

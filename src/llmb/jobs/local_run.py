@@ -24,6 +24,7 @@ from llmb.jobspec.variables import layered
 from llmb.processes.signals import Interrupted
 from llmb.programs.conclude import EndedRun, conclude_run
 from llmb.programs.engine.nsys import check_here, with_profiler
+from llmb.programs.engine.program import plan_engine
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End, ProgramRequest
 from llmb.resources.nvml import find_gpus
@@ -37,7 +38,7 @@ from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder, cannot_write, link_latest
 from llmb.runs.plan import EnginePlan
-from llmb.runs.planning import NotPrepared, plan_training
+from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
 from llmb.runs.step_follower import StepNews
 from llmb.schedulers.local.scheduler import INTERRUPTED, JOB_VARIABLE, WORDS
@@ -163,7 +164,7 @@ def plan_here(
     recipe = recipe_for(catalogue, request, machine)
     missing = None
     try:
-        unprofiled = plan_training(catalogue, recipe, choices, install)
+        unprofiled = plan_engine(catalogue, recipe, choices, install)
     except NotPrepared as error:
         unprofiled, missing = error.plan, error
     return LocalRun(

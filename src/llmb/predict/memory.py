@@ -66,6 +66,19 @@ def clearly_fits(use: MemoryUse) -> bool:
     return use.capacity_gib is not None and use.needed_gib + DOUBT * use.fullest.peak_bytes / GIB <= use.capacity_gib
 
 
+def with_whole_parameters(plan: EnginePlan) -> EnginePlan:
+    """With ranks that hold parameters whole (ZeRO-1), as published runs do, where the estimate leaves no doubt.
+
+    For a plan whose sharding is a default. Any but ``full`` of all ranks stays as it is.
+    """
+    if plan.parallelism.dp_sharding != "full" or plan.parallelism.dp_shard_size is not None:
+        return plan
+    parallelism = plan.parallelism.model_copy(update={"dp_sharding": "optimizer"})
+    whole = plan.model_copy(update={"parallelism": parallelism})
+    use = estimate_here(whole)
+    return whole if use is not None and clearly_fits(use) else plan
+
+
 def held(layout: Layout, pp_rank: int) -> Iterator[list[int]]:
     """How many micro-batches each of a rank's stages holds, whenever a forward pass has ended.
 

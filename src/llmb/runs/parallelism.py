@@ -27,7 +27,7 @@ class Parallelism(Record):
         _option(
             help="What data-parallel ranks shard: 'full' parameters, gradients and optimizer state (ZeRO-3), "
             "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP). Default: as in the "
-            "recipe's document; without one full, and optimizer if there is only one rank."
+            "recipe's document; without one optimizer where it is sure to fit or there is only one rank, else full."
         ),
     ] = None
     """What the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and optimizer state;

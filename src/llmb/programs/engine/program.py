@@ -14,6 +14,7 @@ from llmb.jobspec.variables import VariableLayer
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
+from llmb.predict.memory import with_whole_parameters
 from llmb.programs.engine.nsys import with_profiler
 from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
@@ -27,7 +28,7 @@ from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan
-from llmb.runs.planning import plan_training
+from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
@@ -74,7 +75,7 @@ class EngineProgram(Program):
     ) -> EnginePlan:
         if options.arguments:
             raise UsageError("--framework-arg is for a framework's script", do="add --framework, or leave it out")
-        return plan_training(catalogue, recipe, choices, install)
+        return plan_engine(catalogue, recipe, choices, install)
 
     def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
         return ProgramWork(
@@ -114,6 +115,19 @@ class EngineProgram(Program):
                 samples=_samples(folder.resources) if sampled else NOT_SAMPLED,
             )
         )
+
+
+def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
+    """``plan_training``, with the sharding that memory permits where none was chosen."""
+
+    def sharded(plan: EnginePlan) -> EnginePlan:
+        return plan if choices.parallelism.dp_sharding else with_whole_parameters(plan)
+
+    try:
+        return sharded(plan_training(catalogue, recipe, choices, install))
+    except NotPrepared as error:
+        error.plan = sharded(error.plan)
+        raise
 
 
 def _samples(folder: Path) -> Sequence[Sampled] | Missing:
