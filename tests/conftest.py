@@ -34,7 +34,10 @@ LONGEST = (
     "accounts",
     "tests/engine/test_layouts.py",
     "tests/engine/test_fp8_training.py",
+    "tests/engine/test_run_on_pretended_gpus.py",
     "tests/programs/engine",
+    "tests/prepare/test_end_to_end.py",
+    "tests/benchmarks/test_engine_comparison.py",
 )
 
 

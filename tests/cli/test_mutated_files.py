@@ -37,7 +37,6 @@ from llmb.runs.steps import read_steps
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.cluster_config import read_cluster_file
 from llmb.traces.breakdown import StepBreakdown
-from llmb.traces.classify import Rules
 from llmb.traces.files import find_traces, read_traces
 from llmb.traces.nccl_log import find_nccl_files, read_nccl_logs
 from llmb.traces.nccl_summary import Codes, summarize_nccl
@@ -47,7 +46,7 @@ from llmb.traces.summary import summarize
 EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "60"))
 RUNS = Path(__file__).parents[1] / "data" / "root" / "workloads"
 SAMPLES = sorted((Path(__file__).parents[1] / "logs" / "samples").iterdir())
-RULES, CODES, CATALOGUE = Rules(), Codes(), Catalogue()
+CODES, CATALOGUE = Codes(), Catalogue()
 TOKENS = (
     b"", b"null", b"NaN", b"-Infinity", b"1e999", b"-1", b"0", b"9" * 400, b"1e18", b"9223372036854775808", b'"x"', b"[]", b"{}",
     b"true", b"[" * 300, b"{", b"}", b"]", b'"', b",", b":", b"\n", b"\r", b"\t", b" " * 300, b"\x00", b"\xff", b"\xef\xbb\xbf",

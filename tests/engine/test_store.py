@@ -8,14 +8,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch._C._distributed_c10d import Store
 
 from llmb.engine.parallel.store import FILES_PER_RANK, STORE, STORE_ID, check_open_files, connect, host_store, listen
 from llmb.errors import EnvironmentProblem
 from llmb.health.rules import rule
 
 PATIENCE = timedelta(seconds=60)
-Given = Callable[..., Store]
 
 
 @pytest.fixture

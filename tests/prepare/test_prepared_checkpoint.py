@@ -4,7 +4,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +26,6 @@ from llmb.weights.conversion import export_checkpoint
 WORKLOAD = "finetune_llama3"
 TINY = ("-w", WORKLOAD, "-s", "tiny")
 MODEL_NAME = "llmb/llama3-tiny"
-Prepare = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
