@@ -48,6 +48,9 @@ JobIds = Annotated[
     list[str],
     typer.Argument(metavar="ID...", autocompletion=runs, help="As for show; an array's id means all its tasks."),
 ]
+OfWorkload = Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")]
+WithLabel = Annotated[str | None, typer.Option("--label", autocompletion=labels, help="Only runs with this label.")]
+NoRefresh = Annotated[bool, typer.Option("--no-refresh", help="Show the last known states, query no scheduler.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -62,21 +65,17 @@ def list_(
     state: Annotated[
         list[str] | None, typer.Option("--state", help="State of the job or status of the run. Repeatable.")
     ] = None,
-    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None,
+    workload: OfWorkload = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Submitted since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
     ] = None,
     kind: Annotated[Kind | None, typer.Option("--kind", help="Only jobs of this kind.")] = None,
     campaign: Annotated[str | None, typer.Option("--campaign", help="Only jobs of this campaign.")] = None,
-    label: Annotated[
-        str | None, typer.Option("--label", autocompletion=labels, help="Only runs with this label.")
-    ] = None,
+    label: WithLabel = None,
     limit: Annotated[
         int, typer.Option("--limit", min=0, help="The newest jobs, at most this number; 0: all.")
     ] = DEFAULT_LIMIT,
-    no_refresh: Annotated[
-        bool, typer.Option("--no-refresh", help="Show the last known states, query no scheduler.")
-    ] = False,
+    no_refresh: NoRefresh = False,
     json: Json = False,
 ) -> None:
     """The jobs of this install root, the newest last.

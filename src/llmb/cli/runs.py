@@ -11,7 +11,7 @@ import typer
 from llmb.analysis.find_runs import named_folders
 from llmb.cli import completion
 from llmb.cli.common import Json
-from llmb.cli.jobs import DEFAULT_LIMIT, listed_jobs
+from llmb.cli.jobs import DEFAULT_LIMIT, NoRefresh, OfWorkload, WithLabel, listed_jobs
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
 from llmb.jobs.find import parse_since
@@ -28,10 +28,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @app.command()
 def runs(
-    label: Annotated[
-        str | None, typer.Option("--label", autocompletion=completion.labels, help="Only runs with this label.")
-    ] = None,
-    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None,
+    label: WithLabel = None,
+    workload: OfWorkload = None,
     status: Annotated[
         list[str] | None, typer.Option("--status", help="Status of the run, such as success. Repeatable.")
     ] = None,
@@ -42,9 +40,7 @@ def runs(
     limit: Annotated[
         int, typer.Option("--limit", min=0, help="The newest runs, at most this number; 0: all.")
     ] = DEFAULT_LIMIT,
-    no_refresh: Annotated[
-        bool, typer.Option("--no-refresh", help="Show the last known states, query no scheduler.")
-    ] = False,
+    no_refresh: NoRefresh = False,
     json: Json = False,
 ) -> None:
     """The runs of this install root, the newest last: on this machine and on a cluster.
