@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from llmb.catalogue.load import Catalogue
-from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate
+from llmb.engine.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate
 
 CATALOGUE = Catalogue()
 LLAMA = CATALOGUE.workloads["pretrain_llama3.1"].training_for("8b")
@@ -65,3 +65,13 @@ def test_clipping_reports_the_norm_before_and_bounds_it_in_the_next_step(largest
         for moment in ("exp_avg", "exp_avg_sq"):
             torch.testing.assert_close(clipped.state[ours][moment], plain.state[theirs][moment])
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_is_that_of_fp64_however_a_gradient_is_cut(dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    whole = torch.randn(300, 1001).mul_(torch.logspace(-6, 3, 300).unsqueeze(1)).to(dtype)
+    parts = [whole[:7], whole[7:150], whole[150:]]
+    for cut in ([whole], parts, [part.t() for part in parts]):
+        norm = gradient_norm([(part, 1) for part in cut])
+        assert norm.item() == pytest.approx(whole.double().norm().item(), rel=1e-12)

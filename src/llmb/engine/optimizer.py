@@ -24,6 +24,8 @@ from llmb.engine.precision.scaling import WEIGHT
 SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as in torch."""
 
+RUN, MOST_RUNS = 2**17, 64
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
@@ -173,13 +175,28 @@ def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
 
     In fp64, because in fp32 the fifth digit of a large gradient's sum of squares depends on how it is sharded.
     """
-    norms = torch._foreach_norm([local_tensor(gradient) for gradient, _ in gradients], 2.0, torch.float64)
+    norms = norms_of([local_tensor(gradient) for gradient, _ in gradients])
     # Numbers, not a tensor: a tensor would be copied from the host, which waits for all queued work.
     squares = torch._foreach_div(torch._foreach_pow(norms, 2.0), [float(copies) for _, copies in gradients])
     total = torch.stack(squares).sum()
     if dist.is_initialized() and dist.get_world_size() > 1:  # gloo would wait for its thread even then
         dist.all_reduce(total)
     return total.sqrt()
+
+
+def norms_of(gradients: list[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
+    """Each 0-d fp64."""
+    if any(gradient.is_cuda for gradient in gradients):
+        return torch._foreach_norm(gradients, 2.0, torch.float64)
+    return [
+        torch.stack([torch.linalg.vector_norm(run, dtype=torch.float64) for run in runs(gradient.flatten())]).norm()
+        for gradient in gradients
+    ]
+
+
+def runs(values: Tensor) -> Sequence[Tensor]:
+    """Parts that a CPU copies to fp64 one after the other, in memory that stays in its cache; few of a large tensor."""
+    return values.chunk(max(1, min(MOST_RUNS, values.numel() // RUN)))
 
 
 def ranks_with_a_copy(tensor: Tensor) -> int:
