@@ -204,3 +204,27 @@ def test_a_frozen_layer_has_the_same_input_gradient_and_keeps_no_rows(keeps: boo
     assert torch.equal(*gradients)
     assert whole.weight.grad is not None
     assert (kept[0] - kept[1]) == 1
+
+
+def test_an_input_that_is_cast_again_gives_the_same_bits_and_is_kept_once() -> None:
+    torch.manual_seed(3)
+    whole = Linear(64, 48).bfloat16()
+    rows = torch.randn(1, 32, 64, dtype=torch.bfloat16)
+    found, kept = [], []
+    for again in (True, False):
+        where = place(delayed=True)
+        set_scales(where, 3.0, 5.0, 7.0)
+        layer = Fp8Linear(whole, where, product_dtype="fp32")
+        layer.casts_again, whole.weight.grad = again, None
+        hidden = rows.clone().requires_grad_()
+        saved: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, saved=saved: saved.append(tensor) or tensor, lambda t: t
+        ):
+            output = layer(hidden)
+            output.sum().backward()
+        found.append([output, hidden.grad, whole.weight.grad])
+        kept.append([tensor.dtype for tensor in saved if tensor.numel() == rows.numel()])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+    assert kept == [[torch.bfloat16], [FORMATS[INPUT]]]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from llmb.engine.kernels.arguments import Activation, Heads, Normalized, NormGradients, NormOf, Rotation
-from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient, transpose
+from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient, cast_both_ways, transpose
 from llmb.engine.kernels.norm import normalize_and_cast, normalize_backward, normalize_backward_and_cast
 from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate, rotate_in_place
 from llmb.engine.model.sequence_shard import SEQUENCE, gathered, overlapped
@@ -35,6 +35,7 @@ class Operands(NamedTuple):
 
     hidden: [rows, inputs], of which only the gradient is used; the input's values are the cast, ``Cast``.
     kept: the weights in FP8 as one matrix, [sum of outputs, inputs], and its transpose; None casts them at every use.
+    casts_again: whether the backward pass casts ``hidden`` by ``input_scale`` again, for the gradients of weights.
     probe: see ``LayerScales``. group: the ranks with a shard each of the sequence, which the product gathers in FP8;
     None if the input is whole. batch: how many sequences the rows are of.
     """
@@ -42,6 +43,8 @@ class Operands(NamedTuple):
     hidden: Tensor
     values: Tensor
     transposed: Tensor | None
+    casts_again: bool
+    input_scale: Tensor
     input_inverse: Tensor
     input_amax: Tensor
     kept: Tensor | None
@@ -65,11 +68,13 @@ WEIGHTS = len(Operands._fields)
 class Saved(NamedTuple):
     """For the backward pass.
 
-    rows: the input's transpose, or its values where they are gathered again; None without trained weights. held: the
-    kept transposed weights, or else the weights. more: what a function saves besides.
+    rows: the input's transpose, or its values where they are gathered again, or the input itself where it is cast
+    again; None without trained weights. held: the kept transposed weights, or else the weights. more: what a function
+    saves besides.
     """
 
     rows: Tensor | None
+    input_scale: Tensor
     input_inverse: Tensor
     input_amax: Tensor
     weight_scale: Tensor
@@ -83,6 +88,7 @@ class Fp8Context(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
     keeps: bool
+    casts_again: bool
     held: int
     delayed: bool
     product_dtype: ProductDtype
@@ -109,12 +115,17 @@ def forward(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor]) -> T
 def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor | None] = ()) -> None:
     held = weights if operands.kept_transposed is None else [operands.kept_transposed]
     ctx.held, ctx.group, ctx.batch = len(held), operands.group, operands.batch
+    ctx.casts_again = operands.casts_again
     rows = operands.transposed
-    if operands.group is not None and any(ctx.needs_input_grad[WEIGHTS : WEIGHTS + len(weights)]):
-        rows = operands.values
+    if any(ctx.needs_input_grad[WEIGHTS : WEIGHTS + len(weights)]):
+        if operands.group is not None:
+            rows = operands.values
+        elif operands.casts_again:
+            rows = operands.hidden
     save_for_backward(
         ctx,
         rows,
+        operands.input_scale,
         operands.input_inverse,
         operands.input_amax,
         operands.weight_scale,
@@ -128,9 +139,10 @@ def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: S
 
 def saved(ctx: Fp8Context) -> Saved:
     """To be called once in a backward pass: recomputation permits no more."""
-    rows, input_inverse, input_amax, scale, inverse, own_scale, own_inverse, *others = ctx.saved_tensors
+    rows, input_scale, input_inverse, input_amax, scale, inverse, own_scale, own_inverse, *others = ctx.saved_tensors
     held, more = others[: ctx.held], others[ctx.held :]
-    return Saved(rows, input_inverse, input_amax, scale, inverse, Factor(own_scale, own_inverse), held, more)
+    gradient = Factor(own_scale, own_inverse)
+    return Saved(rows, input_scale, input_inverse, input_amax, scale, inverse, gradient, held, more)
 
 
 def backward(ctx: Fp8Context, kept: Saved, given: Cast) -> Gradients:
@@ -152,7 +164,8 @@ def backward(ctx: Fp8Context, kept: Saved, given: Cast) -> Gradients:
             of_shard = given.transposed, kept.rows, kept.input_inverse, ctx.batch
             found[HIDDEN], to_weights = compute(*to_input, *of_shard, *ctx.group)
     if ctx.group is None and given.transposed is not None and kept.rows is not None:
-        to_weights = gradient_product(given.transposed, given.inverse, kept.rows, kept.input_inverse, ctx.product_dtype)
+        rows = cast_both_ways(kept.rows, kept.input_scale, FORMATS[INPUT])[1] if ctx.casts_again else kept.rows
+        to_weights = gradient_product(given.transposed, given.inverse, rows, kept.input_inverse, ctx.product_dtype)
     if to_weights is not None:
         found[WEIGHTS : WEIGHTS + len(ctx.outputs)] = torch.split(to_weights, ctx.outputs)
     return tuple(found)

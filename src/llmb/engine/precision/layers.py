@@ -54,8 +54,11 @@ class CastInput(NamedTuple):
 class Fp8Linear(Linear):
     """A matrix without bias; computes in FP8 what ``whole`` computes, [..., inputs] to [..., outputs], bf16.
 
-    kept: the cast weight, if kept for the micro-batches of a step; else the weight is cast at every use.
+    kept: the cast weight, if kept for the micro-batches of a step; else the weight is cast at every use. casts_again:
+    the backward pass casts the input again, instead of keeping it; for one that is kept in bf16 anyway.
     """
+
+    casts_again = False
 
     def __init__(self, whole: Linear, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
         nn.Module.__init__(self)
@@ -130,7 +133,7 @@ def operands(
     weights = [local_shard(each.weight) for each in layer.layers]
     if not isinstance(hidden, CastInput):
         # Only gradients of weights need the input's transpose.
-        transposes = first.group is None and any(weight.requires_grad for weight in weights)
+        transposes = first.group is None and not first.casts_again and any(each.requires_grad for each in weights)
         rows, group = hidden.detach().flatten(0, -2), first.group
         factor = first.factors[INPUT]
         taken = cast_tensor(rows, INPUT, factor, delayed=first.delayed, transposes=transposes, group=group)
@@ -140,6 +143,8 @@ def operands(
         hidden=hidden.hidden.flatten(0, -2),
         values=hidden.cast.values,
         transposed=hidden.cast.transposed,
+        casts_again=first.casts_again,
+        input_scale=first.factors[INPUT].scale,
         input_inverse=hidden.cast.inverse,
         input_amax=hidden.cast.amax,
         kept=kept,
