@@ -34,6 +34,32 @@ def test_every_stage_of_a_pipeline_is_counted(llmb: Run) -> None:
         assert each["optimizer_gib"] == pytest.approx(2 * each["weights_gib"], rel=0.01)  # in fp32
 
 
+@pytest.mark.slow
+def test_compiled_blocks_multiply_and_send_what_others_do(llmb: Run) -> None:
+    """Also in operators that change their arguments, as those that add to gradients do."""
+    layout = (
+        "-w",
+        "pretrain_llama3.1",
+        "-s",
+        "tiny",
+        "--gpu-type",
+        "h100",
+        "--dtype",
+        "bf16",
+        "--scale",
+        "2",
+        "--tp",
+        "2",
+    )
+    compiled, eager = (
+        json.loads(llmb("memory", *layout, option, "--rank", "0", "--json").stdout)["ranks"][0]
+        for option in ("--compile", "--no-compile")
+    )
+    assert compiled["flops"] == eager["flops"]
+    assert compiled["collectives"] == eager["collectives"]
+    assert compiled["peak_gib"] <= eager["peak_gib"]
+
+
 def test_what_a_pipeline_receives_takes_memory_only_while_it_is_used(llmb: Run) -> None:
     layout = ("--scale", "2", "--pp", "2", "--vp", "2", "--rank", "0", "--json")
     few, many = (json.loads(llmb(*TINY, *layout, "--gbs", gbs).stdout)["ranks"][0] for gbs in ("8", "32"))

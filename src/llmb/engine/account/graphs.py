@@ -27,9 +27,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 from llmb.engine.account.collectives import Message, collectives_in
 from llmb.engine.account.flops import flops_of
 from llmb.engine.compile import CompilerBackend
+from llmb.engine.model.linear import add_shard_product
 from llmb.engine.model.sequence_shard import shard_gradients
 from llmb.engine.precision.autograd import shard_gradients as fp8_shard_gradients
 
+CHANGES = torch.ops.higher_order.auto_functionalized_v2
+"""Calls an operator that changes arguments: its results are those of the operator, then what was changed."""
 VIEW = torch.ops.aten._unsafe_view.default
 """A view of a tensor that nothing else uses, and therefore not declared as one."""
 KERNELS = "llmb/engine/kernels/"
@@ -62,7 +65,7 @@ class Inner(NamedTuple):
 Run = Callable[[Callable[..., Any], Sequence[Any]], Inner]
 """Runs the code of an operator, with its arguments, and counts it."""
 PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {each._opoverload: each._init_fn for each in (shard_gradients, fp8_shard_gradients)}
+    {each._opoverload: each._init_fn for each in (shard_gradients, fp8_shard_gradients, add_shard_product)}
 )
 """The code of operators that communicate, by operator."""
 Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
@@ -108,23 +111,40 @@ def is_in_kernel(node: fx.Node) -> bool:
 
 
 def counted(module: fx.GraphModule, run: Run, *, backward: bool) -> Graph:
-    nodes = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    inner = {node: run(PARTS[node.target], arguments_of(node)[0]) for node in nodes if node.target in PARTS}
+    calls = {node: call_of(node) for node in module.graph.nodes if is_call(node)}
+    inner = {node: run(PARTS[call.operator], call.args) for node, call in calls.items() if call.operator in PARTS}
     flops, collectives = 0, list[Message]()
-    for node in nodes:
+    for node, call in calls.items():
         if node in inner:
             flops += inner[node].flops
             collectives.extend(inner[node].collectives)
         else:
-            flops += flops_of(node.target, *arguments_of(node), node.meta["val"])
+            flops += flops_of(*call, node.meta["val"])
             collectives.extend(collectives_in(node))
     within = {node: found.bytes for node, found in inner.items()}
     return Graph(backward, module, most_added(list(module.graph.nodes), within), flops, tuple(collectives))
 
 
-def arguments_of(node: fx.Node) -> tuple[Any, Any]:
-    found: tuple[Any, Any] = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    return found
+class Call(NamedTuple):
+    operator: Any
+    args: Sequence[Any]
+    named: Mapping[str, Any]
+
+
+def is_call(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) or node.target is CHANGES
+
+
+def call_of(node: fx.Node) -> Call:
+    """The operator that a node calls, and its arguments."""
+    found: Any = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    args, named = found
+    if node.target is not CHANGES:
+        return Call(node.target, args, named)
+    (operator,) = args
+    names = [argument.name for argument in operator._schema.arguments]
+    changed = {name: named["_all_bases"][named[f"_{name}_base_index"]] for name in names if name not in named}
+    return Call(operator, [changed.get(name, named.get(name)) for name in names], {})
 
 
 def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -217,12 +237,7 @@ def is_stored(node: fx.Node) -> bool:
     """Whether memory is taken for its result, or would be for the result of the graph."""
     if node.op != "call_function":
         return True
-    if (
-        node.meta.get(FUSED)
-        or is_view(node)
-        or node.target is operator.getitem
-        or not isinstance(node.target, torch._ops.OpOverload)
-    ):
+    if node.meta.get(FUSED) or is_view(node) or node.target is operator.getitem or not is_call(node):
         return False
     return not is_elementwise(node) or any(map(reads_memory, node.users))
 
@@ -269,8 +284,7 @@ REDUCTIONS = frozenset({aten.sum, aten.mean, aten.amax, aten.amin, aten.any, ate
 
 
 def node_bytes(node: fx.Node) -> int:
-    return sum(
-        number_of(part.numel()) * part.itemsize
-        for part in tree_leaves(node.meta.get("val"))
-        if isinstance(part, Tensor)
-    )
+    found: Any = node.meta.get("val")
+    if node.target is CHANGES:
+        found = found[: len(call_of(node).operator._schema.returns)]
+    return sum(number_of(part.numel()) * part.itemsize for part in tree_leaves(found) if isinstance(part, Tensor))
