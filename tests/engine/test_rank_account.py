@@ -60,7 +60,9 @@ def test_an_account_is_what_ranks_take_when_they_train(
     assert disorder([each["sequence"] for each in fake]) == []
     for ours, theirs in zip(fake, real, strict=True):
         account, true = ours["account"], theirs["account"]
-        assert account["flops"] == true["flops"] > 0
+        assert account["flops_by_kind"] == true["flops_by_kind"]
+        assert sum(account["flops_by_kind"].values()) == account["flops"] == true["flops"] > 0
+        assert {"attention", case.choices.get("dtype", "fp32")} <= account["flops_by_kind"].keys()
         assert account["collectives"] == true["collectives"] != []
         # Gloo holds what it has sent until the step ends, and NCCL until it has arrived; FSDP holds what it reduces or
         # gathers beside the backward pass, which fake ranks complete at once.
@@ -73,18 +75,18 @@ def test_an_account_is_what_ranks_take_when_they_train(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize(("dtype", "sums"), [("bf16", "fp32"), ("bf16", "bf16"), ("fp8", "fp32")])
 def test_compiled_blocks_multiply_and_communicate_as_eager_ones(
-    dtype: str, run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
+    dtype: str, sums: str, run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
 ) -> None:
-    """Graphs are counted and not run; operators that communicate within are part of them."""
+    """Graphs are counted and not run; operators that communicate within, or add to sums, are part of them."""
     found = []
     for compiled in (False, True):
-        choices = {"dtype": dtype, "compiled": compiled}
+        choices = {"dtype": dtype, "compiled": compiled, "grad_reduce_dtype": sums}
         written(Case({"tp": 2, "gbs": 2}, choices=choices), tiny_plan, tmp_path)
         found.append(json.loads(run_ranks(WORKER, 1, tmp_path, "fake")[0])["account"])
     eager, compiled = found
-    assert compiled["flops"] == eager["flops"] > 0
+    assert compiled["flops_by_kind"] == eager["flops_by_kind"] != {}
     assert compiled["collectives"] == eager["collectives"] != []
     assert 0.8 * eager["peak_bytes"] < compiled["peak_bytes"] < eager["peak_bytes"]
 

@@ -17,8 +17,9 @@ LAYOUTS = {each.name: each for each in published_layouts(Catalogue())}
 
 
 def counted() -> dict[str, dict[str, str]]:
-    """The rows of the page by layout."""
-    first, *_ = PAGE.read_text().partition("These have been estimated")
+    """The rows of the page's first table by layout."""
+    memory, _, _ = PAGE.read_text().partition("## Time")
+    first, *_ = memory.partition("These have been estimated")
     lines = [line for line in first.splitlines() if line.startswith("| ")]
     names, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return {row[0]: dict(zip(names, row, strict=True)) for row in rows}

@@ -9,6 +9,9 @@ from llmb.report.recipe_report import identity_document
 from llmb.report.table import Column, Table, number, number_column, table_of
 from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, CollectiveCount, MemoryUse, RankAccount, RankMemory
 
+SHOWN = ("kind", "group", "count", "bytes")
+"""What is shown of collectives."""
+
 
 def memory_document(recipe: Recipe, use: MemoryUse) -> dict[str, Any]:
     """The JSON of ``llmb memory``; its keys are a contract."""
@@ -34,7 +37,7 @@ def _rank_document(memory: RankMemory) -> dict[str, Any]:
     if isinstance(memory, RankAccount):  # an estimate is of memory alone
         document |= {
             "flops": memory.flops,
-            "collectives": [each.model_dump() for each in memory.collectives],
+            "collectives": [each.model_dump(include=set(SHOWN)) for each in memory.collectives],
         }
     return document
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from llmb.engine.kernels import span_attention
@@ -19,6 +20,20 @@ from llmb.engine.precision.experts import expert_products, expert_weight_gradien
 aten = torch.ops.aten
 FORWARD, BACKWARD = 2, 5
 """Products of attention; the backward pass computes the scores again (Dao et al., 2022, appendix B)."""
+PRECISIONS = MappingProxyType({1: "fp8", 2: "bf16", 4: "fp32", 8: "fp64"})
+"""By bytes of an element."""
+ATTENTION = frozenset(each._opoverload._overloadpacket for each in (span_attention.forward, span_attention.backward))
+
+
+def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whatever an operator takes)
+    """``attention``, or the precision of the matrices that a product reads: the lowest."""
+    packet = operator._overloadpacket
+    if "attention" in str(packet) or packet in ATTENTION:
+        return "attention"
+    matrices = [
+        each for each in tree_leaves(args) if isinstance(each, Tensor) and each.is_floating_point() and each.ndim > 1
+    ]
+    return PRECISIONS[min(each.itemsize for each in matrices)]
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)

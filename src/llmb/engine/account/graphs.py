@@ -9,7 +9,8 @@ Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced 
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -24,8 +25,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
-from llmb.engine.account.collectives import Message, collectives_in
-from llmb.engine.account.flops import flops_of
+from llmb.engine.account.collectives import NAMESPACES, Message, collectives_in
+from llmb.engine.account.flops import flops_of, kind_of
+from llmb.engine.account.traffic import Nodes, graph_traffic
 from llmb.engine.compile import CompilerBackend
 from llmb.engine.model.linear import add_shard_product
 from llmb.engine.model.sequence_shard import shard_gradients
@@ -50,7 +52,8 @@ class Graph:
     backward: bool
     module: fx.GraphModule
     added_bytes: int
-    flops: int
+    flops: Counter[str]
+    moved: int
     collectives: tuple[Message, ...]
 
 
@@ -58,7 +61,8 @@ class Inner(NamedTuple):
     """What runs within an operator of the engine: the most bytes that it has at a time, results included."""
 
     bytes: int
-    flops: int
+    flops: Counter[str]
+    moved: int
     collectives: tuple[Message, ...]
 
 
@@ -111,18 +115,35 @@ def is_in_kernel(node: fx.Node) -> bool:
 
 
 def counted(module: fx.GraphModule, run: Run, *, backward: bool) -> Graph:
-    calls = {node: call_of(node) for node in module.graph.nodes if is_call(node)}
+    nodes = list(module.graph.nodes)
+    calls = {node: call_of(node) for node in nodes if is_call(node)}
     inner = {node: run(PARTS[call.operator], call.args) for node, call in calls.items() if call.operator in PARTS}
-    flops, collectives = 0, list[Message]()
+    flops, collectives = Counter[str](), list[Message]()
+    multiplies = set[fx.Node]()
     for node, call in calls.items():
         if node in inner:
             flops += inner[node].flops
             collectives.extend(inner[node].collectives)
         else:
-            flops += flops_of(*call, node.meta["val"])
             collectives.extend(collectives_in(node))
-    within = {node: found.bytes for node, found in inner.items()}
-    return Graph(backward, module, most_added(list(module.graph.nodes), within), flops, tuple(collectives))
+            if found := flops_of(*call, node.meta["val"]):
+                flops[kind_of(call.operator, call.args)] += found
+                multiplies.add(node)
+    moved = graph_traffic(nodes, traffic_nodes(nodes, multiplies | inner.keys()))
+    moved += sum(found.moved for found in inner.values())
+    added = most_added(nodes, {node: found.bytes for node, found in inner.items()})
+    return Graph(backward, module, added, flops, moved, tuple(collectives))
+
+
+def traffic_nodes(nodes: Sequence[fx.Node], apart: Iterable[fx.Node]) -> Nodes:
+    communicate = (node for node in nodes if getattr(node.target, "namespace", "") in NAMESPACES)
+    return Nodes(
+        sizes={node: node_bytes(node) for node in nodes},
+        stored=frozenset(node for node in nodes if is_stored(node) or node.meta.get(FUSED) is False),
+        opaque=frozenset(node for node in nodes if FUSED not in node.meta and not is_view(node) and reads_memory(node)),
+        in_kernel=frozenset(node for node in nodes if FUSED in node.meta),
+        apart=frozenset({*apart, *communicate}),
+    )
 
 
 class Call(NamedTuple):

@@ -2,6 +2,7 @@
 """Everything that a rank allocates, multiplies and communicates, in the order in which the host asks for it."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Literal
@@ -15,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmb.engine.account.collectives import NAMESPACES, Message, collective_of, is_collective, name_of
-from llmb.engine.account.flops import flops_of
-from llmb.engine.account.graphs import KERNELS, Graph, Inner
+from llmb.engine.account.flops import flops_of, kind_of
+from llmb.engine.account.graphs import KERNELS, Graph, Inner, makes_view
 from llmb.engine.account.live_bytes import LiveBytes
+from llmb.engine.account.traffic import WITHOUT_TRAFFIC, traffic
 from llmb.engine.model.local_shard import local_tensor
 
 Owner = Literal["weights", "gradients", "optimizer", "activations", "other"]
@@ -34,7 +36,7 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
     ("engine/account/step.py", "step", "other"),
 )
 """File and function on the stack, and who owns what they allocate; the innermost decides."""
-UNCOUNTED = ("wait_tensor", "_wrap_tensor_autograd")
+UNCOUNTED = ("_wrap_tensor_autograd",)
 """Operators on results of collectives, which send nothing."""
 
 
@@ -50,8 +52,10 @@ class Ledger(TorchDispatchMode):
         self.fuses = fuses
         self.mode = mode
         self.memory = LiveBytes()
-        self.flops = 0
+        self.flops: Counter[str] = Counter()
+        self.moved = 0
         self.collectives: list[Message] = []
+        self.started: dict[int, tuple[int, int]] = {}
         self.parameters: set[nn.Parameter] = set()
         self.gathered: dict[nn.Module, list[Tensor]] = {}
         self.inside = 0
@@ -63,8 +67,10 @@ class Ledger(TorchDispatchMode):
 
     def begin(self) -> None:
         """Forgets what was counted; what is live stays known."""
-        self.flops = 0
+        self.flops.clear()
+        self.moved = 0
         self.collectives.clear()
+        self.started.clear()
         self.memory.forget_peak()
 
     def follow(self, stages: Sequence[nn.Module]) -> None:
@@ -103,14 +109,30 @@ class Ledger(TorchDispatchMode):
         self._note_resizes()
         result = self._result(func, args, kwargs)
         if func.namespace in NAMESPACES:
-            if is_collective(func):
-                self.collectives.append(collective_of(func, args, kwargs, result))
-            elif name_of(func) not in UNCOUNTED:
-                raise NotImplementedError(f"the collective {func} is not counted")
+            self._communicates(func, args, kwargs, result)
         else:
-            self.flops += flops_of(func, args, kwargs, result)
+            self._computes(func, args, kwargs, result)
         self._allocated(result)
         return result
+
+    def _communicates(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:  # noqa: ANN401 (torch's interface)
+        if is_collective(func):
+            if isinstance(result, Tensor):
+                self.started[result.untyped_storage()._cdata] = len(self.collectives), self.flops.total()
+            self.collectives.append(collective_of(func, args, kwargs, result))
+        elif name_of(func) == "wait_tensor":
+            at, before = self.started.pop(args[0].untyped_storage()._cdata, (None, 0))
+            if at is not None:
+                self.collectives[at] = self.collectives[at]._replace(beside=self.flops.total() - before)
+        elif name_of(func) not in UNCOUNTED:
+            raise NotImplementedError(f"the collective {func} is not counted")
+
+    def _computes(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:  # noqa: ANN401 (torch's interface)
+        flops = flops_of(func, args, kwargs, result)
+        if flops:
+            self.flops[kind_of(func, args)] += flops
+        elif not (name_of(func) in WITHOUT_TRAFFIC or makes_view(func) or (self.fuses and owner_here()[1])):
+            self.moved += traffic(func, name_of(func), args, kwargs, result)
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 (torch's interface)
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
@@ -128,6 +150,7 @@ class Ledger(TorchDispatchMode):
         """A compiled graph runs."""
         self._note_resizes()
         self.flops += graph.flops
+        self.moved += graph.moved
         self.collectives.extend(graph.collectives)
         self.memory.note_peak({"activations": graph.added_bytes})
         self.inside += 1
@@ -143,7 +166,7 @@ class Ledger(TorchDispatchMode):
             kept = function(*arguments)
         peak = own.memory.peak.bytes
         del kept
-        return Inner(peak, own.flops, tuple(own.collectives))
+        return Inner(peak, own.flops, own.moved, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
         """FSDP gathers and frees the parameters of a module together."""
