@@ -231,7 +231,6 @@ COLUMNS = (
 BEFORE = MappingProxyType(
     {
         "pretrain_llama3.1 70b bf16 h100 64": 63.6,
-        "pretrain_llama3.1 70b fp8 h100 64": 94.9,
         "pretrain_llama3.1 405b bf16 h100 512": 83.6,
         "pretrain_nemotron4 340b bf16 h100 256": 76.9,
     }
@@ -269,7 +268,10 @@ def step_rows(layout: PublishedLayout, accounts: Sequence[RankAccount]) -> Itera
             step_on_paper(known, layout.layout, recipe.layout, gpu, rates)
             for rates in (RATES, rates_before(recipe.layout))
         )
-        for published in (each.step_time_s for each in recipe.expectations if each.step_time_s is not None):
+        timed = [each for each in recipe.expectations if each.step_time_s is not None]
+        # Examples in a document's text only where it has no table.
+        for published in (each.step_time_s for each in [one for one in timed if one.kind == "table"] or timed):
+            assert published is not None
             yield [
                 layout.name.rpartition(" ")[0],
                 recipe.gpu_type,

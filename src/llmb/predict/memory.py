@@ -174,7 +174,8 @@ class _Sizes:
         of_input = self.hidden * self.shard * (1 if fp8 else BF16)
         moe = self.model.moe if self.model.is_moe_layer(layer) else None
         if trained:
-            kept += of_input + (attended if fp8 else 0)
+            casts_again = self.plan.fp8_recipe == "delayed" and self.layout.pp > 1  # as apply_fp8 decides
+            kept += of_input + (attended if fp8 and not casts_again else 0)
             kept += of_input if moe is None else BF16 * self.hidden * self.shard
         else:
             kept += between  # an adapter's input

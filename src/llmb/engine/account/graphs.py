@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from llmb.engine.account.collectives import NAMESPACES, Message, collectives_in
 from llmb.engine.account.flops import flops_of, kind_of
-from llmb.engine.account.traffic import Nodes, graph_traffic
+from llmb.engine.account.traffic import GraphNodes, graph_traffic
 from llmb.engine.compile import CompilerBackend
 from llmb.engine.model.linear import add_shard_product
 from llmb.engine.model.sequence_shard import shard_gradients
@@ -135,9 +135,9 @@ def counted(module: fx.GraphModule, run: Run, *, backward: bool) -> Graph:
     return Graph(backward, module, added, flops, moved, tuple(collectives))
 
 
-def traffic_nodes(nodes: Sequence[fx.Node], apart: Iterable[fx.Node]) -> Nodes:
+def traffic_nodes(nodes: Sequence[fx.Node], apart: Iterable[fx.Node]) -> GraphNodes:
     communicate = (node for node in nodes if getattr(node.target, "namespace", "") in NAMESPACES)
-    return Nodes(
+    return GraphNodes(
         sizes={node: node_bytes(node) for node in nodes},
         stored=frozenset(node for node in nodes if is_stored(node) or node.meta.get(FUSED) is False),
         opaque=frozenset(node for node in nodes if FUSED not in node.meta and not is_view(node) and reads_memory(node)),
@@ -146,7 +146,7 @@ def traffic_nodes(nodes: Sequence[fx.Node], apart: Iterable[fx.Node]) -> Nodes:
     )
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     operator: Any
     args: Sequence[Any]
     named: Mapping[str, Any]
@@ -156,16 +156,16 @@ def is_call(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) or node.target is CHANGES
 
 
-def call_of(node: fx.Node) -> Call:
+def call_of(node: fx.Node) -> OperatorCall:
     """The operator that a node calls, and its arguments."""
     found: Any = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     args, named = found
     if node.target is not CHANGES:
-        return Call(node.target, args, named)
+        return OperatorCall(node.target, args, named)
     (operator,) = args
     names = [argument.name for argument in operator._schema.arguments]
     changed = {name: named["_all_bases"][named[f"_{name}_base_index"]] for name in names if name not in named}
-    return Call(operator, [changed.get(name, named.get(name)) for name in names], {})
+    return OperatorCall(operator, [changed.get(name, named.get(name)) for name in names], {})
 
 
 def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...]:

@@ -42,7 +42,7 @@ def tensor_bytes(tensor: Tensor) -> int:
     return elements * tensor.itemsize
 
 
-class Nodes(NamedTuple):
+class GraphNodes(NamedTuple):
     """What is known of the nodes of a graph, by node. Code is generated for those in none.
 
     sizes: bytes of results. stored: which are in memory. opaque: operators that no code is generated for. in_kernel:
@@ -59,7 +59,7 @@ class Nodes(NamedTuple):
         return not (node in self.opaque or node in self.apart)
 
 
-def graph_traffic(nodes: Sequence[fx.Node], known: Nodes) -> int:
+def graph_traffic(nodes: Sequence[fx.Node], known: GraphNodes) -> int:
     """Bytes that one run of a graph reads and writes outside of products, attention and messages."""
     written = 0
     stretch: dict[fx.Node, int] = {}
@@ -75,7 +75,7 @@ def graph_traffic(nodes: Sequence[fx.Node], known: Nodes) -> int:
     return written + sum(known.sizes[node] for node, _ in reads)
 
 
-def _divides(before: fx.Node, node: fx.Node, known: Nodes) -> bool:
+def _divides(before: fx.Node, node: fx.Node, known: GraphNodes) -> bool:
     """Whether what ``before`` computes goes through memory on its way to ``node``."""
     if before.op == "placeholder" or before.target is operator.getitem:
         return False
@@ -83,7 +83,7 @@ def _divides(before: fx.Node, node: fx.Node, known: Nodes) -> bool:
     return opaque or (before in known.in_kernel) != (node in known.in_kernel)
 
 
-def _values_read(node: fx.Node, known: Nodes) -> Iterator[fx.Node]:
+def _values_read(node: fx.Node, known: GraphNodes) -> Iterator[fx.Node]:
     """What is in memory and read to compute a node, through everything that is fused into it."""
     seen, new = set[fx.Node](), list(node.all_input_nodes)
     while new:
