@@ -31,6 +31,7 @@ from llmb.engine.account.traffic import GraphNodes, graph_traffic
 from llmb.engine.compile import CompilerBackend
 from llmb.engine.model.linear import add_shard_product
 from llmb.engine.model.sequence_shard import shard_gradients
+from llmb.engine.precision.autograd import cast_product
 from llmb.engine.precision.autograd import shard_gradients as fp8_shard_gradients
 
 CHANGES = torch.ops.higher_order.auto_functionalized_v2
@@ -69,9 +70,12 @@ class Inner(NamedTuple):
 Run = Callable[[Callable[..., Any], Sequence[Any]], Inner]
 """Runs the code of an operator, with its arguments, and counts it."""
 PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {each._opoverload: each._init_fn for each in (shard_gradients, fp8_shard_gradients, add_shard_product)}
+    {
+        each._opoverload: each._init_fn
+        for each in (shard_gradients, fp8_shard_gradients, add_shard_product, cast_product)
+    }
 )
-"""The code of operators that communicate, by operator."""
+"""The code of operators that do several things, by operator."""
 Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
 """Gets a graph that is called, and what makes its results."""
 

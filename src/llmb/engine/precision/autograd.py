@@ -164,8 +164,13 @@ def backward(ctx: Fp8Context, kept: Saved, given: Cast) -> Gradients:
             of_shard = given.transposed, kept.rows, kept.input_inverse, ctx.batch
             found[HIDDEN], to_weights = compute(*to_input, *of_shard, *ctx.group)
     if ctx.group is None and given.transposed is not None and kept.rows is not None:
-        rows = cast_both_ways(kept.rows, kept.input_scale, FORMATS[INPUT])[1] if ctx.casts_again else kept.rows
-        to_weights = gradient_product(given.transposed, given.inverse, rows, kept.input_inverse, ctx.product_dtype)
+        of_outputs = given.transposed, given.inverse
+        if ctx.casts_again:
+            multiply_cast = cast_product if torch.compiler.is_compiling() else _cast_product
+            scales = kept.input_scale, kept.input_inverse
+            to_weights = multiply_cast(*of_outputs, kept.rows, *scales, ctx.product_dtype)
+        else:
+            to_weights = gradient_product(*of_outputs, kept.rows, kept.input_inverse, ctx.product_dtype)
     if to_weights is not None:
         found[WEIGHTS : WEIGHTS + len(ctx.outputs)] = torch.split(to_weights, ctx.outputs)
     return tuple(found)
@@ -176,6 +181,25 @@ def gradient_product(left: Tensor, left_inverse: Tensor, right: Tensor, right_in
     product_dtype = cast_type(ProductDtype, dtype)
     scaled = Scaled(left, left_inverse), Scaled(right, right_inverse).mT
     return multiply(*scaled, fast=False, product_dtype=product_dtype)
+
+
+def _cast_product(
+    transposed: Tensor, inverse: Tensor, rows: Tensor, scale: Tensor, rows_inverse: Tensor, dtype: str
+) -> Tensor:
+    """``gradient_product`` of ``transposed`` with ``rows``, which are cast.
+
+    Compiled code has it as one operator: the compiler would cast in the forward pass, and keep the cast.
+    """
+    cast_rows = cast_both_ways(rows, scale, FORMATS[INPUT])[1]
+    return gradient_product(transposed, inverse, cast_rows, rows_inverse, dtype).contiguous()
+
+
+cast_product = torch.library.custom_op("llmb::fp8_cast_product", _cast_product, mutates_args=())
+
+
+@cast_product.register_fake
+def _(transposed: Tensor, _inverse: Tensor, rows: Tensor, *_: object) -> Tensor:
+    return rows.new_empty((len(transposed), rows.shape[1]), dtype=torch.bfloat16)
 
 
 def _shard_gradients(
