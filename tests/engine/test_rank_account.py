@@ -62,7 +62,9 @@ def test_an_account_is_what_ranks_take_when_they_train(
         account, true = ours["account"], theirs["account"]
         assert account["flops_by_kind"] == true["flops_by_kind"]
         assert sum(account["flops_by_kind"].values()) == account["flops"] == true["flops"] > 0
-        assert {"attention", case.choices.get("dtype", "fp32")} <= account["flops_by_kind"].keys()
+        # A CPU multiplies FP8 values in another precision, which depends on the processor.
+        own = {case.choices.get("dtype", "fp32")} - {"fp8"}
+        assert {"attention"} | own <= account["flops_by_kind"].keys()
         assert account["collectives"] == true["collectives"] != []
         # Gloo holds what it has sent until the step ends, and NCCL until it has arrived; FSDP holds what it reduces or
         # gathers beside the backward pass, which fake ranks complete at once.
