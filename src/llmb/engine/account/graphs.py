@@ -10,7 +10,7 @@ Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced 
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from llmb.engine.account.collectives import NAMESPACES, Message, collectives_in
 from llmb.engine.account.flops import flops_of, kind_of
-from llmb.engine.account.traffic import GraphNodes, graph_traffic
+from llmb.engine.account.traffic import GraphNodes, graph_traffic, values_read
 from llmb.engine.compile import CompilerBackend
 from llmb.engine.model.linear import add_shard_product
 from llmb.engine.model.sequence_shard import shard_gradients
@@ -225,7 +225,7 @@ def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
 
     within: the most bytes that an operator has while it runs, where that is more than its results.
     """
-    reads = {node: frozenset(buffers_read(node)) for node in nodes}
+    reads = {node: frozenset(values_read(node, is_stored)) for node in nodes}
     last: dict[fx.Node, int] = {}
     for index, node in enumerate(nodes):
         if is_stored(node):
@@ -242,20 +242,6 @@ def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
             if last[buffer] == index and not (buffer.op == "placeholder" and buffer.name.startswith(KEPT)):
                 now -= node_bytes(buffer)
     return most
-
-
-def buffers_read(node: fx.Node) -> Iterator[fx.Node]:
-    """What is in memory and read to compute a node, through everything that is fused into it."""
-    seen, new = set[fx.Node](), list(node.all_input_nodes)
-    while new:
-        each = new.pop()
-        if each in seen:
-            continue
-        seen.add(each)
-        if is_stored(each):
-            yield each
-        else:
-            new.extend(each.all_input_nodes)
 
 
 def is_stored(node: fx.Node) -> bool:

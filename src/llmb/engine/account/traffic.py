@@ -8,7 +8,7 @@ end rows, and reads some values of the same stretch again.
 """
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx
@@ -58,6 +58,10 @@ class GraphNodes(NamedTuple):
     def is_generated(self, node: fx.Node) -> bool:
         return not (node in self.opaque or node in self.apart)
 
+    def is_stored(self, node: fx.Node) -> bool:
+        """Also a part of a result."""
+        return node in self.stored or (node.target is operator.getitem and node.all_input_nodes[0] in self.stored)
+
 
 def graph_traffic(nodes: Sequence[fx.Node], known: GraphNodes) -> int:
     """Bytes that one run of a graph reads and writes outside of products, attention and messages."""
@@ -70,7 +74,7 @@ def graph_traffic(nodes: Sequence[fx.Node], known: GraphNodes) -> int:
         if node.op != "call_function" or node not in known.stored or node in known.apart:
             continue
         written += known.sizes[node]
-        values = _values_read(node, known)
+        values = values_read(node, known.is_stored)
         reads.update((each, at) for each in values if stretch[each] < at or each.op == "placeholder")
     return written + sum(known.sizes[node] for node, _ in reads)
 
@@ -83,7 +87,7 @@ def _divides(before: fx.Node, node: fx.Node, known: GraphNodes) -> bool:
     return opaque or (before in known.in_kernel) != (node in known.in_kernel)
 
 
-def _values_read(node: fx.Node, known: GraphNodes) -> Iterator[fx.Node]:
+def values_read(node: fx.Node, is_stored: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
     """What is in memory and read to compute a node, through everything that is fused into it."""
     seen, new = set[fx.Node](), list(node.all_input_nodes)
     while new:
@@ -91,7 +95,7 @@ def _values_read(node: fx.Node, known: GraphNodes) -> Iterator[fx.Node]:
         if each in seen:
             continue
         seen.add(each)
-        if each in known.stored or (each.target is operator.getitem and each.all_input_nodes[0] in known.stored):
+        if is_stored(each):
             yield each
         else:
             new.extend(each.all_input_nodes)
