@@ -21,7 +21,7 @@ from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
 from llmb.predict.memory import estimate
 from llmb.predict.step import RATES, SOURCES, rates_before, share_text, step_on_paper
-from llmb.programs.engine.count_ranks import count_rank
+from llmb.programs.engine.memory_check import count_rank
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import (

@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import Request, gpu_types_of, releases_of, sizes_of
-from llmb.catalogue.scales import all_scales
+from llmb.catalogue.resolve import Request, all_scales, gpu_types_of, releases_of, sizes_of
 from llmb.cli.main import app
 from llmb.errors import UsageError
 from llmb.report.recipe_report import scales_table

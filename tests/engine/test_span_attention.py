@@ -10,8 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from llmb.engine import attention_accuracy
-from llmb.engine.attention_accuracy import accuracy_problem, exact_attention
+from llmb.engine import attention_backend
+from llmb.engine.attention_backend import accuracy_problem, exact_attention
 from llmb.engine.kernels import span_attention
 from llmb.engine.parallel.collectives import Group
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, span_kernel
@@ -125,7 +125,7 @@ def test_operators_of_cudnn_are_called_as_torch_declares_them() -> None:
 
 @pytest.mark.parametrize("most_scores", [1, 700, 2**26])
 def test_exact_attention_is_the_softmax_of_scores(most_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_accuracy, "MOST_SCORES", most_scores)
+    monkeypatch.setattr(attention_backend, "MOST_SCORES", most_scores)
     heads, gradient = heads_of(4, torch.float32)
     first, last = seen_by(2, 4, 24)
     query, key, value = (part.double() for part in heads)

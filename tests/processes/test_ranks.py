@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from llmb.processes.cores import usable_cores
 from llmb.processes.ranks import LOOPBACK, MOST_FILES, STORE, variables, words
 from llmb.runs.failure import first_failure
-from llmb.runs.host import host_name
+from llmb.runs.host import host_name, usable_cores
 
 Started = Callable[..., "subprocess.Popen[str]"]
 WAITS = f'exec {sys.executable} -c "import signal; signal.pause()"'

@@ -27,8 +27,8 @@ from llmb.logs.files import FoundFiles, ParsedFile, find_logs
 from llmb.logs.parallel_reader import parse_logs
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.prepared.folders import WORKLOADS
-from llmb.processes.cores import usable_cores
 from llmb.runs.folder import RunFolder
+from llmb.runs.host import usable_cores
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import identity_of
 

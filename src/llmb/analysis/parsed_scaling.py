@@ -15,8 +15,7 @@ from llmb.analysis.parsed_run import BATCH, ParsedRun, layout_text
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Recipe
-from llmb.catalogue.resolve import Request
-from llmb.catalogue.scales import all_scales
+from llmb.catalogue.resolve import Request, all_scales
 from llmb.errors import LlmbError
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import SECONDS_PER_DAY

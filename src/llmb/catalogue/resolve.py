@@ -2,7 +2,7 @@
 """Resolves a request to a recipe: selects the layout, applies overrides, checks everything, adds published figures."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -454,3 +454,23 @@ def _published(catalogue: Catalogue, table: LayoutTable) -> Published:
 
 def _unique(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(items))
+
+
+def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:
+    """The recipes of a request's dtype, or of all, by dtype and from the smallest scale to the largest.
+
+    Raises UsageError for an unknown name, and if the request has a scale.
+    """
+    if request.scale is not None:
+        raise UsageError("--all-scales shows every scale, and --scale names one", do="give one of them")
+    listed = listed_scales(catalogue, request)
+    if request.dtype is not None and request.dtype not in listed:
+        raise unknown("dtype", request.dtype, listed)
+    return {
+        dtype: [
+            resolve(catalogue, replace(request, dtype=dtype, scale=scale))
+            for scale in sorted({*scales.full, *scales.proxies})
+        ]
+        for dtype, scales in listed.items()
+        if request.dtype in (None, dtype)
+    }

@@ -9,8 +9,7 @@ from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import Request, resolve
-from llmb.catalogue.scales import all_scales
+from llmb.catalogue.resolve import Request, all_scales, resolve
 from llmb.catalogue.schema import WorkloadFile
 from llmb.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.cli.common import Json

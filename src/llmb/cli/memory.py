@@ -11,7 +11,7 @@ from llmb.cli.common import Json
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.root import print_unspecified, say
 from llmb.predict.memory import estimate, with_whole_parameters
-from llmb.programs.engine.count_ranks import count_ranks
+from llmb.programs.engine.memory_check import count_ranks
 from llmb.report.memory_report import memory_document, memory_tables
 from llmb.report.output import print_json, print_tables
 from llmb.runs.choices import Choices

@@ -21,11 +21,11 @@ from llmb.logs.files import FoundFiles, find_all_logs, find_logs, parse_file
 from llmb.logs.parallel_reader import read_in_parallel, unchanged
 from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import DEFAULT_RULE, WINDOW_RULES, check_rule
-from llmb.processes.cores import usable_cores
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
 from llmb.report.parse_table import parse_tables
+from llmb.runs.host import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

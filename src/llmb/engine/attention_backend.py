@@ -5,6 +5,7 @@ The first rank tries them, and all ranks use its choice. The time depends only o
 fused backend computes is compared with exact attention before it can be chosen: some are wrong at some shapes.
 """
 
+import math
 import statistics
 import sys
 import warnings
@@ -23,11 +24,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from llmb.engine.attention_accuracy import accuracy_problem, exact_attention
 from llmb.engine.data.batches import moved
 from llmb.engine.data.build import build_data
 from llmb.engine.device import Moment, synchronize
-from llmb.engine.model.attention import CausalAttention, Documents, document_masks
+from llmb.engine.model.attention import CausalAttention, Documents, attend, between, document_masks
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import document_segments
 from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
@@ -47,6 +47,11 @@ KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
         "math": SDPBackend.MATH,
     }
 )
+RESULTS = ("result", "gradient of queries", "gradient of keys", "gradient of values")
+BOUNDS = {torch.bfloat16: 0.02, torch.float32: 0.001}
+"""The largest distance, relative to the exact values' norm. In bf16 rounding takes 0.003 of it."""
+MOST_SCORES = 2**26
+"""How many are in memory at a time: in fp32, with their gradients, 1 GiB."""
 WARM_UPS, TIMED = 3, 10
 FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 """What torch raises for inputs that a backend does not take, or for a backend that is not installed."""
@@ -282,3 +287,40 @@ def forget_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+
+
+def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tensor, last_keys: Tensor) -> list[Tensor]:
+    """The result and the gradients of query, key and value: [batch, queries or keys, heads, head_dim] fp32.
+
+    gradient: of the result. first_keys, last_keys: what each query attends to, [batch or 1, queries].
+    """
+    query, key, value, gradient = (part.detach().float() for part in (*heads, gradient))
+    batch, queries, number, _ = query.shape
+    rows = max(1, MOST_SCORES // (batch * number * key.shape[1]))
+    leaves = key.requires_grad_(), value.requires_grad_()
+    found: list[tuple[Tensor, ...]] = []
+    to_key, to_value = torch.zeros_like(key), torch.zeros_like(value)
+    with sdpa_kernel(SDPBackend.MATH):
+        for start in range(0, queries, rows):
+            own = slice(start, start + rows)
+            part = query[:, own].requires_grad_()
+            mask = between(first_keys[:, own], last_keys[:, own], key.shape[1])
+            seen = attend(part, *leaves, mask=mask)
+            to_part, *of_keys = torch.autograd.grad(seen, (part, *leaves), gradient[:, own])
+            found.append((seen.detach(), to_part))
+            to_key += of_keys[0]
+            to_value += of_keys[1]
+    result, to_query = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+    return [result, to_query, to_key, to_value]
+
+
+def accuracy_problem(found: Sequence[Tensor], exact: Sequence[Tensor]) -> str | None:
+    """What is wrong with a kernel's result and gradients; None if they are exact up to rounding."""
+    for name, one, other in zip(RESULTS, found, exact, strict=True):
+        bound = BOUNDS[one.dtype]
+        distance = float((one.float() - other).norm() / other.norm())
+        if not math.isfinite(distance):
+            return f"its {name} is not finite"
+        if distance > bound:
+            return f"its {name} differs by {100 * distance:.2g} % from exact attention, {100 * bound:g} % are allowed"
+    return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmb.processes.cores import usable_cores
+from llmb.runs.host import usable_cores
 from llmb.tools import Said, ask_program
 
 Ask = Callable[[Sequence[str], float], Said]

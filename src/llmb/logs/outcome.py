@@ -10,12 +10,11 @@ from typing import Literal
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.error_text import describe_content, error_at_end, last_error
+from llmb.logs.error_text import describe_content, error_at_end, find_recorder, last_error
 from llmb.logs.formats.format import Value
 from llmb.logs.formats.known import format_called
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import RunLog
-from llmb.logs.recorder_lines import find_recorder
 from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S, RunFacts, contradictions
 from llmb.metrics.statistics import Statistics, are_between, describe, describe_means

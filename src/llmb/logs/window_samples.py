@@ -14,9 +14,8 @@ from typing import Literal
 
 from llmb.errors import UsageError
 from llmb.input_files import open_file
-from llmb.logs.error_text import describe_content
+from llmb.logs.error_text import describe_content, find_recorder
 from llmb.logs.reader import RunLog, read_log
-from llmb.logs.recorder_lines import find_recorder
 
 
 @dataclass(frozen=True, slots=True)

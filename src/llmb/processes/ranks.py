@@ -17,9 +17,8 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-from llmb.processes.cores import usable_cores
 from llmb.processes.signals import ENDING
-from llmb.runs.host import host_name
+from llmb.runs.host import host_name, usable_cores
 
 STORE = "LLMB_STORE"
 """The file in which the ranks of one node meet."""

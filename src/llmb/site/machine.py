@@ -11,7 +11,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu, Recipe
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem
-from llmb.processes.cores import usable_cores
+from llmb.runs.host import usable_cores
 from llmb.runs.plan import Plan
 from llmb.tools import ask_program
 

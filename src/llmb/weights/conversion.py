@@ -46,10 +46,10 @@ from llmb.huggingface.folder import HuggingFaceFolder, read_folder
 from llmb.huggingface.hub_checksums import corrupt_files, hub_checksums
 from llmb.huggingface.shards import CONFIG, INDEX
 from llmb.input_files import open_file
-from llmb.processes.cores import usable_cores
 from llmb.processes.talking import run_talking
 from llmb.runs.disk_space import check_weights_space
 from llmb.runs.folder import write_atomically
+from llmb.runs.host import usable_cores
 from llmb.runs.record import now
 
 BYTES = {"fp32": 4, "bf16": 2}

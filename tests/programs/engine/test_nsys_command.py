@@ -19,8 +19,7 @@ from llmb.jobs.begin import begin
 from llmb.jobs.local_run import local_spec
 from llmb.jobspec.spec import write_spec
 from llmb.programs.conclude import conclude_run
-from llmb.programs.engine import profiled_worker
-from llmb.programs.engine.nsys import check_here, nsys_command, with_profiler
+from llmb.programs.engine.nsys import become_worker, check_here, nsys_command, with_profiler
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End
 from llmb.runs.choices import Choices
@@ -90,9 +89,9 @@ def test_a_job_takes_the_profiler_of_its_node(
     assert plan.profile.profiler == profiler
     started: list[str] = []
     monkeypatch.setattr("os.execvp", lambda _file, command: started.extend(command))
-    monkeypatch.setattr(sys, "argv", ["profiled_worker", str(folder.path)])
+    monkeypatch.setattr(sys, "argv", ["nsys", str(folder.path)])
     monkeypatch.setenv("RANK", "0")
-    profiled_worker.main()
+    become_worker()
     assert "llmb.engine.worker" in started
     replaced = "PyTorch's profiler replaces Nsight Systems"
     assert (replaced in capfd.readouterr().out) == (profiler == "torch")
@@ -131,7 +130,7 @@ def with_nsys(choices: Choices, **more: object) -> Choices:
 def test_only_profiled_ranks_run_under_nsys(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "with space" / "run")
     plan = gpu_plan(with_nsys(CHOICES, profile_gpu_metrics=True))
-    assert "llmb.programs.engine.profiled_worker" in local_command(local_spec(plan, tmp_path, {}, folder), folder)
+    assert "llmb.programs.engine.nsys" in local_command(local_spec(plan, tmp_path, {}, folder), folder)
     assert "llmb.engine.worker" in local_command(local_spec(gpu_plan(Choices()), tmp_path, {}, folder), folder)
     assert nsys_command(plan, folder, 0, {}) == ()
     first, second = nsys_command(plan, folder, 2, {}), nsys_command(plan, folder, 3, {})
@@ -153,7 +152,7 @@ def test_a_rank_becomes_its_worker(tmp_path: Path, nsys: Callable[[str], None], 
     plan = gpu_plan(with_nsys(CHOICES))
     write_record(folder, new_record(plan, local_command(local_spec(plan, tmp_path, {}, folder), folder)))
     environ = {**os.environ, "RANK": str(rank), "WORKER": sys.executable}
-    command = [sys.executable, "-m", "llmb.programs.engine.profiled_worker", str(folder.path)]
+    command = [sys.executable, "-m", "llmb.programs.engine.nsys", str(folder.path)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "llmb/engine/worker.py" in done.stderr

@@ -2,8 +2,11 @@
 """Everything that a rank allocates, multiplies and communicates, in the order in which the host asks for it."""
 
 import sys
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
@@ -18,9 +21,79 @@ from torch.utils._pytree import tree_leaves
 from llmb.engine.account.collectives import NAMESPACES, Message, collective_of, is_collective, name_of
 from llmb.engine.account.flops import flops_of, kind_of
 from llmb.engine.account.graphs import KERNELS, Graph, Inner, makes_view
-from llmb.engine.account.live_bytes import LiveBytes
 from llmb.engine.account.traffic import WITHOUT_TRAFFIC, traffic
 from llmb.engine.model.local_shard import local_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Bytes in use at one moment, by owner."""
+
+    bytes: int = 0
+    by: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Storage:
+    reference: "weakref.ref[torch.UntypedStorage]"
+    owner: str
+    bytes: int
+
+
+class LiveBytes:
+    """Every storage counts from ``add`` until it is freed, with the size that it has; an owner is any name."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.peak = Use()
+        self.live: Counter[str] = Counter()
+        self._known: dict[int, _Storage] = {}
+
+    def knows(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._known
+
+    def add(self, tensor: Tensor, owner: str) -> None:
+        """The storage of a tensor that is not known."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        self._known[key] = _Storage(weakref.ref(storage, partial(self._freed, key)), owner, size)
+        self._grow(owner, size)
+
+    def give(self, tensor: Tensor, owner: str) -> None:
+        """Changes the owner of a storage, if it is known."""
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        if known is not None and known.owner != owner:
+            self._grow(known.owner, -known.bytes)
+            known.owner = owner
+            self._grow(owner, known.bytes)
+
+    def resize(self, storage: torch.UntypedStorage) -> bool:
+        """Follows a storage that may have been resized, which dispatches nothing: FSDP frees and allocates so."""
+        known = self._known.get(storage._cdata)
+        if known is None or known.bytes == storage.nbytes():
+            return False
+        self._grow(known.owner, storage.nbytes() - known.bytes)
+        known.bytes = storage.nbytes()
+        return True
+
+    def note_peak(self, more: Mapping[str, int] | None = None) -> None:
+        """Keeps the present use if it is the most so far; ``more`` is in use beside the storages."""
+        total = self.total + sum((more or {}).values())
+        if total > self.peak.bytes:
+            self.peak = Use(total, {owner: size for owner, size in (self.live + Counter(more)).items() if size})
+
+    def forget_peak(self) -> None:
+        self.peak = Use()
+        self.note_peak()
+
+    def _grow(self, owner: str, size: int) -> None:
+        self.live[owner] += size
+        self.total += size
+
+    def _freed(self, key: int, _reference: object) -> None:
+        known = self._known.pop(key)
+        self._grow(known.owner, -known.bytes)
+
 
 Owner = Literal["weights", "gradients", "optimizer", "activations", "other"]
 PLACES: Sequence[tuple[str, str, Owner]] = (

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a run fits its GPUs, before it starts or is queued: by the estimate and, if that is close, by the account."""
 
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.predict.memory import clearly_fits, estimate, estimate_here
-from llmb.programs.engine.count_ranks import count_ranks
+from llmb.processes.talking import run_talking
 from llmb.runs.plan import EnginePlan, Plan
-from llmb.runs.rank_account import GIB, SURE_MARGIN_GIB, MemoryUse
+from llmb.runs.rank_account import GIB, PROGRAM, SURE_MARGIN_GIB, AccountJob, MemoryUse, RankAccount, countable
 
+VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Nothing is computed, on no device."""
 CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--recompute selective", {"recompute": "selective"}),
     ("--recompute full", {"recompute": "full"}),
@@ -38,6 +43,31 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
         do = f"{'; '.join([*remedies(plan), 'more --tp, --pp or GPUs'])}; --force goes on all the same"
         raise UsageError(f"the run does not fit: {memory_text(exact)}", do=do)
     say(memory_text(exact) if exact.fits else f"warning: {memory_text(exact)}: it may not fit")
+
+
+def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
+    """What each of some ranks takes. Raises EnvironmentProblem without torch, and RunFailed."""
+    if find_spec("torch") is None:
+        raise EnvironmentProblem(
+            "the engine counts its memory with torch, which this Python does not have", do="pip install 'llmb[engine]'"
+        )
+    counted, assumptions = countable(plan)
+    found = []
+    for number in ranks:
+        say(f"counting rank {number} of {plan.recipe.layout.gpus}")
+        found.append(count_rank(AccountJob(plan=counted, rank=number)))
+    return MemoryUse(capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(found))
+
+
+def count_rank(job: AccountJob) -> RankAccount:
+    with tempfile.TemporaryDirectory(prefix="llmb-memory-") as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(job.model_dump_json())
+        lines: list[bytes] = []
+        ended = run_talking(("-P", "-m", PROGRAM, str(path)), VARIABLES, lines.append, "nothing was counted")
+    if ended.code or not lines:
+        raise ended.failure(f"the program that counts rank {job.rank}")
+    return RankAccount.model_validate_json(lines[-1])
 
 
 def memory_text(use: MemoryUse) -> str:

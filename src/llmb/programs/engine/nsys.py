@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nsight Systems around the workers of a run: which program, and how it is called."""
+"""Nsight Systems around the workers of a run: which program, and how it is called.
 
+``python -m llmb.programs.engine.nsys RUN_FOLDER`` is started once per rank of a profiled run; it becomes the worker,
+with or without ``nsys``.
+"""
+
+import os
 import platform
 import shutil
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeVar
 
 from llmb.errors import EnvironmentProblem
@@ -12,6 +19,9 @@ from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import new_report
+from llmb.runs.record import read_record
+
+WORKER, PROFILED_WORKER = "llmb.engine.worker", "llmb.programs.engine.nsys"
 
 
 def check_here(plan: Plan) -> None:
@@ -49,3 +59,29 @@ def nsys_command(plan: Plan, folder: RunFolder, rank: int, environ: Mapping[str,
         return ()
     metrics = (GPU_METRICS,) if wanted.gpu_metrics and rank == wanted.ranks[0] else ()
     return (*RECORDING, *metrics, f"--output={new_report(folder, plan, rank, environ).with_suffix('')}")
+
+
+def worker_module(plan: Plan) -> str:
+    """What is started once per rank."""
+    return PROFILED_WORKER if plan.profile and plan.profile.profiler == "nsys" else WORKER
+
+
+def become_worker() -> None:
+    folder = RunFolder(Path(sys.argv[1]))
+    worker = (sys.executable, "-P", "-m", WORKER, str(folder.path))
+    plan, rank = read_record(folder).plan, int(os.environ["RANK"])
+    if plan.profile and plan.profile.reason and rank == 0:
+        sys.stdout.write(f"llmb: {plan.profile.reason}\n")
+        sys.stdout.flush()
+    command = (*nsys_command(plan, folder, rank, os.environ), *worker)
+    if command != worker and shutil.which(command[0]) is None:
+        sys.stdout.write(f"llmb: rank {rank} is not profiled: '{command[0]}' is not on the PATH of {platform.node()}\n")
+        sys.stdout.flush()
+        command = worker
+    if command != worker:
+        folder.nsys_profile.mkdir(exist_ok=True)
+    os.execvp(command[0], command)  # noqa: S606 (a list, never a shell)
+
+
+if __name__ == "__main__":
+    become_worker()

@@ -15,8 +15,7 @@ from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.predict.memory import with_whole_parameters
-from llmb.programs.engine.nsys import with_profiler
-from llmb.programs.engine.profiled_worker import worker_module
+from llmb.programs.engine.nsys import with_profiler, worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
