@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Layout, Recipe, Record
 from llmb.catalogue.resolve import CPU, Request, resolve
@@ -164,7 +166,10 @@ def kept_account(layout: PublishedLayout, job: AccountJob) -> RankAccount | None
     path = kept_path(layout, job)
     if not path.is_file():
         return None
-    kept = Counted.model_validate_json(path.read_text())
+    try:
+        kept = Counted.model_validate_json(path.read_text())
+    except ValidationError:
+        return None  # kept before an account had all that it has now
     return kept.account if kept.job == job else None
 
 
@@ -260,12 +265,11 @@ STEP_COLUMNS = ("layout", "GPU", "GPUs", "rank", "before s", "step s", "publishe
 
 
 def step_rows(layout: PublishedLayout, accounts: Sequence[RankAccount]) -> Iterator[list[str]]:
-    """One row for each published step, if what was counted says enough."""
-    known = [each for each in accounts if each.flops_by_kind]
-    for recipe in layout.recipes if known else ():
+    """One row for each published step."""
+    for recipe in layout.recipes:
         gpu = Catalogue().gpus[recipe.gpu_type]
         now, before = (
-            step_on_paper(known, layout.layout, recipe.layout, gpu, rates)
+            step_on_paper(accounts, layout.layout, recipe.layout, gpu, rates)
             for rates in (RATES, rates_before(recipe.layout))
         )
         timed = [each for each in recipe.expectations if each.step_time_s is not None]

@@ -126,7 +126,16 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
 def sample_memory() -> MemoryUse:
     collective = CollectiveCount(kind="all_gather", group="tp", count=1, bytes=1)
     owners = dict.fromkeys(OWNERS, 1)
-    rank = RankAccount(rank=0, pp_stage=0, peak_bytes=5, bytes_by_owner=owners, flops=1, collectives=(collective,))
+    rank = RankAccount(
+        rank=0,
+        pp_stage=0,
+        peak_bytes=5,
+        bytes_by_owner=owners,
+        flops=1,
+        flops_by_kind={"bf16": 1},
+        moved_bytes=1,
+        collectives=(collective,),
+    )
     return MemoryUse(capacity_gib=80.0, assumptions=("each sequence is one document",), ranks=(rank,))
 
 

@@ -91,9 +91,6 @@ class _Paper:
     """One rank."""
 
     def __init__(self, account: RankAccount, counted: Layout, layout: Layout, gpu: Gpu, rates: Rates) -> None:
-        if account.flops_by_kind is None or account.moved_bytes is None:
-            raise ValueError(f"the account of rank {account.rank} does not say what kind of FLOPs it counts")
-        self.flops, self.moved = account.flops_by_kind, account.moved_bytes
         self.account, self.counted, self.layout, self.gpu, self.rates = account, counted, layout, gpu, rates
 
     def flops_per_s(self, kind: str) -> float:
@@ -111,8 +108,8 @@ class _Paper:
 
     def busy(self) -> dict[str, float]:
         """Seconds of all micro-batches: while others of its pipeline have nothing to do, a rank does none of this."""
-        terms = {_NAMES[kind]: number / self.flops_per_s(kind) for kind, number in self.flops.items()}
-        terms["memory"] = self.moved / self.bytes_per_s
+        terms = {_NAMES[kind]: number / self.flops_per_s(kind) for kind, number in self.account.flops_by_kind.items()}
+        terms["memory"] = self.account.moved_bytes / self.bytes_per_s
         return terms | self.communication(of_step=False)
 
     def once(self) -> dict[str, float]:
@@ -143,7 +140,7 @@ class _Paper:
 
     @property
     def main_kind(self) -> str:
-        products = {kind: flops for kind, flops in self.flops.items() if kind != "attention"}
+        products = {kind: flops for kind, flops in self.account.flops_by_kind.items() if kind != "attention"}
         return max(products, key=products.__getitem__)
 
     def seconds(self, collective: CollectiveCount, size: int, count: int) -> float:

@@ -52,12 +52,12 @@ class RankAccount(RankMemory):
 
     flops_by_kind: of products by precision (bf16, fp8, fp32), and of attention; they sum to ``flops``. moved_bytes:
     what other operators read and write, without the optimizer's update and casts outside of compiled code, which are
-    kernels of their own. Both are None in accounts from before they were counted.
+    kernels of their own.
     """
 
     flops: int
-    flops_by_kind: dict[str, int] | None = None
-    moved_bytes: int | None = None
+    flops_by_kind: dict[str, int]
+    moved_bytes: int
     collectives: tuple[CollectiveCount, ...]
 
 
