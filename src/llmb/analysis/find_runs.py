@@ -151,6 +151,11 @@ def find_all_runs(selectors: Sequence[str], install: Path, say: Say) -> FoundRun
     return once_in(FoundRuns(", ".join(one.title for one in found), runs, left_out))[0]
 
 
+def find_every_run(install: Path, say: Say) -> FoundRuns:
+    """Finds every run below a root that ended, as above."""
+    return once_in(_analyzed("all runs", _recorded_below(install, say)))[0]
+
+
 def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[FoundRuns, FoundRuns | None]:
     """Finds the runs of two selections, which may have runs in common; one without ``after``."""
     selectors = [selector for selector in (before, after) if selector is not None]

@@ -37,6 +37,9 @@ PANELS = {
         "memory": ("llmb.cli.memory", "Memory, FLOPs and collectives of a rank, before anything is queued."),
         "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     },
+    "Share": {
+        "export": ("llmb.cli.export", "Results and steps as files that other tools read."),
+    },
     "Cluster": {
         "install": (
             "llmb.cli.install",

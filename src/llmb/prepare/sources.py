@@ -15,7 +15,7 @@ from llmb.prepare.samples import DatasetSample, Malformed, from_row, from_squad_
 from llmb.prepared.packed_dataset import Split
 
 if TYPE_CHECKING:
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
 
 PARQUET = b"PAR1"
 ARROW = b"\xff\xff\xff\xff"

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes results and steps of runs in the forms that other tools read."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+
+from llmb.errors import EnvironmentProblem
+from llmb.exchange.columns import ExportedRun, RunSource
+from llmb.exchange.openmetrics import write_openmetrics
+from llmb.exchange.step_logs import write_mlperf, write_tensorboard
+from llmb.exchange.tables import write_csv, write_jsonl, write_parquet
+from llmb.programs.conclude import read_ended_run
+from llmb.runs.folder import RunFolder
+from llmb.runs.steps import read_steps
+
+
+class ExportFormat(StrEnum):
+    CSV = "csv"
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+    OPENMETRICS = "openmetrics"
+    MLPERF = "mlperf"
+    TENSORBOARD = "tensorboard"
+
+
+WRITERS: Mapping[ExportFormat, Callable[[RunSource, Path], list[Path]]] = {
+    ExportFormat.CSV: write_csv,
+    ExportFormat.PARQUET: write_parquet,
+    ExportFormat.JSONL: write_jsonl,
+    ExportFormat.OPENMETRICS: write_openmetrics,
+    ExportFormat.MLPERF: write_mlperf,
+    ExportFormat.TENSORBOARD: write_tensorboard,
+}
+LIBRARIES = {ExportFormat.PARQUET: "pyarrow", ExportFormat.TENSORBOARD: "tensorboard"}
+"""What a form needs beside llmb."""
+
+
+def write_export(
+    folders: Sequence[tuple[Path, str | None]], formats: Sequence[ExportFormat], output: Path
+) -> list[Path]:
+    """Writes the runs of these folders, each with its campaign, below ``output``; files of these names are replaced.
+
+    Runs are read one after the other, once for each file. Raises EnvironmentProblem if a library is not installed.
+    """
+    missing = [library for form, library in LIBRARIES.items() if form in formats and find_spec(library) is None]
+    if missing:
+        do = "pip install 'llmb[export]'"
+        raise EnvironmentProblem(f"this needs {' and '.join(missing)}, which is not installed", do=do)
+
+    def runs() -> Iterator[ExportedRun]:
+        for folder, campaign in folders:
+            yield ExportedRun(read_ended_run(RunFolder(folder)), campaign, read_steps(RunFolder(folder).steps))
+
+    return [path for form in dict.fromkeys(formats) for path in WRITERS[form](runs, output)]

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb export``: each form is read back by the reader that its users have."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from called_here import Run, runner
+from fake_steps import steps_of
+from mlperf_logging.compliance_checker.mlp_parser.ruleset_510 import parse_file
+from prometheus_client import parser
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from pyarrow import parquet
+from recorded_runs import gpu_record, times_around
+from recorded_runs import write_run as write_gpu_run
+from timed_runs import write_run
+
+from llmb.exchange.columns import RESULTS, STEPS
+from llmb.exchange.openmetrics import PREFIX
+from llmb.programs.conclude import conclude_run
+from llmb.programs.port import End
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import read_record
+from llmb.runs.steps import ExpertLoad, Fp8Counts, step_to_json
+
+HOSTILE = 'week "47"\\,\n<b>'
+
+
+@pytest.fixture
+def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(tmp_path, tmp_path / "root", monkeypatch, capsys)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> list[Path]:
+    """A success, one with a hostile label that failed, one with a loss that is NaN, and one with a published figure."""
+    root = tmp_path / "root"
+    good = write_run(root, tiny_plan(), [2.0 + step / 1000 for step in range(50)], number=0)
+    failed = write_run(root, tiny_plan(), [2.0, 2.1], number=1, label=HOSTILE, failed="out of memory,\n=1+1")
+    spoiled = write_run(root, tiny_plan(dtype="bf16"), [1.5] * 50, number=2)
+    *steps, last = steps_of([1.5] * 10, read_record(spoiled).plan)
+    load, counts = ExpertLoad(max_over_mean=1.5, idle_experts=2), Fp8Counts(saturated_tensors=3, not_finite_tensors=1)
+    steps.append(replace(last, loss=math.nan, updated=False, expert_load=load, fp8=counts))
+    spoiled.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
+    began = read_record(spoiled).model_copy(update={"status": "running", "result": None})
+    conclude_run(spoiled, began, End(0))
+    published = write_gpu_run(root / "workloads" / "w" / "experiments" / "e", gpu_record(), times_around(12.3))
+    return [good.path, failed.path, spoiled.path, published]
+
+
+def documents(llmb: Run, folders: list[Path]) -> dict[str, dict[str, Any]]:
+    """What ``llmb result --json`` prints of each run, by its id."""
+    found = [json.loads(llmb("result", str(folder), "--json").stdout) for folder in folders]
+    return {document["id"]: document for document in found}
+
+
+def expected_result(document: dict[str, Any]) -> dict[str, Any]:
+    """Columns that are in the document, by another way than that of the code."""
+    times = document["step_time_s"] or {}
+    record = json.loads(Path(document["run_dir"], "run.json").read_text())
+    layout = record["plan"]["recipe"]["layout"]
+    return {
+        "run": document["id"],
+        "label": document["label"],
+        **{name: document["recipe"][name] for name in ("workload", "size", "dtype", "gpu_type", "scale")},
+        **{name: document[name] for name in ("status", "reason", "steps")},
+        **{name: layout[name] for name in ("gpus", "tp", "mbs", "gbs", "seq_len")},
+        "step_time_mean_s": times.get("mean"),
+        "step_time_ci95_high_s": (times.get("ci95") or [None, None])[1],
+        "step_time_count": times.get("count"),
+        "tokens_per_s_per_gpu": document["tokens_per_s_per_gpu"],
+        "mfu_pct_published": (document["mfu_pct"] or {}).get("published"),
+        "tflops_per_gpu_full": (document["tflops_per_gpu"] or {}).get("full"),
+        "loss_last": (document["loss"] or {}).get("last"),
+        "verdict": document["verdict"] and document["verdict"]["verdict"],
+        "published_step_time_s": next((item["step_time_s"] for item in document["expectations"]), None),
+        "window_first": document["window"]["first"],
+        "peak_memory_gib": document["peak_memory_gib"],
+    }
+
+
+def without_nan(value: Any) -> Any:
+    """pandas has one value for what is not known and for what is no number."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def test_csv_parquet_and_json_lines_are_what_the_commands_show(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = llmb("export", "--format", "csv,parquet", "--format", "jsonl", "-o", str(out))
+    assert done.returncode == 0, done.stderr
+    written = {Path(line).name for line in done.stdout.splitlines()}
+    assert written == {f"{table}.{form}" for table in ("results", "steps") for form in ("csv", "parquet", "jsonl")}
+    assert {path.name for path in out.iterdir()} == written
+    shown = documents(llmb, folders)
+    recorded = [
+        {**json.loads(line), "run": name}
+        for name, document in shown.items()
+        for line in Path(document["run_dir"], "metrics.jsonl").read_text().splitlines()
+    ]
+    for read in (
+        lambda name: pandas.read_csv(out / f"{name}.csv").to_dict("records"),
+        lambda name: parquet.read_table(out / f"{name}.parquet").to_pylist(),
+        lambda name: [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()],
+    ):
+        results = {row["run"]: row for row in read("results")}
+        assert results.keys() == shown.keys()
+        for run, row in results.items():
+            wanted = expected_result(shown[run])
+            assert {name: without_nan(row[name]) for name in wanted} == wanted
+        steps = {(row["run"], row["step"]): row for row in read("steps")}
+        assert len(steps) == len(recorded) == 50 + 2 + 10 + 50
+        for step in recorded:
+            row = steps[step["run"], step["step"]]
+            plain = {name: value for name, value in step.items() if name not in ("not_finite", "expert_load", "fp8")}
+            assert {name: without_nan(row[name]) for name in plain} == plain
+    last = parquet.read_table(out / "steps.parquet").to_pylist()[-51]
+    assert math.isnan(last["loss"]) and not last["updated"], "it is NaN, and not unknown"
+    assert (last["expert_load_max_over_mean"], last["fp8_saturated_tensors"], last["host_ahead_s"]) == (1.5, 3, None)
+    kinds = parquet.read_schema(out / "results.parquet")
+    assert str(kinds.field("step_time_mean_s").type) == "double" and kinds.names == [column.name for column in RESULTS]
+    assert parquet.read_schema(out / "steps.parquet").names == [column.name for column in STEPS]
+
+
+def test_steps_of_the_window_are_marked(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert llmb("export", str(folders[0]), "-o", str(out)).returncode == 0
+    steps = pandas.read_csv(out / "steps.csv")
+    result = json.loads(llmb("result", str(folders[0]), "--json").stdout)
+    inside = steps[steps.in_window]
+    assert inside.step_time_s.mean() == pytest.approx(result["step_time_s"]["mean"], rel=1e-12)
+    assert (inside.step.min(), inside.step.max()) == (result["window"]["first"], result["window"]["last"])
+
+
+def test_metrics_are_read_as_openmetrics_and_by_prometheus(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert llmb("export", "--format", "openmetrics", "-o", str(out)).returncode == 0
+    text = (out / "llmb.prom").read_text()
+    shown = documents(llmb, folders)
+    for read in (text_string_to_metric_families, parser.text_string_to_metric_families):
+        families = {family.name: family for family in read(text)}
+        assert {family.type for family in families.values()} == {"gauge"}
+        runs = {sample.labels["run"]: sample.labels for sample in families[f"{PREFIX}run"].samples}
+        assert {run: labels["status"] for run, labels in runs.items()} == {
+            run: document["status"] for run, document in shown.items()
+        }
+        assert [labels["label"] for labels in runs.values() if "label" in labels] == [HOSTILE]
+        means = {sample.labels["run"]: sample.value for sample in families[f"{PREFIX}step_time_mean_s"].samples}
+        assert means == {run: one["step_time_s"]["mean"] for run, one in shown.items() if one["step_time_s"]}
+        assert all(sample.timestamp is None for family in families.values() for sample in family.samples)
+
+
+def test_tensorboard_loads_every_number_of_a_step(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "out"
+    for _ in range(2):  # the second one replaces the first
+        assert (
+            llmb("export", str(folders[0]), str(folders[1]), "--format", "tensorboard", "-o", str(out)).returncode == 0
+        )
+    run = json.loads(llmb("result", str(folders[0]), "--json").stdout)["id"]
+    loaded = EventAccumulator(str(out / "tensorboard" / run))
+    loaded.Reload()
+    recorded = [json.loads(line) for line in (folders[0] / "metrics.jsonl").read_text().splitlines()]
+    numbers = {name for name, value in recorded[0].items() if isinstance(value, int | float)} - {"step"}
+    assert set(loaded.Tags()["scalars"]) == numbers
+    for name in ("loss", "step_time_s", "peak_memory_bytes"):
+        scalars = loaded.Scalars(name)
+        assert [(one.step, one.wall_time) for one in scalars] == [(one["step"], one["ended_s"]) for one in recorded]
+        assert [one.value for one in scalars] == pytest.approx([one[name] for one in recorded], rel=2**-23)
+    assert len(list((out / "tensorboard").iterdir())) == 2
+
+
+def test_logs_are_parsed_by_mlperfs_checker(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = llmb("export", "--format", "mlperf", "-o", str(out), "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["runs"] == 4
+    statuses = set()
+    for path in map(Path, json.loads(done.stdout)["files"]):
+        lines, failed = parse_file(path)
+        assert failed == []
+        times = [line.timestamp for line in lines]
+        assert times == sorted(times)
+        keys = [line.key for line in lines]
+        assert [key for key in keys if re.fullmatch("(init|run)_.*", key)] == [
+            *("init_start", "init_stop", "run_start", "run_stop")
+        ]
+        statuses.add(lines[-1].value["metadata"]["status"])
+        stats = [line.value for line in lines if line.key == "tracked_stats"]
+        assert [one["metadata"]["step"] for one in stats] == list(range(len(stats)))
+        (batch,) = (line.value["value"] for line in lines if line.key == "global_batch_size")
+        assert stats[-1]["metadata"]["samples_count"] == batch * len(stats)
+    assert statuses == {"success", "aborted"}
+
+
+def test_what_cannot_be_exported_is_named(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    wrong = llmb("export", "--format", "xls", "-o", out)
+    assert wrong.returncode == 2 and "unknown format 'xls'" in wrong.stderr and "parquet" in wrong.stderr
+    assert llmb("export", "no-such-label", "-o", out).returncode == 2
+    (tmp_path / "file").write_text("")
+    full = llmb("export", "latest", "-o", str(tmp_path / "file"))
+    assert full.returncode == 3 and "cannot write" in full.stderr
+    assert llmb("export", "-o", out, LLMB_INSTALL=str(tmp_path / "empty")).returncode == 2
+    assert not Path(out).exists()
+
+
+def test_a_missing_library_is_named_before_anything_is_written(folders: list[Path], tmp_path: Path) -> None:
+    """In an interpreter that does not find it."""
+    code = (
+        "import sys; from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec.__func__\n"
+        "class Hidden(PathFinder):\n"
+        "    @classmethod\n"
+        "    def find_spec(cls, name, *rest): return None if name == 'pyarrow' else find(cls, name, *rest)\n"
+        "sys.meta_path = [Hidden if one is PathFinder else one for one in sys.meta_path]\n"
+        "from llmb.cli.main import app, exit_code_of\n"
+        f"sys.exit(exit_code_of(app, ['export', {str(folders[0])!r}, '--format', 'csv,parquet', '-o', 'out']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 3 and "this needs pyarrow" in done.stderr and "llmb[export]" in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert RunFolder(folders[0]).record.exists()
