@@ -138,6 +138,11 @@ def run_folders_below(install: Path) -> set[Path]:
     return {path.parent for path in install.glob(RECORDS)}
 
 
+def every_run(install: Path) -> FoundRuns:
+    """Every run of a root that ended, however it did; left out are those that are still running or cannot be read."""
+    return once_in(_found_in("All runs", map(RunFolder, sorted(run_folders_below(install)))))[0]
+
+
 def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:
     """Finds every run that ended, once, however it did; leaves out those that are still running or cannot be read."""
     return find_all_runs((selector,), install, say)

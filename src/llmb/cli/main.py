@@ -33,6 +33,7 @@ PANELS = {
     "Judge": {
         "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
         "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
+        "report": ("llmb.cli.report", "A page of runs with verdicts, plots and tables, in one file."),
         "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
         "memory": ("llmb.cli.memory", "Memory, FLOPs and collectives of a rank, before anything is queued."),
         "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),

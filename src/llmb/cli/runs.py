@@ -142,5 +142,6 @@ def print_result(run: EndedRun, *, json: bool) -> None:
         print_json(run_document(run))
     elif run.result.status == "success":
         print_table(run_table(run.plan, run.result))
-        sys.stderr.write(f"run {run.record.id}; 'llmb jobs show {run.record.id}' has its folder\n")
+        name = run.record.id
+        sys.stderr.write(f"run {name}; 'llmb jobs show {name}' has its folder, 'llmb report {name}' makes its page\n")
     raise_unless_successful(run)

@@ -7,7 +7,18 @@ from operator import attrgetter
 
 from llmb.analysis.bisect import DEFAULT_NAME, BisectReport, CandidateReport
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
-from llmb.report.table import Column, Table, csv_text, known, number_column, result_table, shortened, table_of
+from llmb.report.table import (
+    Column,
+    Table,
+    csv_text,
+    known,
+    markdown_table,
+    markdown_text,
+    number_column,
+    result_table,
+    shortened,
+    table_of,
+)
 from llmb.runs.identity import Difference
 from llmb.shown_text import printable
 
@@ -193,23 +204,13 @@ def _left_out_table(left_out: Iterable[LeftOutRun]) -> Table:
 def compare_markdown(comparison: Comparison) -> str:
     """For a pull request: GitHub shows it as tables."""
     rows, *others = compare_tables(comparison)
-    parts = [f"**{comparison.verdict}**: {_escaped(rows.title)}\n", _markdown(rows)]
-    parts += [f"{_escaped(line)}\n" for line in (rows.caption or "").split("\n") if line]
+    parts = [f"**{comparison.verdict}**: {markdown_text(rows.title)}\n", markdown_table(rows)]
+    parts += [f"{markdown_text(line)}\n" for line in (rows.caption or "").split("\n") if line]
     for table in others:
-        parts.append(f"<details><summary>{_escaped(table.title)}</summary>\n\n{_markdown(table)}\n</details>\n")
+        parts.append(
+            f"<details><summary>{markdown_text(table.title)}</summary>\n\n{markdown_table(table)}\n</details>\n"
+        )
     return "\n".join(parts)
-
-
-def _markdown(table: Table) -> str:
-    rules = ["---:" if column.right else "---" for column in table.columns]
-    rows = [[column.header for column in table.columns], rules, *(map(_escaped, row) for row in table.rows)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def _escaped(text: str) -> str:
-    for letter in ("\\", "|", "<", "*", "_", "`"):
-        text = text.replace(letter, f"\\{letter}")
-    return text.replace("\n", " ")
 
 
 def compare_csv(comparison: Comparison) -> str:

@@ -182,6 +182,20 @@ def html_table(table: Table) -> str:
     return f"<table><tr>{headers}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 
+def markdown_table(table: Table) -> str:
+    """Its rows, without the title."""
+    rules = ["---:" if column.right else "---" for column in table.columns]
+    rows = [[column.header for column in table.columns], rules, *(map(markdown_text, row) for row in table.rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def markdown_text(text: str) -> str:
+    """In one line, with nothing that Markdown obeys."""
+    for letter in ("\\", "|", "<", "*", "_", "`", "["):
+        text = text.replace(letter, f"\\{letter}")
+    return text.replace("\n", " ")
+
+
 class Line(NamedTuple):
     text: str
     is_heading: bool = False

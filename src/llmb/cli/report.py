@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb report``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llmb.analysis.find_runs import every_run, find_all_runs
+from llmb.cli.completion import runs as complete_runs
+from llmb.cli.root import install_here, say
+from llmb.errors import UsageError
+from llmb.report.output import print_text
+from llmb.runs.folder import cannot_write, write_atomically
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN...]",
+        autocompletion=complete_runs,
+        help="Runs, named as for `llmb judge`. Default: every run of this install root.",
+    ),
+]
+AgainstRuns = Annotated[
+    str | None,
+    typer.Option("--against", metavar="RUNS", help="Judge against these runs. Default: as `llmb judge` without it."),
+]
+Format = Literal["html", "md"]
+
+
+@app.command()
+def report(
+    runs: Runs = None,
+    against: AgainstRuns = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: report.html here; Markdown goes to stdout."),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="A page for a browser, or Markdown.")] = "html",
+    full: Annotated[
+        bool, typer.Option("--full", help="Show home folders, and names of users and hosts. Never secrets.")
+    ] = False,
+) -> None:
+    """Make a page of runs that ended: verdicts, plots, tables, settings, in one file that needs no network.
+
+    Of each recipe the newest measurement is judged and shown, or with `--against` all its runs are judged together.
+    The page can be sent to others: it has no secrets, and without `--full` no home folders, user or host names.
+
+    Examples:
+
+    - `llmb report latest`
+
+    - `llmb report -o all.html`
+
+    - `llmb report driver-580 --against driver-570 --format md`
+    """
+    from llmb.page.contents import gather  # takes longer to load than the help of every command may take
+    from llmb.page.private import full_text, public_text
+    from llmb.page.render import page_html, page_markdown
+
+    install = install_here()
+    found = find_all_runs(runs, install, say) if runs else every_run(install)
+    if not found.runs:
+        lines = "".join(f"\n  {one.run}: {one.reason}" for one in found.left_out)
+        raise UsageError(f"no run has ended in {found.title}{lines}", do="'llmb runs' shows all")
+    contents = gather(found, against, install, say)
+    shown = full_text if full else public_text(found.runs, install)
+    if form == "md" and output is None:
+        print_text(page_markdown(contents, shown))
+        return
+    path = output or Path("report.html")
+    text = page_html(contents, shown) if form == "html" else page_markdown(contents, shown)
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    count = len(found.runs)
+    sys.stderr.write(f"{count} {'run' if count == 1 else 'runs'} in {path}, {len(text.encode()) / 1000:,.0f} kB\n")

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plots as SVG, drawn by matplotlib in a few fixed colors, which a page replaces by its own."""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from llmb.errors import EnvironmentProblem
+from llmb.verdict.records import Interval, VerdictName
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+INK, MUTED, GRID, PAPER = "#222222", "#666666", "#dddddd", "#ffffff"
+BLUE, ORANGE, GREEN, RED, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"
+"""Distinguishable by colorblind people: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
+NAMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
+    BLUE: "blue",
+    ORANGE: "orange",
+    GREEN: "green",
+    RED: "red",
+    PURPLE: "purple",
+}
+"""The variables of the page's style that the colors become."""
+WIDTH, HEIGHT, UNITS_PER_INCH = 480, 200, 72
+MOST_POINTS = 1000
+"""Longer series are drawn by the smallest and the largest value of each bin."""
+STYLE: Mapping[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.linewidth": 0.8,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+MARKS: Mapping[VerdictName, tuple[str, str]] = {
+    "pass": ("o", GREEN),
+    "improved": ("^", BLUE),
+    "regressed": ("v", RED),
+    "inconclusive": ("D", ORANGE),
+    "invalid": ("X", RED),
+    "not comparable": ("s", MUTED),
+}
+"""Shape and color of a verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Points of a series that a shape distinguishes."""
+
+    label: str
+    shape: str
+    color: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A series; its points are in order of x."""
+
+    label: str
+    color: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its interval, and the verdict that gives it its mark."""
+
+    label: str
+    value: float
+    interval: Interval | None
+    verdict: VerdictName | None
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """At most ``MOST_POINTS`` of them: of each bin the smallest and the largest value, in their order."""
+    if len(points) <= MOST_POINTS:
+        return points
+    bins = MOST_POINTS // 2
+    edges = [number * len(points) // bins for number in range(bins + 1)]
+    kept = []
+    for first, last in pairwise(edges):
+        part = points[first:last]
+        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return kept
+
+
+def series_chart(
+    name: str,
+    lines: Sequence[Line],
+    axes: tuple[str, str],
+    *,
+    marked: Sequence[Marked] = (),
+    window: tuple[float, float] | None = None,
+    level: float | None = None,
+) -> str:
+    """Lines over steps or time; ``axes`` are the titles of x and y, ``window`` is shaded, ``level`` a dashed line."""
+
+    def draw(canvas: "Canvas") -> None:
+        plot = canvas.add_subplot()
+        if window:
+            plot.axvspan(*window, color=BLUE, alpha=0.1, linewidth=0)
+        if level is not None:
+            plot.axhline(level, color=INK, linewidth=0.8, dashes=(4, 3))
+        for line in lines:
+            points = thinned(line.points)
+            plot.plot([x for x, _ in points], [y for _, y in points], color=line.color, label=line.label)
+        for one in marked:
+            x, y = [x for x, _ in one.points], [y for _, y in one.points]
+            plot.plot(x, y, one.shape, color=one.color, label=one.label, markersize=5, markeredgecolor=PAPER)
+        _name_axes(plot, axes)
+        if len(lines) + len(marked) > 1:
+            _legend(plot)
+
+    return _drawn(name, draw)
+
+
+def histogram_chart(
+    name: str, values: Sequence[float], axes: tuple[str, str], *, mean: float, interval: Interval | None
+) -> str:
+    """How often values occur; the mean is a line, its interval a band."""
+
+    def draw(canvas: "Canvas") -> None:
+        plot = canvas.add_subplot()
+        plot.hist(values, bins="auto", color=BLUE, alpha=0.6, edgecolor=PAPER, linewidth=0.6)
+        if interval:
+            plot.axvspan(*interval, color=RED, alpha=0.18, linewidth=0, label="95 % interval of the mean")
+        plot.axvline(mean, color=RED, linewidth=1.4, label="mean")
+        plot.plot(values, [0.0] * len(values), "|", color=INK, markersize=7, label="a step")
+        _name_axes(plot, axes)
+        plot.grid(visible=False, axis="x")
+        _legend(plot)
+
+    return _drawn(name, draw)
+
+
+def estimates_chart(
+    name: str, estimates: Sequence[Estimate], axis: str, *, changes: Sequence[int] = (), flat: bool = False
+) -> str:
+    """Values with their intervals: one below the other with their labels, or with ``flat`` in order from left to right.
+
+    ``changes`` are the places before which a vertical line stands.
+    """
+
+    def draw(canvas: "Canvas") -> None:
+        plot = canvas.add_subplot()
+        for place, one in enumerate(estimates):
+            shape, color = MARKS[one.verdict] if one.verdict else ("o", BLUE)
+            low, high = one.interval or (one.value, one.value)
+            spread = [[max(0.0, one.value - low)], [max(0.0, high - one.value)]]
+            x, y = ([place], [one.value]) if flat else ([one.value], [place])
+            x_error, y_error = (None, spread) if flat else (spread, None)
+            plot.errorbar(
+                *(x, y),
+                xerr=x_error if one.interval else None,
+                yerr=y_error if one.interval else None,
+                fmt=shape,
+                color=color,
+                markersize=6,
+                elinewidth=1.2,
+                markeredgecolor=PAPER,
+            )
+        for place in changes:
+            plot.axvline(place - 0.5, color=PURPLE, linewidth=1, dashes=(2, 2))
+        if flat:
+            _name_axes(plot, ("runs, the newest last", axis))
+            _label_some(plot, [one.label for one in estimates])
+            return
+        plot.axvline(0, color=INK, linewidth=0.8)
+        plot.set_yticks(range(len(estimates)), [one.label for one in estimates])
+        plot.set_ylim(len(estimates) - 0.5, -0.5)
+        plot.set_xlabel(axis)
+
+    return _drawn(name, draw, HEIGHT if flat else 60 + 24 * len(estimates))
+
+
+def parts_chart(name: str, parts: Sequence[tuple[str, str, float]], axis: str) -> str:
+    """One bar of parts, which are names, colors and values, one below the other so that each has its name beside it."""
+
+    def draw(canvas: "Canvas") -> None:
+        plot = canvas.add_subplot()
+        places = range(len(parts))
+        plot.barh(places, [value for _, _, value in parts], color=[color for _, color, _ in parts], height=0.7)
+        for place, (_, _, value) in enumerate(parts):
+            plot.annotate(f"{value:.1f}", (value, place), (4, 0), textcoords="offset points", va="center", fontsize=10)
+        plot.set_yticks(places, [label for label, _, _ in parts])
+        plot.set_ylim(len(parts) - 0.5, -0.5)
+        plot.set_xlabel(axis)
+        plot.grid(visible=False, axis="y")
+        plot.margins(x=0.1)
+
+    return _drawn(name, draw, 60 + 22 * len(parts))
+
+
+def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
+    plot.set_xlabel(axes[0])
+    plot.set_ylabel(axes[1])
+
+
+def _legend(plot: "Axes") -> None:
+    """Above the plot, where it covers nothing."""
+    plot.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0.1, handlelength=1.2, columnspacing=1)
+
+
+def _label_some(plot: "Axes", labels: Sequence[str], most: int = 6) -> None:
+    """The first label, the last, and as many between them as there is space for."""
+    count = min(most, len(labels))
+    places = sorted({round(number * (len(labels) - 1) / max(1, count - 1)) for number in range(count)})
+    plot.set_xticks(places, [labels[place] for place in places])
+    plot.set_xlim(-0.5, len(labels) - 0.5)
+
+
+def _drawn(name: str, draw: Callable[["Canvas"], None], height: int = HEIGHT) -> str:
+    """The SVG of what ``draw`` puts on a canvas, equal for equal data. Raises EnvironmentProblem without matplotlib."""
+    canvas = new_canvas(draw, height, salt=name)
+    target = io.StringIO()
+    with _style(name):
+        canvas.savefig(target, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return slim(target.getvalue())
+
+
+def new_canvas(draw: Callable[["Canvas"], None], height: int, *, salt: str) -> "Canvas":
+    with _style(salt):
+        from matplotlib.figure import Figure
+
+        size = (WIDTH / UNITS_PER_INCH, height / UNITS_PER_INCH)
+        canvas = Figure(figsize=size, dpi=UNITS_PER_INCH, layout="constrained")
+        draw(canvas)
+    return canvas
+
+
+def _style(salt: str) -> AbstractContextManager[None]:
+    try:
+        from matplotlib import rc_context
+    except ImportError as error:
+        do = "install it: pip install 'llmb[report]', in a clone pip install -e '.[report]'"
+        raise EnvironmentProblem("plots need matplotlib, which is not installed", do=do) from error
+    style: AbstractContextManager[None] = rc_context({**STYLE, "svg.hashsalt": salt})
+    return style
+
+
+def slim(svg: str) -> str:
+    """The SVG element alone, without unused names, its own style sheet, and digits that are too small to see."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>|<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
+    svg = re.sub(r'(<svg )[^>]*?(viewBox="[^"]*")[^>]*>', r'\1xmlns="http://www.w3.org/2000/svg" \2>', svg, count=1)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = svg.replace("xlink:href", "href")
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"\d+\.\d{3,}", _rounded, tag[0]), svg)
+    return re.sub(r"\s*\n\s*", "\n", svg).strip()
+
+
+def _rounded(digits: re.Match[str]) -> str:
+    return f"{float(digits[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def themed(svg: str) -> str:
+    """With the variables of the page's style in place of colors."""
+    for color, variable in NAMED.items():
+        svg = svg.replace(color, f"var(--{variable})")
+    return svg
+
+
+def standalone(svg: str) -> str:
+    """A file of its own, on white."""
+    head = svg.index(">") + 1
+    font = "<style>text { font-family: sans-serif } * { stroke-linejoin: round }</style>"
+    return f'{svg[:head]}{font}<rect width="100%" height="100%" fill="{PAPER}"/>{svg[head:]}\n'
+
+
+def points_of(values: Iterable[tuple[float, float | None]]) -> Iterator[tuple[float, float]]:
+    """Points whose value is known."""
+    return ((x, y) for x, y in values if y is not None)

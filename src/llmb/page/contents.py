@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a page shows: for each recipe its verdict, its runs, and the figures and tables of one of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, flaw_of, grouped
+from llmb.analysis.explain_run import explain_judged
+from llmb.analysis.judge_run import Against, Judged, judge_runs
+from llmb.missing import Missing
+from llmb.page.figures import Figure, history_figure, run_figures
+from llmb.programs.conclude import read_ended_run
+from llmb.report.jobs_report import local_time
+from llmb.report.run_report import run_table
+from llmb.report.table import Column, Table, known, number_column, result_table, table_of
+from llmb.report.verdict_report import explanation_tables, verdict_table
+from llmb.runs.folder import RunFolder
+from llmb.runs.identity import Value, value_text
+from llmb.runs.record import RunRecord
+from llmb.verdict.records import WORST, VerdictName
+from llmb.verdict.sentence import headline
+
+SYMBOLS: Mapping[VerdictName, str] = {
+    "pass": "✓",
+    "improved": "▲",
+    "regressed": "▼",
+    "inconclusive": "◆",
+    "invalid": "✕",
+    "not comparable": "—",
+}
+"""A mark beside the word: verdicts do not differ by color alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One recipe: runs that are repeats of each other, their verdict, and what is shown of one of them."""
+
+    anchor: str
+    title: str
+    judged: Judged
+    shown: AnalyzedRun
+    """The newest measurement; without any the newest run."""
+    runs: tuple[AnalyzedRun, ...]
+    figures: tuple[Figure, ...]
+    tables: tuple[Table, ...]
+    details: tuple[Table, ...]
+    """Tables that few readers need."""
+    missing: tuple[tuple[str, str], ...]
+    """What is not shown, and why."""
+
+    @property
+    def verdict(self) -> VerdictName:
+        return self.judged.verdict.verdict
+
+    @property
+    def symbol(self) -> str:
+        return SYMBOLS[self.verdict]
+
+    @property
+    def headline(self) -> str:
+        return headline(self.judged.verdict)
+
+    @property
+    def advice(self) -> str | None:
+        """The command that helps with the verdict; None if none is needed."""
+        return _advice(self.judged, self.shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """``left_out`` has the runs that were found and not used, with their reasons."""
+
+    title: str
+    sections: tuple[Section, ...]
+    runs: Table
+    failed: tuple[tuple[AnalyzedRun, str, str], ...]
+    """Runs that are no measurements, with the reason and the command that shows more."""
+    left_out: tuple[tuple[str, str], ...]
+    conventions: Table | None
+
+    @property
+    def counts(self) -> list[tuple[str, VerdictName, int]]:
+        """Symbol, verdict and number of recipes, the worst first."""
+        names = [section.verdict for section in self.sections]
+        return [(SYMBOLS[name], name, names.count(name)) for name in WORST if name in names]
+
+
+def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[str], None]) -> Contents:
+    """Judges the newest run of each recipe; with ``against``, all its runs against those that this selects."""
+    sections = [
+        _section(number, repeats, against, install, say) for number, repeats in enumerate(grouped(found.runs), start=1)
+    ]
+    sections.sort(key=lambda section: WORST.index(section.verdict))
+    failed = [(run, flaw) for run in found.runs if (flaw := flaw_of(run))]
+    return Contents(
+        title=found.title,
+        sections=tuple(sections),
+        runs=runs_table(found.runs),
+        failed=tuple((run, flaw, _look_at(run)) for run, flaw in failed),
+        left_out=tuple((one.run, one.reason) for one in found.left_out),
+        conventions=_conventions(found.runs),
+    )
+
+
+def _section(
+    number: int, repeats: Sequence[AnalyzedRun], against: str | None, install: Path, say: Callable[[str], None]
+) -> Section:
+    measured = [run for run in repeats if flaw_of(run) is None]
+    shown = (measured or repeats)[-1]
+    (judged,) = judge_runs(repeats if against else [shown], Against(runs=against), install, say)
+    figures, missing = run_figures(number, shown)
+    history = history_figure(number, repeats)
+    explanation = explain_judged(judged)
+    return Section(
+        anchor=f"recipe-{number}",
+        title=judged.title,
+        judged=judged,
+        shown=shown,
+        runs=tuple(repeats),
+        figures=(*([] if isinstance(history, Missing) else [history]), *figures),
+        tables=(*_result_tables(shown), verdict_table(judged)),
+        details=(*(explanation_tables(explanation) if explanation else ()), *_setting_tables(shown)),
+        missing=(*([("history", history.reason)] if isinstance(history, Missing) else []), *missing),
+    )
+
+
+def _result_tables(run: AnalyzedRun) -> Iterator[Table]:
+    """As ``llmb result`` prints it; of a log what ``llmb parse`` finds."""
+    if run.record is not None:
+        yield run_table(run.record.plan, read_ended_run(RunFolder(run.path)).result)
+    elif times := run.step_time_s:
+        table = result_table(f"{run.path.name}", "metric", "measured", right=("measured",))
+        for name in ("count", "mean", "median", "std"):
+            table.add_row(f"step time s, {name}" if name != "count" else "steps", known(getattr(times, name)))
+        yield table
+
+
+def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
+    """Everything that decided the run, and the machine that it ran on."""
+    yield _values_table("Configuration: equal in all runs of this recipe", run.identity.configuration)
+    yield _values_table("Conditions: may differ between runs", run.conditions)
+    if run.record is not None:
+        yield _record_table(run.record)
+
+
+def _values_table(title: str, values: Mapping[str, Value]) -> Table:
+    table = result_table(title, "key", "value")
+    for key, value in sorted(values.items()):
+        table.add_row(key, "unknown" if value is None else value_text(value))
+    return table
+
+
+def _record_table(record: RunRecord) -> Table:
+    table = result_table("Record", "key", "value")
+    values = {
+        "run": record.id,
+        "program": record.program,
+        "started": record.started_at,
+        "ended": record.ended_at,
+        "exit code": record.exit_code,
+        "command": " ".join(record.command),
+        "image": record.image,
+        "weights": record.origin.weights.text,
+        "data": record.origin.data.text,
+        "scheduler's job": record.job.job_id if record.job else None,
+        "attempts": len(record.attempts) or None,
+    }
+    for name, value in values.items():
+        if value is not None:
+            table.add_row(name, str(value))
+    for name, value in record.variables.items():
+        table.add_row(f"variable {name}", value)
+    return table
+
+
+def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
+    """A row for each run, in order of time."""
+    columns: list[Column[AnalyzedRun]] = [
+        Column("run", lambda run: run.id),
+        Column("started", lambda run: local_time(run.started_s) if run.started_s else "unknown"),
+        Column("recipe", lambda run: run.recipe.title() if run.recipe else run.path.name),
+        Column("label", lambda run: run.label or run.campaign, optional=True),
+        Column("status", lambda run: run.status.replace("_", " ")),
+        number_column("step s", lambda run: run.step_time_s.mean if run.step_time_s else None, known),
+        number_column("CV %", lambda run: _cv_pct(run), known),
+        number_column("tokens/s", lambda run: _result(run, "tokens_per_s"), known),
+        Column("verdict, published", lambda run: _stored_verdict(run), optional=True),
+        Column("reason", flaw_of, optional=True),
+    ]
+    return table_of("Runs", runs, columns)
+
+
+def _cv_pct(run: AnalyzedRun) -> float | None:
+    times = run.step_time_s
+    return 100 * times.cv if times and times.cv is not None else None
+
+
+def _result(run: AnalyzedRun, name: str) -> float | None:
+    value: float | None = getattr(run.record.result, name) if run.record and run.record.result else None
+    return value
+
+
+def _stored_verdict(run: AnalyzedRun) -> str | None:
+    return run.record.result.verdict_name if run.record and run.record.result else None
+
+
+def _conventions(runs: Sequence[AnalyzedRun]) -> Table | None:
+    """How figures are counted, by the records; None if there are only logs."""
+    values = {name: text for run in runs if run.record for name, text in run.record.conventions.items()}
+    if not values:
+        return None
+    table = result_table("Conventions", "figure", "meaning")
+    for name, text in values.items():
+        table.add_row(name, text)
+    return table
+
+
+def _advice(judged: Judged, shown: AnalyzedRun) -> str | None:
+    verdict = judged.verdict
+    if verdict.verdict in ("pass", "improved"):
+        return None
+    if verdict.verdict == "invalid" or shown.record is None:
+        return _look_at(shown)
+    if verdict.verdict == "not comparable" and verdict.reference is None:
+        return f"llmb judge {shown.id} --against RUNS"
+    if verdict.verdict == "inconclusive" and shown.recipe:
+        request = shown.recipe
+        words = f"-w {request.workload} -s {request.size} --dtype {request.dtype} --scale {request.scale}"
+        return f"llmb run {words} --repeats {verdict.more_runs or 3}"
+    return f"llmb judge {shown.id} --explain"
+
+
+def _look_at(run: AnalyzedRun) -> str:
+    return f"llmb parse {run.path}" if run.record is None else f"llmb jobs log {run.id} --tail 40"

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of runs: a plot, what it shows in a sentence, and its data as a table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
+from llmb.metrics.anomalies import find_anomalies
+from llmb.missing import Missing
+from llmb.page.charts import (
+    BLUE,
+    GREEN,
+    INK,
+    MOST_POINTS,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    RED,
+    Estimate,
+    Line,
+    Marked,
+    estimates_chart,
+    histogram_chart,
+    parts_chart,
+    points_of,
+    series_chart,
+)
+from llmb.report.jobs_report import local_time, short_time
+from llmb.report.table import Table, interval_of, known, number, result_table
+from llmb.report.trace_report import COLORS, shown_parts
+from llmb.resources.read import read_samples
+from llmb.resources.sample import Sample
+from llmb.runs.folder import RunFolder
+from llmb.runs.profile_report import kept_breakdown
+from llmb.runs.record_file import BrokenRecord
+from llmb.runs.result import GIB
+from llmb.runs.steps import Step, read_steps
+from llmb.traces.summary import shares
+
+STEP = "step"
+FEWEST = 3
+"""Values whose distribution is drawn."""
+NO_STEPS = "the steps are not recorded one by one; a log has them as text"
+CHANGING = ("software.", "hardware.device", "hardware.power", "release")
+"""Conditions whose change is marked in a history; keys that begin with these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """``name`` is unique on a page and may be asked for; ``svg`` has fixed colors."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    table: Table
+
+
+Found = tuple[list[Figure], list[tuple[str, str]]]
+
+
+def run_figures(section: int, run: AnalyzedRun) -> Found:
+    """The figures of one run, and what is missing, with the reason."""
+    steps = _steps(run)
+    candidates = {
+        "step times": step_times_figure(section, run, steps),
+        "distribution": distribution_figure(section, run),
+        "loss": loss_figure(section, run, steps),
+        "memory": memory_figure(section, run, steps),
+        "ranks": ranks_figure(section, run, steps),
+        "resources": resources_figure(section, run, steps),
+        "breakdown of a step": breakdown_figure(section, run),
+    }
+    figures = [one for one in candidates.values() if isinstance(one, Figure)]
+    return figures, [(name, one.reason) for name, one in candidates.items() if isinstance(one, Missing)]
+
+
+def _steps(run: AnalyzedRun) -> Sequence[Step]:
+    return [] if run.record is None else read_steps(RunFolder(run.path).steps)
+
+
+def step_times_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+    """Each step, with the window, its mean, and the steps that something was done to."""
+    if not steps:
+        return _logged_step_times(section, run)
+    window, times = run.window, [(float(step.step), step.step_time_s) for step in steps]
+    odd = _outliers(run, steps)
+    groups = {
+        "checkpoint": ("s", ORANGE, {step.step for step in steps if step.saving}),
+        "profiled": ("^", PURPLE, {step.step for step in steps if step.profiled}),
+        "outlier": ("X", RED, odd),
+        "not finite": ("D", INK, {step.step for step in steps if not step.finite}),
+    }
+    marked = [
+        Marked(label, shape, color, [point for point in times if point[0] in which])
+        for label, (shape, color, which) in groups.items()
+        if which
+    ]
+    shaded = (window.first - 0.5, window.last + 0.5) if window and run.step_time_s else None
+    mean = run.step_time_s.mean if run.step_time_s else None
+    svg = series_chart(
+        f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"), marked=marked, window=shaded, level=mean
+    )
+    table = result_table(f"Steps of run {run.id}", STEP, "step time s", "note", right=(STEP, "step time s"))
+    for step in _fewer(steps):
+        notes = [label for label, (_, _, which) in groups.items() if step.step in which]
+        inside = window is not None and window.first <= step.step <= window.last
+        table.add_row(str(step.step), f"{step.step_time_s:.6g}", ", ".join(["window"] * inside + notes))
+    return Figure(f"step-times-{section}", "Step times", _step_times_caption(run, len(steps), odd), svg, table)
+
+
+def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int]) -> str:
+    parts = [f"run {run.id}, {count} steps"]
+    if run.window and run.step_time_s:
+        parts.append(f"shaded: the window, steps {run.window.first} to {run.window.last}; dashed: its mean")
+    if odd:
+        parts.append(f"{len(odd)} outlier{'s' if len(odd) > 1 else ''} beyond five times the spread")
+    if count > MOST_POINTS:
+        parts.append("of each group of steps the shortest and the longest")
+    return "; ".join(parts)
+
+
+def _logged_step_times(section: int, run: AnalyzedRun) -> Figure | Missing:
+    if not run.step_times_s:
+        return Missing(flaw_of(run) or NO_STEPS)
+    first = run.window.first if run.window else 0
+    times = [(float(first + place), seconds) for place, seconds in enumerate(run.step_times_s)]
+    svg = series_chart(f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"))
+    table = result_table(f"Steps of {run.id}", STEP, "step time s", right=(STEP, "step time s"))
+    for step, seconds in times[:MOST_POINTS]:
+        table.add_row(f"{step:.0f}", f"{seconds:.6g}")
+    return Figure(f"step-times-{section}", "Step times", f"{run.id}: the steps of the window", svg, table)
+
+
+def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
+    """Steps of the window that the ranking of causes takes for outliers too."""
+    window = run.window
+    inside = [step for step in steps if window and window.first <= step.step <= window.last and not step.profiled]
+    found = find_anomalies([step.step_time_s for step in inside], 0).outliers
+    return {inside[one.step].step for one in found}
+
+
+def _fewer(steps: Sequence[Step]) -> Sequence[Step]:
+    """For a table; of more steps than it may have the first ones, and the caption says how to get all."""
+    return steps[:MOST_POINTS]
+
+
+def distribution_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
+    times, values = run.step_time_s, run.step_times_s
+    if times is None:
+        return Missing(flaw_of(run) or "the run has no step time")
+    if len(values) < FEWEST:
+        return Missing(f"the window has {len(values)} steps; a distribution needs {FEWEST}")
+    svg = histogram_chart(
+        f"distribution-{section}", values, ("step time, s", "steps"), mean=times.mean, interval=times.ci95
+    )
+    table = result_table("Statistics of the window", "statistic", "step time s", right=("step time s",))
+    for name in ("mean", "median", "std"):
+        table.add_row(name, number(getattr(times, name)))
+    table.add_row("95 % interval of the mean", interval_of(times.ci95))
+    caption = f"mean {number(times.mean)} s, 95 % interval {interval_of(times.ci95)} s, median {number(times.median)} s"
+    return Figure(f"distribution-{section}", "Distribution of the window's steps", caption, svg, table)
+
+
+def loss_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+    if not steps:
+        return Missing(NO_STEPS)
+    finite = [step for step in steps if step.finite]
+    if not finite:
+        return Missing("the loss of no step is finite")
+    svg = series_chart(f"loss-{section}", [Line("loss", GREEN, [(s.step, s.loss) for s in finite])], (STEP, "loss"))
+    table = result_table(f"Loss of run {run.id}", STEP, "loss", "gradient norm", right=(STEP, "loss", "gradient norm"))
+    for step in _fewer(steps):
+        table.add_row(str(step.step), f"{step.loss:.6g}", f"{step.grad_norm:.6g}")
+    caption = f"from {number(steps[0].loss)} to {number(steps[-1].loss)}"
+    if len(finite) < len(steps):
+        caption += f"; {len(steps) - len(finite)} steps are not finite and not drawn"
+    return Figure(f"loss-{section}", "Loss", caption, svg, table)
+
+
+def memory_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+    """Peak memory of the fullest rank; where it does not change, a sentence of the result says it."""
+    peaks = [(float(step.step), step.peak_memory_bytes / GIB) for step in steps]
+    if not peaks:
+        return Missing(NO_STEPS)
+    if max(y for _, y in peaks) - min(y for _, y in peaks) < 0.005 * max(y for _, y in peaks):
+        return Missing(f"the peak is the same in all steps, {number(peaks[-1][1])} GiB")
+    svg = series_chart(f"memory-{section}", [Line("peak", PURPLE, peaks)], (STEP, "GiB"))
+    table = result_table(f"Memory of run {run.id}", STEP, "peak GiB", "rank", right=(STEP, "peak GiB", "rank"))
+    for step in _fewer(steps):
+        table.add_row(str(step.step), number(step.peak_memory_bytes / GIB), str(step.peak_memory_rank))
+    return Figure(f"memory-{section}", "Peak memory", "of the rank with the most", svg, table)
+
+
+def ranks_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+    """The slowest layer of all ranks beside the median: a slow rank shows as a gap, and by its number."""
+    if not steps:
+        return Missing(NO_STEPS)
+    ranks = {step.slowest_layer_rank for step in steps}
+    if run.recipe is None or run.recipe.layout.gpus < 2:
+        return Missing("the run has one rank")
+    median = Line("median of the ranks", MUTED, [(s.step, 1e3 * s.layer_s_median) for s in steps])
+    longest = Line("slowest rank", RED, [(s.step, 1e3 * s.layer_s_max) for s in steps])
+    svg = series_chart(f"ranks-{section}", [longest, median], (STEP, "ms a layer"))
+    right = (STEP, "median ms", "slowest ms", "slowest rank")
+    table = result_table(f"Forward pass of a layer, run {run.id}", *right, right=right)
+    for step in _fewer(steps):
+        median_ms, longest_ms = number(1e3 * step.layer_s_median), number(1e3 * step.layer_s_max)
+        table.add_row(str(step.step), median_ms, longest_ms, str(step.slowest_layer_rank))
+    often = max(ranks, key=lambda rank: sum(step.slowest_layer_rank == rank for step in steps))
+    share = sum(step.slowest_layer_rank == often for step in steps) / len(steps)
+    caption = f"forward pass of a layer; rank {often} is the slowest in {100 * share:.0f} % of the steps"
+    return Figure(f"ranks-{section}", "Ranks", caption, svg, table)
+
+
+RESOURCES: Mapping[str, tuple[str, str]] = {
+    "power_w": ("GPU power, W", ORANGE),
+    "sm_clock_mhz": ("SM clock, MHz", BLUE),
+    "temperature_c": ("temperature, C", RED),
+}
+
+
+def resources_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+    """Power of the GPUs over the steps; of a run on CPUs the use of its nodes."""
+    if run.record is None:
+        return Missing("a log has no samples of power, clocks and temperature")
+    try:
+        sampled = read_samples(RunFolder(run.path).resources)
+    except OSError as error:
+        return Missing(f"the samples cannot be read: {error.strerror}")
+    if not sampled or not any(one.samples for one in sampled):
+        return Missing("the run was not sampled")
+    ends = [step.ended_s for step in steps]
+    begin = ends[0] - steps[0].step_time_s if ends else sampled[0].samples[0].time_s
+    first = next(one for one in sampled if one.samples)
+    gpus = [_gpu_rows(sample, begin) for sample in first.samples if sample.gpus]
+    if not gpus:
+        return Missing("no GPU was sampled: a run on CPUs has its use of the cores in the result")
+    lines = [
+        Line(title, color, list(points_of((row[0], row[1][name]) for row in gpus)))
+        for name, (title, color) in RESOURCES.items()
+    ]
+    shown = [line for line in lines if line.points][:1]
+    if not shown:
+        return Missing("the driver does not report power, clocks or temperature")
+    svg = series_chart(f"resources-{section}", shown, ("s since the first step", shown[0].label))
+    headers = ("time s", *(title for title, _ in RESOURCES.values()))
+    table = result_table(f"Samples of {first.start.node}, means of its GPUs", *headers, right=headers)
+    for time_s, values in gpus[:MOST_POINTS]:
+        table.add_row(f"{time_s:.1f}", *(known(values[name]) for name in RESOURCES))
+    return Figure(
+        f"resources-{section}", "Power", "mean of a node's GPUs; the table has clocks and temperature", svg, table
+    )
+
+
+def _gpu_rows(sample: Sample, begin_s: float) -> tuple[float, dict[str, float | None]]:
+    values = {name: [one for one in getattr(sample.gpus, name) if one is not None] for name in RESOURCES}
+    return sample.time_s - begin_s, {name: sum(some) / len(some) if some else None for name, some in values.items()}
+
+
+def breakdown_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
+    """Parts of a profiled step, in percent of it."""
+    if run.record is None or run.record.plan.profile is None:
+        return Missing("the run was not profiled: llmb run --profile")
+    try:
+        step = kept_breakdown(RunFolder(run.path))
+    except BrokenRecord as error:
+        return Missing(error.what)
+    if step is None:
+        return Missing("the profile has no breakdown of a step")
+    of_step, names = shares(step), shown_parts([step])
+    colors = {"idle": MUTED, "unclassified": ORANGE}
+    parts = [(name, colors.get(part, COLORS[part]), 100 * of_step[part]) for part, name in names.items()]
+    svg = parts_chart(f"breakdown-{section}", parts, "% of the step")
+    table = result_table(f"Step {step.step}", "part", "%", right=("%",))
+    for name, _, share in parts:
+        table.add_row(name, number(share))
+    caption = f"step {step.step} of rank {step.rank}, {number(1e3 * step.duration_s)} ms"
+    return Figure(f"breakdown-{section}", "Where the time of a step went", caption, svg, table)
+
+
+def history_figure(section: int, runs: Sequence[AnalyzedRun]) -> Figure | Missing:
+    """Means of the runs of a recipe in order of time, with what changed between them."""
+    measured = [run for run in runs if flaw_of(run) is None and run.step_time_s]
+    if len(measured) < 2:
+        return Missing(f"{len(measured)} run of this recipe is a measurement; a history needs 2")
+    changes = [_changed(*pair) for pair in pairwise(measured)]
+    estimates = list(_estimates(measured))
+    svg = estimates_chart(
+        f"history-{section}",
+        estimates,
+        "step time, s",
+        changes=[place for place, change in enumerate(changes, start=1) if change],
+        flat=True,
+    )
+    right = ("step time s",)
+    table = result_table("Runs of this recipe", "run", "started", *right, "95 % interval", "changed", right=right)
+    for run, change in zip(measured, ["", *changes], strict=True):
+        started = local_time(run.started_s) if run.started_s else "unknown"
+        times = run.step_time_s
+        assert times, "measured runs have a step time"
+        table.add_row(run.id, started, number(times.mean), interval_of(times.ci95), change)
+    caption = f"{len(measured)} runs with the 95 % interval of their mean"
+    if any(changes):
+        caption += f"; dashed: {'; '.join(dict.fromkeys(filter(None, changes)))}"
+    return Figure(f"history-{section}", "History", caption, svg, table)
+
+
+def _estimates(runs: Sequence[AnalyzedRun]) -> Iterator[Estimate]:
+    for run in runs:
+        if run.step_time_s:
+            label = short_time(run.started_s) if run.started_s else run.id
+            yield Estimate(label, run.step_time_s.mean, run.step_time_s.ci95, None)
+
+
+def _changed(before: AnalyzedRun, after: AnalyzedRun) -> str:
+    """What of software and hardware differs between two runs, in a line; empty if nothing does."""
+    keys = [key for key in after.conditions if key.startswith(CHANGING)]
+    found = [key for key in keys if before.conditions.get(key) != after.conditions.get(key)]
+    return ", ".join(
+        f"{key.rpartition('.')[2]} {before.conditions.get(key)} to {after.conditions[key]}" for key in found
+    )

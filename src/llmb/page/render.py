@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contents of a page as one HTML file, which requests nothing, or as Markdown."""
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from importlib.resources import files
+from typing import Any
+
+from llmb import __version__
+from llmb.errors import EnvironmentProblem
+from llmb.page.charts import themed
+from llmb.page.contents import Contents, Section
+from llmb.report.table import markdown_table, markdown_text
+from llmb.runs.source_version import source_version
+
+TEMPLATES = "templates"
+
+
+def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
+    """``shown`` returns a text as the page may have it. Raises EnvironmentProblem if jinja2 is not installed."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        do = "install it: pip install 'llmb[report]', in a clone pip install -e '.[report]'"
+        raise EnvironmentProblem("a page needs jinja2, which is not installed", do=do) from error
+
+    def finalize(value: Any) -> Any:  # noqa: ANN401 (any value of a template)
+        """All text but what is markup of our own."""
+        return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    def drawing(svg: str) -> Markup:
+        """Text in a plot, as all text; what surrounds it was made by the library, with text escaped."""
+        texts = re.sub(r"(?<=>)[^<>]+(?=</text>)", lambda text: shown(text[0]), themed(svg))
+        return Markup(texts)  # noqa: S704 (escaped by the library that drew it)
+
+    environment = Environment(
+        loader=PackageLoader("llmb.page", TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=finalize,
+    )
+    environment.filters["drawing"] = drawing
+    parts = {name: Markup(_file(name)) for name in ("style.css", "script.js")}  # noqa: S704 (our own files)
+    return environment.get_template("report.html").render(
+        contents=contents,
+        style=parts["style.css"],
+        script=parts["script.js"],
+        made_at=datetime.now().strftime("%Y-%m-%d %H:%M"),
+        version=f"{__version__} ({source_version().text()})",
+    )
+
+
+def _file(name: str) -> str:
+    return (files("llmb.page") / TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def page_markdown(contents: Contents, shown: Callable[[str], str]) -> str:
+    """For a pull request or a chat: the verdicts as a table, and for each recipe its results behind a line."""
+    rows = ["| | recipe | runs | current s | reference s | difference | 95 % interval | verdict |", "|---" * 8 + "|"]
+    rows += [_markdown_row(section) for section in contents.sections]
+    parts = [f"{one.symbol} **{markdown_text(one.title)}**: {markdown_text(one.headline)}" for one in contents.sections]
+    text = "\n\n".join(["\n".join(f"- {part}" for part in parts), "\n".join(rows)])
+    text += "".join(
+        f"\n\n<details><summary>{markdown_text(section.title)}</summary>\n\n"
+        + "\n\n".join(f"{markdown_text(table.title)}\n\n{markdown_table(table)}" for table in section.tables)
+        + "\n\n</details>"
+        for section in contents.sections
+    )
+    for run, reason, command in contents.failed:
+        text += f"\n\n- {run.id}: {markdown_text(reason)}; `{command}`"
+    return shown(text + "\n")
+
+
+def _markdown_row(section: Section) -> str:
+    verdict, judged = section.judged.verdict, section.judged
+    reference = verdict.reference.step_time_s if verdict.reference else None
+    delta = "n/a" if verdict.delta_pct is None else f"{verdict.delta_pct:+.1f} %"
+    interval = "n/a" if verdict.ci95_pct is None else " to ".join(f"{end:+.1f} %" for end in verdict.ci95_pct)
+    cells = (
+        section.symbol,
+        markdown_text(section.title),
+        str(len(section.runs)),
+        *("n/a" if value is None else f"{value:.4g}" for value in (judged.compared_s, reference)),
+        delta,
+        interval,
+        verdict.verdict,
+    )
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb report``: its figures are those of other commands, and it tells nothing that it should not."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from recorded_runs import gpu_record, times_around, write_run
+
+from llmb.cli.main import app, exit_code_of
+from llmb.runs.folder import RunFolder
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(1)">\x1b[2J\u202e'
+SECRET = "hf_M4RKabcdefghijklmnopqrst"
+
+
+class Tables(HTMLParser):
+    """The rows of each table by its id, and all tags."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: dict[str, list[list[str]]] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._in_cell = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.append((tag, values))
+        if tag == "table":
+            self._rows = self.rows.setdefault(str(values["id"]), [])
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append("")
+            self._in_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self._rows[-1][-1] += data
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An install root with no runs yet."""
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def page(root: Path) -> Callable[..., str]:
+    """What the command writes."""
+
+    def make(*words: str) -> str:
+        assert exit_code_of(app, ["report", *words, "-o", "page.html"]) == 0
+        return (root / "page.html").read_text()
+
+    return make
+
+
+def runs_below(root: Path) -> Path:
+    return root / "workloads" / "pretrain_llama3.1" / "experiments" / "e"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    exit_code_of(app, list(words))
+    return capsys.readouterr().out
+
+
+def test_figures_are_those_of_the_result(
+    root: Path, page: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(runs_below(root), gpu_record(), times_around(12.345))
+    tables = Tables(page(str(path))).rows
+    result = json.loads(printed(capsys, "result", str(path), "--json"))
+    shown = {row[0]: row[1] for row in tables["recipe-1-table-1"]}
+    assert float(shown["step time s, mean"]) == pytest.approx(result["step_time_s"]["mean"], rel=1e-3)
+    assert float(shown["MFU %, full attention"]) == pytest.approx(result["mfu_pct"]["full"], rel=1e-3)
+    steps = [row for row in tables["step-times-1-data"][1:] if "window" in row[2]]
+    assert [int(row[0]) for row in steps] == list(range(result["window"]["first"], result["window"]["last"] + 1))
+    mean = sum(float(row[1]) for row in steps) / len(steps)
+    assert mean == pytest.approx(result["step_time_s"]["mean"], rel=1e-5)
+
+
+def test_the_verdict_is_that_of_judge(root: Path, page: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    for label, mean_s in (("before", 12.0), ("after", 13.0)):
+        for repeat in range(3):
+            write_run(
+                runs_below(root), gpu_record().model_copy(update={"label": label}), times_around(mean_s + repeat / 100)
+            )
+    html = page("after", "--against", "before")
+    judged = json.loads(printed(capsys, "judge", "after", "--against", "before", "--json"))
+    assert judged["verdict"] == "regressed"
+    assert html.count(judged["sentence"]) >= 2
+    assert "▼ 1 regressed" in html
+    markdown = printed(capsys, "report", "after", "--against", "before", "--format", "md")
+    assert judged["sentence"] in markdown.replace("\\", "")
+    assert f"{judged['delta_pct']:+.1f} %" in markdown
+
+
+def test_every_run_is_in_the_page_and_failures_have_a_command(root: Path, page: Callable[..., str]) -> None:
+    good = write_run(runs_below(root), gpu_record(), times_around(12.0))
+    bad = write_run(runs_below(root), gpu_record(), times_around(12.0)[:7], exit_code=1)
+    html = page()
+    rows = {row[0]: row for row in Tables(html).rows["runs-table"][1:]}
+    ids = {path: json.loads(RunFolder(path).record.read_text()) for path in (good, bad)}
+    assert {row[3] for row in rows.values()} == {"success", "failed"}
+    assert len(rows) == len(ids) == 2
+    failed = next(name for name, row in rows.items() if row[3] == "failed")
+    assert f"llmb jobs log {failed} --tail 40" in html
+    assert "7 of 50 steps" in html
+
+
+def test_the_page_asks_for_nothing_and_is_well_formed(root: Path, page: Callable[..., str]) -> None:
+    write_run(runs_below(root), gpu_record(), times_around(12.0))
+    html = page()
+    tags = Tables(html).tags
+    assert not [value for _, values in tags for name, value in values.items() if name == "src"]
+    links = [str(values.get("href")) for _, values in tags if "href" in values]
+    assert all(link.startswith("#") for link in links)
+    ids = [values["id"] for _, values in tags if values.get("id")]
+    assert len(ids) == len(set(ids))
+    assert {link[1:] for link in links} <= set(ids)
+    assert not re.search(r"url\((?!#)|@import", html)
+    assert len(html.encode()) < 400_000
+
+
+def test_hostile_text_stays_text(root: Path, page: Callable[..., str]) -> None:
+    path = write_run(runs_below(root), gpu_record(), times_around(12.0))
+    record = RunFolder(path).record
+    document = json.loads(record.read_text())
+    document["label"] = document["environment"]["torch"] = HOSTILE
+    document["variables"] = {"NCCL_X": HOSTILE, "NCCL_Y": SECRET}
+    record.write_text(json.dumps(document))
+    html = page()
+    tags = Tables(html).tags
+    assert sum(tag == "script" for tag, _ in tags) == 1
+    assert "img" not in {tag for tag, _ in tags}
+    assert not any(name.startswith("on") for _, values in tags for name in values)
+    assert "\x1b" not in html
+    assert "\u202e" not in html
+    assert SECRET not in html
+    assert "alert(1)" in html  # as text
+
+
+def test_names_of_users_hosts_and_homes_are_left_out(
+    root: Path, page: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "mustermann")
+    record = gpu_record(nodes=("cl7-node19",)).model_copy(update={"label": "of-mustermann"})
+    path = write_run(runs_below(root), record, times_around(12.0))
+    file = RunFolder(path).record
+    document = json.loads(file.read_text())
+    document["command"] = ["/home/erika/venv/bin/python", "/scratch/mustermann/x", str(root / "script")]
+    file.write_text(json.dumps(document))
+    html = page()
+    told = [name for name in ("erika", "cl7-node19", "/mustermann", str(root)) if name in html]
+    assert not told
+    assert "~/venv/bin/python" in html
+    full = page("--full")
+    assert "/home/erika/venv/bin/python" in full
+    assert "cl7-node19" in full
+
+
+def test_without_the_extra_it_says_how_to_install_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(runs_below(root), gpu_record(), times_around(12.0))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert exit_code_of(app, ["report"]) == 3
+    assert "pip install 'llmb[report]'" in capsys.readouterr().err
+
+
+def test_an_empty_root_has_no_page(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(app, ["report"]) == 2
+    assert "no run has ended" in capsys.readouterr().err
+    assert not (root / "report.html").exists()
