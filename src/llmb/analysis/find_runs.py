@@ -21,6 +21,8 @@ from llmb.analysis.analyzed_run import (
 )
 from llmb.analysis.selected_once import once_in
 from llmb.errors import UsageError, closest
+from llmb.exchange.imported import unpacked
+from llmb.exchange.manifest import ENDING
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import read_history
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
@@ -38,7 +40,7 @@ NEAR = 5
 MANY = 500
 """From so many records on, reading them takes longer than people wait with no output."""
 SELECTORS = (
-    "a folder of runs or logs, a run folder, a log, the JSON document of a comparison of engines",
+    "a folder of runs or logs, a run folder, a log, an archive, the JSON document of a comparison of engines",
     "a label, a campaign, the id of a job or a run, 'latest'",
     "a date or a range of dates (2026-11-20, 2026-11-01..2026-11-07)",
 )
@@ -259,7 +261,9 @@ def _recorded_below(install: Path, say: Say) -> Iterator[RecordedRun]:
 
 
 def _at(text: str, path: Path) -> FoundRuns:
-    """The runs of a path: of a run folder, of its log, or of all run folders and logs below."""
+    """The runs of a path: of a run folder, of its log, of an archive, or of all run folders and logs below."""
+    if path.is_file() and path.name.endswith(ENDING):
+        return _found_in(text, _run_folders(unpacked(path.absolute())))
     if path.is_file() and path.suffix == ".json" and path.name != RUN_RECORD:
         return runs_of_engines(path, text)
     if path.is_file() and not (path.parent / RUN_RECORD).is_file():

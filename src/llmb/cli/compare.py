@@ -29,7 +29,10 @@ class CompareFormat(StrEnum):
 @app.command()
 def compare(
     before: Annotated[
-        str, typer.Argument(metavar="BEFORE", help="A folder, a log, a label, a campaign, an id, 'latest' or dates.")
+        str,
+        typer.Argument(
+            metavar="BEFORE", help="A folder, a log, an archive, a label, a campaign, an id, 'latest' or dates."
+        ),
     ],
     after: Annotated[
         str | None,

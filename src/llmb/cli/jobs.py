@@ -14,6 +14,7 @@ from llmb.cli.progress import JobProgress
 from llmb.cli.root import install_here, say
 from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
+from llmb.exchange.imported import read_origin
 from llmb.jobs.find import find_job, find_jobs, parse_since, unknown_values
 from llmb.jobs.folder_state import read_last_lines, read_run
 from llmb.jobs.follow import follow_log, job_log
@@ -117,11 +118,11 @@ def show(job_id: JobId, json: Json = False) -> None:
     with history_to_read() as store:
         bring_up_to_date(store)
         job = find_job(store, job_id)
-    record, lines = read_run(job), read_last_lines(job)
+    record, lines, imported = read_run(job), read_last_lines(job), read_origin(RunFolder(Path(job.run_dir)))
     if json:
-        print_json(job_document(job, record, lines))
+        print_json(job_document(job, record, lines, imported))
         return
-    print_table(job_table(job, record))
+    print_table(job_table(job, record, imported))
     print_text("".join(f"  | {line}\n" for line in lines))
 
 

@@ -34,7 +34,7 @@ Runs = Annotated[
     typer.Argument(
         metavar="RUN",
         autocompletion=complete_runs,
-        help="Run folder, folder of runs or logs, log, label, campaign, id of a job or run, 'latest', date(s).",
+        help="Run folder, folder of runs or logs, log, archive, label, campaign, id, 'latest', date(s).",
     ),
 ]
 AgainstRuns = Annotated[

@@ -40,6 +40,8 @@ PANELS = {
     },
     "Share": {
         "export": ("llmb.cli.export", "Results and steps as files that other tools read."),
+        "archive": ("llmb.cli.archive", "Runs as one file for another machine, without checkpoints and secrets."),
+        "import": ("llmb.cli.archive", "The runs of an archive, added to those of this machine."),
     },
     "Cluster": {
         "install": (

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from llmb.exchange.imported import Origin
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord
 from llmb.report.table import Column, Table, known, number, number_column, result_table, table_of
@@ -77,7 +78,9 @@ def runs_table(runs: Sequence[Job], total: int) -> Table:
     return table_of(f"Runs: {shown}", runs, columns)
 
 
-def job_document(job: Job, record: RunRecord | None, last_lines: Sequence[str] = ()) -> dict[str, Any]:
+def job_document(
+    job: Job, record: RunRecord | None, last_lines: Sequence[str] = (), imported: Origin | None = None
+) -> dict[str, Any]:
     """The JSON of ``llmb jobs show``; its keys are a contract. ``record`` is that of a run."""
     return {
         **job.document(),
@@ -85,10 +88,11 @@ def job_document(job: Job, record: RunRecord | None, last_lines: Sequence[str] =
         "attempts": [attempt.model_dump(mode="json") for attempt in record.attempts] if record else [],
         "last_lines": list(last_lines),
         "verdict_sentence": _verdict(record),
+        "imported": imported and imported.model_dump(mode="json"),
     }
 
 
-def job_table(job: Job, record: RunRecord | None) -> Table:
+def job_table(job: Job, record: RunRecord | None, imported: Origin | None = None) -> Table:
     table = result_table(f"Job {job.job_id or 'without an id'}: {job.name}", "", "")
     run = job.status + (f": {job.reason}" if job.reason else "")
     _add_known(table, {"verdict": _verdict(record), "state": job.state, "run": run})
@@ -114,6 +118,7 @@ def job_table(job: Job, record: RunRecord | None) -> Table:
         "nodes at fault": job.bad_nodes,
         "retries left": job.retries or None,
         "repeats": job.retry_of,
+        "imported": _origin_text(imported) if imported else None,
     }
     _add_known(table, values)
     if record and len(record.attempts) > 1:
@@ -139,6 +144,11 @@ def _add_known(table: Table, values: Mapping[str, object]) -> None:
 def attempt_text(attempt: Attempt) -> str:
     end = "" if attempt.exit_code is None else f", ended with exit code {attempt.exit_code}"
     return f"from step {attempt.first_step} on {attempt.job.nodes} in job {attempt.job.job_id}{end}"
+
+
+def _origin_text(origin: Origin) -> str:
+    job = f", there job {origin.job_id} of {origin.scheduler}" if origin.job_id else ""
+    return f"from {origin.archive}, made at {origin.created_at}{job}"
 
 
 def nodes_document(records: Sequence[NodeRecord]) -> dict[str, Any]:

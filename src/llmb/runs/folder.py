@@ -82,6 +82,8 @@ class RunFolder:
     """Written by a worker that ends a hung run, for the launcher to end the others; removed when the run ends."""
     job = Inside("job.json")
     """The scheduler's handle of the run, written once it was submitted."""
+    imported = Inside("imported.json")
+    """Where a run of another root comes from."""
     job_spec = Inside("job_spec.json")
     """All that was decided of the job before it was handed to a scheduler."""
     task = Inside("task.json")

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds the runs of an archive to a root of installation and to its history, where they keep their origin."""
+
+import atexit
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from llmb.catalogue.records import Record
+from llmb.exchange.manifest import ArchivedRun
+from llmb.exchange.read_archive import unpack_archive
+from llmb.jobs.folder_state import read_figures
+from llmb.jobs.history import open_history
+from llmb.jobs.job import Job
+from llmb.jobs.rebuild import row_of_record
+from llmb.jobs.states import COMPLETED, FAILED
+from llmb.jobs.store import Filter, Store
+from llmb.prepared.folders import WORKLOADS
+from llmb.runs.folder import RunFolder, cannot_write, create_numbered, write_atomically
+from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_record
+from llmb.runs.record_file import read_record_file
+from llmb.schedulers.lookup import LOCAL
+from llmb.trust import check_links
+
+CHUNK = 1 << 20
+STATES = {"success": COMPLETED, "cancelled": "CANCELLED"}
+"""States of imported jobs by the status of the run; all others are failed."""
+
+
+class Origin(Record):
+    """The content of ``imported.json``: where an imported run comes from."""
+
+    archive: str
+    """Name of the file."""
+    archive_sha256: str
+    created_at: Time
+    imported_at: Time
+    llmb_version: str
+    """Version of the llmb that made the archive."""
+    scheduler: str | None
+    job_id: str | None
+    """The job that the run was, there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """What came of it: run folders that were added, and those of runs that were there before."""
+
+    added: tuple[Path, ...]
+    known: tuple[Path, ...]
+
+
+def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Import:
+    """Adds the runs of an archive that are not in the history. Nothing that exists is changed.
+
+    All files are checked before the first run is added, and a run appears when it is complete. Raises UsageError for
+    what is not accepted, EnvironmentProblem if it cannot be written.
+    """
+    place = install / WORKLOADS
+    check_links(place / "any")
+    added, known = [], []
+    with _staging(place) as staging:
+        manifest = unpack_archive(path, staging)
+        checksum = _sha256(path)
+        with open_history(install, say) as store:
+            there = {job.run_id: job.run_dir for job in store.jobs(Filter(runs_only=True))}
+            for run in manifest.runs:
+                if run.run_id in there:
+                    known.append(Path(there[run.run_id]))
+                    continue
+                origin = Origin(
+                    archive=path.name,
+                    archive_sha256=checksum,
+                    created_at=manifest.created_at,
+                    imported_at=now(),
+                    llmb_version=manifest.llmb_version,
+                    scheduler=run.scheduler,
+                    job_id=run.job_id,
+                )
+                added.append(_add(run, origin, staging, install, store))
+    return Import(tuple(added), tuple(known))
+
+
+@contextmanager
+def _staging(place: Path) -> Iterator[Path]:
+    """A folder on the disk of the runs, which is removed again."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".import-", dir=place, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise cannot_write(place, error) from error
+
+
+def _add(run: ArchivedRun, origin: Origin, staging: Path, install: Path, store: Store) -> Path:
+    """The job files are new: by those of another cluster, its jobs would be asked for, or submitted, here."""
+    source = RunFolder(staging / run.folder)
+    record = read_record(source)
+    submitted = SubmittedJob(
+        scheduler=LOCAL,
+        job_id=f"imported-{run.run_id[:8]}",
+        submitted_at=record.started_at or origin.created_at,
+        key=f"imported-{run.run_id}",
+        campaign=run.campaign,
+    )
+    write_atomically(source.job, submitted.model_dump_json(indent=2) + "\n")
+    write_atomically(source.imported, origin.model_dump_json(indent=2) + "\n")
+    group = install / Path(run.folder).parent
+    check_links(group)
+    group.parent.mkdir(parents=True, exist_ok=True)
+    target = create_numbered(group.parent, group.name, Path.mkdir) / source.name
+    source.path.rename(target)
+    store.restore([_row(record, submitted, target)])
+    return target
+
+
+def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
+    """The run as it ended; it is asked for nowhere."""
+    return Job(
+        **row_of_record(record),
+        key=submitted.key,
+        scheduler=submitted.scheduler,
+        job_id=submitted.job_id,
+        campaign=submitted.campaign,
+        run_dir=str(target),
+        experiment=target.name,
+        submitted_s=datetime.fromisoformat(submitted.submitted_at).timestamp(),
+        started_s=_seconds(record.started_at),
+        ended_s=_seconds(record.ended_at),
+        state=STATES.get(record.status, FAILED),
+        status=record.status,
+        reason=record.reason,
+        exit_code=record.exit_code,
+        nodes=record.job.nodes if record.job else None,
+        **(read_figures(str(target)) if record.status == "success" else {}),
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    return datetime.fromisoformat(text).timestamp() if text else None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read_origin(folder: RunFolder) -> Origin | None:
+    """Where an imported run comes from; None for one of this root."""
+    return read_record_file(folder.imported, Origin) if folder.imported.exists() else None
+
+
+def unpacked(path: Path) -> Path:
+    """A folder with the runs of an archive, for as long as the process lasts. Raises UsageError."""
+    found = path.stat()
+    return _unpacked(path, found.st_mtime_ns, found.st_size)
+
+
+@cache
+def _unpacked(path: Path, _changed_ns: int, _size: int) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="llmb-archive-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        unpack_archive(path, folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return folder

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb archive`` and ``llmb import``: what is packed, what arrives, and what is never accepted."""
+
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from called_here import Run, runner
+from recorded_runs import gpu_record, times_around
+from recorded_runs import write_run as write_gpu_run
+from timed_runs import noisy_times, write_run
+
+from llmb.exchange import read_archive
+from llmb.exchange.write_archive import write_archive
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import SubmittedJob, read_job
+
+SECRET = "hf_" + "Aa0" * 12
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAAB3NzaC1yc2E\n-----END OPENSSH PRIVATE KEY-----\n"
+CAMPAIGN = "week-47"
+
+
+@pytest.fixture
+def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(tmp_path, tmp_path / "root", monkeypatch, capsys)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> list[RunFolder]:
+    return write_campaign(tmp_path / "root", tiny_plan)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory, tiny_plan: Callable[..., Plan]) -> Path:
+    """An archive that is accepted, for those who forge one."""
+    place = tmp_path_factory.mktemp("sample")
+    written = write_campaign(place, tiny_plan)
+    return write_archive([folder.path for folder in written], place / "runs.tar.zst", traces=False).path
+
+
+def write_campaign(root: Path, tiny_plan: Callable[..., Plan]) -> list[RunFolder]:
+    """A campaign of two repeats, one slower run, and one that failed and left secrets in its log."""
+    plan = tiny_plan()
+    times = [noisy_times(mean_s, 0.002, plan.steps, seed) for seed, mean_s in enumerate((2.0, 2.0, 2.2))]
+    labels = ("before", "before", "after")
+    found = [write_run(root, plan, own, number=n, label=labels[n]) for n, own in enumerate(times)]
+    found.append(write_run(root, plan, [2.0, 2.1], number=3, failed="out of memory"))
+    for number, folder in enumerate(found):
+        job = SubmittedJob(scheduler="slurm", job_id=str(4711 + number), submitted_at="2026-11-01T12:00:00+00:00")
+        folder.job.write_text(job.model_copy(update={"campaign": CAMPAIGN, "key": f"k{number}"}).model_dump_json())
+        folder.job_spec.write_text("{}")
+        folder.batch_script.write_text("srun")
+        folder.resources.mkdir()
+        (folder.resources / "node1.jsonl").write_text("{}\n")
+        for name in ("checkpoints/step_9", "torch_profile"):
+            (folder.path / name).mkdir(parents=True)
+            (folder.path / name / "rank0.json.gz").write_bytes(b"large")
+    found[3].log.write_text(f"begun\ntoken {SECRET}\npassword=correct-horse\n{KEY}out of memory\n")
+    return found
+
+
+def packed(llmb: Run, *options: str) -> Path:
+    done = llmb("archive", *options, "-o", "runs.tar.zst")
+    assert done.returncode == 0, done.stderr
+    return Path("runs.tar.zst")
+
+
+@pytest.fixture
+def archive(llmb: Run, folders: list[RunFolder], tmp_path: Path) -> Path:
+    packed(llmb)
+    return tmp_path / "runs.tar.zst"
+
+
+def content(archive: Path) -> dict[str, bytes]:
+    """By the standard programs' format, not by llmb's reader."""
+    raw = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(archive.read_bytes())).read()
+    with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
+        return {entry.name: tar.extractfile(entry).read() for entry in tar.getmembers()}
+
+
+def test_results_and_logs_are_packed_and_nothing_else(llmb: Run, archive: Path, folders: list[RunFolder]) -> None:
+    files = content(archive)
+    manifest = json.loads(next(iter(files.values())))
+    assert next(iter(files)) == "manifest.json" and list(files)[1:] == [one["path"] for one in manifest["files"]]
+    for one in manifest["files"]:
+        held = files[one["path"]]
+        assert (one["size"], one["sha256"]) == (len(held), hashlib.sha256(held).hexdigest())
+    names = {name.split("/", 6)[6] for name in list(files)[1:]}
+    assert {name for name in names if "/" in name or not name.endswith(".out")} == {
+        *("run.json", "metrics.jsonl", "resources/node1.jsonl")
+    }
+    for run in manifest["runs"]:
+        assert (run["campaign"], run["scheduler"]) == (CAMPAIGN, "slurm")
+        original = folders[int(run["job_id"]) - 4711]
+        assert files[f"{run['folder']}/metrics.jsonl"] == original.steps.read_bytes()
+        assert files[f"{run['folder']}/run.json"] == original.record.read_bytes()
+    (log,) = (held for name, held in files.items() if b"begun" in held)
+    assert log.decode() == "begun\n" + 5 * "[secret]\n" + "out of memory\n"
+    for secret in (SECRET, "correct-horse", "AAAAB3NzaC1yc2E"):
+        assert all(secret.encode() not in held for held in files.values())
+
+
+def test_traces_are_packed_if_asked_and_an_existing_file_is_left_alone(
+    llmb: Run, folders: list[RunFolder], tmp_path: Path
+) -> None:
+    packed(llmb, str(folders[0].path), "--traces")
+    assert [held for name, held in content(tmp_path / "runs.tar.zst").items() if "torch_profile" in name] == [b"large"]
+    again = llmb("archive", "-o", "runs.tar.zst")
+    assert again.returncode == 2 and "this file exists" in again.stderr
+    other = llmb("archive", "-o", "runs.zip")
+    assert other.returncode == 2 and ".tar.zst" in other.stderr
+
+
+def test_an_imported_campaign_gives_the_same_verdicts(
+    llmb: Run, archive: Path, folders: list[RunFolder], tmp_path: Path
+) -> None:
+    there = {"LLMB_INSTALL": str(tmp_path / "there")}
+    before = llmb("compare", "before", "after", "--json")
+    assert before.returncode == 5
+    done = llmb("import", str(archive), **there)
+    assert (done.returncode, done.stdout) == (0, "4 runs were added\n"), done.stderr
+    after = llmb("compare", "before", "after", "--json", **there)
+    assert json.loads(after.stdout) == json.loads(before.stdout) and after.returncode == 5
+    runs = {
+        run["id"]: run for run in json.loads(llmb("runs", "--campaign", CAMPAIGN, "--json", **there).stdout)["runs"]
+    }
+    assert sorted(run["status"] for run in runs.values()) == ["failed", "success", "success", "success"]
+    for folder in folders:
+        own = json.loads(llmb("result", str(folder.path), "--json").stdout)
+        again = json.loads(llmb("result", own["id"], "--json", **there).stdout)
+        assert {**again, "run_dir": own["run_dir"]} == own
+        assert (runs[own["id"]]["reason"], runs[own["id"]]["verdict"]) == (own["reason"], verdict_of(own))
+    kept = next(iter(runs))
+    shown = llmb("jobs", "show", kept, **there).stdout
+    assert "from runs.tar.zst, made at 20" in shown and "there job 471" in shown
+    assert json.loads(llmb("jobs", "show", kept, "--json", **there).stdout)["imported"]["scheduler"] == "slurm"
+    # A history that is made again from the folders asks no scheduler of the other machine either.
+    shutil.rmtree(tmp_path / "there" / ".llmb")
+    rebuilt = json.loads(llmb("jobs", "rebuild", "--json", **there).stdout)["jobs"]
+    assert {job["scheduler"] for job in rebuilt} == {"local"}
+    assert sorted(job["status"] for job in rebuilt) == ["failed", "success", "success", "success"]
+
+
+def verdict_of(result: dict[str, Any]) -> str | None:
+    return result["verdict"] and result["verdict"]["verdict"]
+
+
+def test_runs_that_are_there_stay_as_they_are(
+    llmb: Run, archive: Path, folders: list[RunFolder], tmp_path: Path
+) -> None:
+    there = {"LLMB_INSTALL": str(tmp_path / "there")}
+    assert llmb("import", str(archive), **there).returncode == 0
+    first = sorted((tmp_path / "there" / "workloads").rglob("*"))
+    again = llmb("import", str(archive), **there)
+    assert (again.returncode, again.stdout) == (0, "0 runs were added; 4 were there already\n")
+    assert sorted((tmp_path / "there" / "workloads").rglob("*")) == first
+    # Another run in a folder of the same name.
+    other = tmp_path / "other" / folders[0].path.relative_to(tmp_path / "root")
+    other.mkdir(parents=True)
+    (other / "kept").write_text("mine")
+    done = json.loads(llmb("import", str(archive), "--json", LLMB_INSTALL=str(tmp_path / "other")).stdout)
+    assert len(done["added"]) == 4 and (other / "kept").read_text() == "mine"
+    assert [path.name for path in other.iterdir()] == ["kept"]
+    job = read_job(RunFolder(Path(done["added"][0])))
+    assert job and job.scheduler == "local" and job.campaign == CAMPAIGN
+
+
+def test_judge_and_compare_take_an_archive(llmb: Run, archive: Path, folders: list[RunFolder], tmp_path: Path) -> None:
+    experiment = tmp_path / "root" / "workloads" / "w" / "experiments" / "e"
+    published = write_gpu_run(experiment, gpu_record(), times_around(12.3))
+    assert llmb("archive", str(published), "-o", "one.tar.zst").returncode == 0
+    empty = {"LLMB_INSTALL": str(tmp_path / "empty")}
+    own = json.loads(llmb("judge", str(published), "--json").stdout)["judged"]
+    sent = json.loads(llmb("judge", "./one.tar.zst", "--json", **empty).stdout)["judged"]
+    assert [one["verdict"] for one in sent] == [one["verdict"] for one in own] and len(own) == 1
+    both = llmb("compare", "runs.tar.zst", str(folders[2].path), "--json", **empty)
+    assert len(json.loads(both.stdout)["rows"]) == 1, both.stderr
+    assert not (tmp_path / "empty").exists(), "nothing is added"
+
+
+def tar_of(entries: list[tuple[Any, bytes]]) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for entry, held in entries:
+            tar.addfile(entry, io.BytesIO(held))
+    return raw.getvalue()
+
+
+def entry_of(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.type, entry.linkname = size, kind, link
+    return entry
+
+
+class Forger:
+    """Makes archives like one that is accepted, but for one thing."""
+
+    def __init__(self, archive: Path) -> None:
+        self.files = content(archive)
+        self.manifest = json.loads(self.files.pop("manifest.json"))
+        self.record = next(name for name in self.files if name.endswith("run.json"))
+
+    def describe(self, name: str) -> None:
+        """The manifest's entry of a file, as whoever forges a file would write it."""
+        held = self.files[name]
+        own = {"path": name, "size": len(held), "sha256": hashlib.sha256(held).hexdigest()}
+        self.manifest["files"] = [*(one for one in self.manifest["files"] if one["path"] != name), own]
+
+    def entries(self) -> list[tuple[tarfile.TarInfo, bytes]]:
+        files = {"manifest.json": json.dumps(self.manifest).encode(), **self.files}
+        return [(entry_of(name, len(held)), held) for name, held in files.items()]
+
+
+def traversal(forger: Forger) -> bytes:
+    forger.files["workloads/../../../../.bashrc"] = b"rm"
+    forger.describe("workloads/../../../../.bashrc")
+    return tar_of(forger.entries())
+
+
+def absolute_path(forger: Forger) -> bytes:
+    forger.files["/tmp/hostile"] = b"rm"
+    forger.describe("/tmp/hostile")
+    return tar_of(forger.entries())
+
+
+def run_outside(forger: Forger) -> bytes:
+    folder = forger.manifest["runs"][0]["folder"]
+    text = json.dumps(forger.manifest).replace(folder, "workloads/../experiments/x/x_1/x")
+    forger.manifest = json.loads(text)
+    forger.files = {
+        name.replace(folder, "workloads/../experiments/x/x_1/x"): held for name, held in forger.files.items()
+    }
+    return tar_of(forger.entries())
+
+
+def symbolic_link(forger: Forger) -> bytes:
+    entries = forger.entries()
+    entries[1] = (entry_of(entries[1][0].name, kind=tarfile.SYMTYPE, link="/etc/passwd"), b"")
+    return tar_of(entries)
+
+
+def hard_link(forger: Forger) -> bytes:
+    entries = forger.entries()
+    entries[2] = (entry_of(entries[2][0].name, kind=tarfile.LNKTYPE, link=entries[1][0].name), b"")
+    return tar_of(entries)
+
+
+def device(forger: Forger) -> bytes:
+    return tar_of([*forger.entries(), (entry_of("workloads/null", kind=tarfile.CHRTYPE), b"")])
+
+
+def pipe(forger: Forger) -> bytes:
+    return tar_of([*forger.entries(), (entry_of("workloads/pipe", kind=tarfile.FIFOTYPE), b"")])
+
+
+def script(forger: Forger) -> bytes:
+    name = forger.record.replace("run.json", "job_spec.json")
+    forger.files[name] = b'{"work": ["rm"]}'
+    forger.describe(name)
+    return tar_of(forger.entries())
+
+
+def tampered(forger: Forger) -> bytes:
+    name = forger.record.replace("run.json", "metrics.jsonl")
+    forger.files[name] = forger.files[name].replace(b"2.0", b"1.0", 1)
+    return tar_of(forger.entries())
+
+
+def other_size(forger: Forger) -> bytes:
+    forger.files[forger.record] += b" " * 100_000
+    return tar_of(forger.entries())
+
+
+def unlisted(forger: Forger) -> bytes:
+    return tar_of([*forger.entries(), (entry_of(forger.record.replace("run.json", "breakdown.json"), 1), b"1")])
+
+
+def repeated(forger: Forger) -> bytes:
+    entries = forger.entries()
+    return tar_of([*entries, entries[1]])
+
+
+def without_manifest(forger: Forger) -> bytes:
+    return tar_of(forger.entries()[1:])
+
+
+def manifest_last(forger: Forger) -> bytes:
+    first, *entries = forger.entries()
+    return tar_of([*entries, first])
+
+
+def newer_version(forger: Forger) -> bytes:
+    forger.manifest["version"] = 2
+    return tar_of(forger.entries())
+
+
+def unknown_key(forger: Forger) -> bytes:
+    forger.manifest["execute"] = "rm"
+    return tar_of(forger.entries())
+
+
+def missing_file(forger: Forger) -> bytes:
+    return tar_of(forger.entries()[:-1])
+
+
+def truncated(forger: Forger) -> bytes:
+    return tar_of(forger.entries())[:-12_000]
+
+
+def appended(forger: Forger) -> bytes:
+    return tar_of(forger.entries()) + bytes(100_000) + b"more"
+
+
+def bomb(forger: Forger) -> bytes:
+    """A file of zeros that is what the manifest says."""
+    name = forger.record.replace("run.json", "metrics.jsonl")
+    forger.files[name] = bytes(100 << 20)
+    forger.describe(name)
+    return tar_of(forger.entries())
+
+
+def negative_size(forger: Forger) -> bytes:
+    forger.manifest["files"][0]["size"] = -1
+    return tar_of(forger.entries())
+
+
+def endless_name(forger: Forger) -> bytes:
+    entries = forger.entries()
+    return tar_of([entries[0], (entry_of("x" * 100_000, 1), b"1"), *entries[1:]])
+
+
+def extended_header(forger: Forger) -> bytes:
+    """One that ``tarfile`` would take a name from, and read into memory whatever its size."""
+    text = b"24 path=/tmp/hostile.txt\n"
+    return tar_of([(entry_of("pax", len(text), tarfile.XHDTYPE), text), *forger.entries()])
+
+
+def other_record(forger: Forger) -> bytes:
+    forger.files[forger.record] = forger.files[forger.record].replace(b'"run_id": "', b'"run_id": "00', 1)
+    forger.describe(forger.record)
+    return tar_of(forger.entries())
+
+
+def running(forger: Forger) -> bytes:
+    """It would be followed, and its processes ended, as a job of this machine."""
+    record = json.loads(forger.files[forger.record]) | {"status": "running", "result": None}
+    forger.files[forger.record] = json.dumps(record).encode()
+    forger.describe(forger.record)
+    return tar_of(forger.entries())
+
+
+def broken_record(forger: Forger) -> bytes:
+    forger.files[forger.record] = b"{}"
+    forger.describe(forger.record)
+    return tar_of(forger.entries())
+
+
+HOSTILE = {
+    traversal: "none of a run",
+    absolute_path: "none of a run",
+    run_outside: "no such place for a run",
+    symbolic_link: "not a regular file",
+    hard_link: "not a regular file",
+    device: "not a regular file",
+    pipe: "not a regular file",
+    script: "none of a run",
+    tampered: "another checksum",
+    other_size: "another size",
+    unlisted: "not in the manifest",
+    repeated: "is repeated",
+    without_manifest: "does not begin with manifest.json",
+    manifest_last: "does not begin with manifest.json",
+    newer_version: "its version is not 1",
+    unknown_key: "its manifest is damaged: execute",
+    missing_file: "are missing",
+    truncated: "truncated",
+    appended: "something follows its end",
+    bomb: "more than an archive of its size",
+    negative_size: "has no size",
+    endless_name: "a name that is too long",
+    extended_header: "does not begin with manifest.json",
+    other_record: "the record is of another run",
+    running: "a run has not ended",
+    broken_record: "damaged",
+}
+
+
+@contextmanager
+def unchanged(root: Path) -> Iterator[None]:
+    """Nothing is added to a folder, removed from it or changed in it."""
+
+    def state() -> dict[Path, Any]:
+        return {path: path.is_file() and path.read_bytes() for path in root.rglob("*")}
+
+    before = state()
+    yield
+    assert state() == before
+
+
+@pytest.mark.parametrize("forge", HOSTILE, ids=lambda forge: forge.__name__)
+def test_a_hostile_archive_is_refused_and_leaves_nothing(
+    forge: Callable[[Forger], bytes], llmb: Run, sample: Path, tmp_path: Path
+) -> None:
+    forged = tmp_path / "forged.tar.zst"
+    forged.write_bytes(zstandard.ZstdCompressor(level=3).compress(forge(Forger(sample))))
+    there = tmp_path / "there" / "workloads"
+    there.mkdir(parents=True)
+    with unchanged(tmp_path):
+        done = llmb("import", str(forged), LLMB_INSTALL=str(there.parent))
+        judged = llmb("judge", str(forged), LLMB_INSTALL=str(there.parent))
+    for refused in (done, judged):
+        assert refused.returncode == 2 and HOSTILE[forge] in refused.stderr, refused.stderr
+    assert not Path("/tmp/hostile").exists()
+
+
+def test_an_archive_like_the_forged_ones_is_accepted(llmb: Run, sample: Path, tmp_path: Path) -> None:
+    forged = tmp_path / "forged.tar.zst"
+    forged.write_bytes(zstandard.ZstdCompressor().compress(tar_of(Forger(sample).entries())))
+    assert llmb("import", str(forged), LLMB_INSTALL=str(tmp_path / "there")).returncode == 0
+
+
+def test_what_is_no_archive_is_refused(llmb: Run, sample: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.tar.zst").write_text("text")
+    assert "not compressed by zstd" in llmb("import", "text.tar.zst").stderr
+    damaged = bytearray(sample.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "damaged.tar.zst").write_bytes(damaged)
+    assert llmb("import", "damaged.tar.zst", LLMB_INSTALL=str(tmp_path / "there")).returncode == 2
+    assert "no such file" in llmb("import", "none.tar.zst").stderr
+    wide = zstandard.ZstdCompressionParameters(window_log=28)
+    raw = tar_of(Forger(sample).entries())
+    compressor = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    (tmp_path / "wide.tar.zst").write_bytes(compressor.compress(raw) + compressor.flush())
+    assert llmb("import", "wide.tar.zst", LLMB_INSTALL=str(tmp_path / "there")).returncode == 2
+
+
+def test_an_archive_of_too_many_files_is_refused(
+    llmb: Run, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_archive, "MOST_FILES", 3)
+    done = llmb("import", str(sample), LLMB_INSTALL=str(tmp_path / "there"))
+    assert done.returncode == 2 and "files; 3 are the most" in done.stderr
+
+
+def test_a_full_disk_leaves_no_run(llmb: Run, sample: Path, tmp_path: Path) -> None:
+    place = tmp_path / "there"
+    place.mkdir()
+    (place / "workloads").write_text("a file")
+    done = llmb("import", str(sample), LLMB_INSTALL=str(place))
+    assert done.returncode == 3 and "cannot write" in done.stderr
