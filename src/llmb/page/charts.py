@@ -270,7 +270,7 @@ def slim(svg: str) -> str:
     svg = re.sub(r'(<svg )[^>]*?(viewBox="[^"]*")[^>]*>', r'\1xmlns="http://www.w3.org/2000/svg" \2>', svg, count=1)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = svg.replace("xlink:href", "href")
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    svg = re.sub(r"(font-size: [\d.]+px; )font-family: [^;\"]*;? ?", r"\1", svg)
     svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"\d+\.\d{3,}", _rounded, tag[0]), svg)
     return re.sub(r"\s*\n\s*", "\n", svg).strip()
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, flaw_of, grouped
 from llmb.analysis.explain_run import explain_judged
-from llmb.analysis.judge_run import Against, Judged, judge_runs
+from llmb.analysis.judge_run import Against, Judged, judge_runs, title_of_run
 from llmb.missing import Missing
 from llmb.page.figures import Figure, history_figure, run_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
+from llmb.report.plan_report import plan_title
 from llmb.report.run_report import run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, table_of
 from llmb.report.verdict_report import explanation_tables, verdict_table
@@ -21,6 +22,8 @@ from llmb.runs.record import RunRecord
 from llmb.verdict.records import WORST, VerdictName
 from llmb.verdict.sentence import headline
 
+MOST_DIFFERING = 3
+"""Keys in the title of a recipe that has the same name as another."""
 SYMBOLS: Mapping[VerdictName, str] = {
     "pass": "✓",
     "improved": "▲",
@@ -88,8 +91,10 @@ class Contents:
 
 def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[str], None]) -> Contents:
     """Judges the newest run of each recipe; with ``against``, all its runs against those that this selects."""
+    groups = grouped(found.runs)
     sections = [
-        _section(number, repeats, against, install, say) for number, repeats in enumerate(grouped(found.runs), start=1)
+        _section(number, title, repeats, against, install, say)
+        for number, (title, repeats) in enumerate(zip(_titles(groups), groups, strict=True), start=1)
     ]
     sections.sort(key=lambda section: WORST.index(section.verdict))
     failed = [(run, flaw) for run in found.runs if (flaw := flaw_of(run))]
@@ -104,7 +109,12 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
 
 
 def _section(
-    number: int, repeats: Sequence[AnalyzedRun], against: str | None, install: Path, say: Callable[[str], None]
+    number: int,
+    title: str,
+    repeats: Sequence[AnalyzedRun],
+    against: str | None,
+    install: Path,
+    say: Callable[[str], None],
 ) -> Section:
     measured = [run for run in repeats if flaw_of(run) is None]
     shown = (measured or repeats)[-1]
@@ -114,7 +124,7 @@ def _section(
     explanation = explain_judged(judged)
     return Section(
         anchor=f"recipe-{number}",
-        title=judged.title,
+        title=title,
         judged=judged,
         shown=shown,
         runs=tuple(repeats),
@@ -123,6 +133,21 @@ def _section(
         details=(*(explanation_tables(explanation) if explanation else ()), *_setting_tables(shown)),
         missing=(*([("history", history.reason)] if isinstance(history, Missing) else []), *missing),
     )
+
+
+def _titles(groups: Sequence[Sequence[AnalyzedRun]]) -> list[str]:
+    """The recipe of each group; of groups with the same one also what their configurations differ in."""
+    titles = [plan_title(runs[0].record.plan) if runs[0].record else title_of_run(runs[0]) for runs in groups]
+    alike: dict[str, list[AnalyzedRun]] = {}
+    for title, runs in zip(titles, groups, strict=True):
+        alike.setdefault(title, []).append(runs[0])
+    return [title + _distinction(runs[0], alike[title]) for title, runs in zip(titles, groups, strict=True)]
+
+
+def _distinction(run: AnalyzedRun, alike: Sequence[AnalyzedRun]) -> str:
+    own = run.identity.configuration
+    differing = [key for key in own if any(other.identity.configuration.get(key) != own[key] for other in alike)]
+    return "".join(f", {key.rpartition('.')[2]} {value_text(own[key])}" for key in differing[:MOST_DIFFERING])
 
 
 def _result_tables(run: AnalyzedRun) -> Iterator[Table]:
