@@ -15,6 +15,7 @@ from llmb.cli.jobs import DEFAULT_LIMIT, NoRefresh, OfWorkload, WithLabel, liste
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
 from llmb.jobs.find import parse_since
+from llmb.jobs.folder_state import read_step_times
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun, read_ended_run
@@ -22,6 +23,7 @@ from llmb.report.jobs_report import runs_document, runs_table
 from llmb.report.output import print_json, print_output, print_table, print_tables
 from llmb.report.run_report import repeats_document, repeats_tables, run_document, run_table
 from llmb.runs.folder import RunFolder
+from llmb.runs.steps import read_steps
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -66,7 +68,7 @@ def runs(
         limit=limit or None,
     )
     found, total = listed_jobs(query, refresh=not no_refresh)
-    print_output(runs_document(found, total) if json else runs_table(found, total))
+    print_output(runs_document(found, total) if json else runs_table(found, total, read_step_times))
 
 
 @app.command()
@@ -141,7 +143,7 @@ def print_result(run: EndedRun, *, json: bool) -> None:
     if json:
         print_json(run_document(run))
     elif run.result.status == "success":
-        print_table(run_table(run.plan, run.result))
+        print_table(run_table(run.plan, run.result, read_steps(run.folder.steps)))
         name = run.record.id
         sys.stderr.write(f"run {name}; 'llmb jobs show {name}' has its folder, 'llmb report {name}' makes its page\n")
     raise_unless_successful(run)

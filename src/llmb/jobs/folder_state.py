@@ -13,6 +13,7 @@ from llmb.programs.port import StepsDone
 from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_job_end, read_record
+from llmb.runs.steps import read_steps
 
 Content = TypeVar("Content")
 MOST_LINES = 12
@@ -62,6 +63,12 @@ def read_figures(run_dir: str) -> dict[str, Any]:
         "step_time_s": result.step_time_s.mean if result and result.step_time_s else None,
         "verdict": result.verdict_name if result else None,
     }
+
+
+def read_step_times(job: Job) -> list[float]:
+    """In seconds, in order; empty for a run that records no steps, and if they cannot be read."""
+    steps = _readable(lambda folder: read_steps(folder.steps), RunFolder(Path(job.run_dir)))
+    return [step.step_time_s for step in steps or ()]
 
 
 def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Content | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs and nodes as tables and JSON documents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -10,12 +10,15 @@ from typing import Any
 from llmb.exchange.imported import Origin
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord
+from llmb.report.sparkline import sparkline
 from llmb.report.table import Column, Table, known, number, number_column, result_table, table_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import Attempt, RunRecord
 from llmb.verdict.sentence import headline
 
 LONGEST_REASON = 100
+RUN_CELLS = 12
+"""Width of the line of step times in a row."""
 # States that add nothing to the status of the run.
 _IMPLIED = {
     "queued": "PENDING",
@@ -63,16 +66,18 @@ def runs_document(runs: Sequence[Job], total: int) -> dict[str, Any]:
     return {"runs": [run.document() for run in runs], "total": total}
 
 
-def runs_table(runs: Sequence[Job], total: int) -> Table:
+def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequence[float]]) -> Table:
+    """``step_times`` reads those of a run."""
     shown = f"the last {len(runs)} of {total:,}" if len(runs) < total else f"{total:,}"
     columns: list[Column[Job]] = [
         Column("id", lambda run: run.id, wrap=False),
         Column("label", lambda run: run.label, optional=True),
-        Column("date", lambda run: short_time(run.started_s or run.submitted_s), wrap=False, drop=1),
+        Column("date", lambda run: short_time(run.started_s or run.submitted_s), wrap=False, drop=2),
         Column("recipe", lambda run: run.title, min_width=27),
-        number_column("scale", _scale, str, wrap=False, drop=2),
+        number_column("scale", _scale, str, wrap=False, drop=3),
         Column("status", lambda run: run.status, wrap=False),
         number_column("step s", lambda run: run.step_time_s, known, wrap=False),
+        Column("steps", lambda run: sparkline(step_times(run), RUN_CELLS), wrap=False, optional=True, drop=1),
         Column("verdict", lambda run: run.verdict, wrap=False, optional=True),
     ]
     return table_of(f"Runs: {shown}", runs, columns)

@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import Any
 
 from llmb.errors import EnvironmentProblem
+from llmb.report.sparkline import PLAIN_BLOCKS
 from llmb.report.table import Table, table_lines
 from llmb.shown_text import printable_lines
 
@@ -87,7 +88,11 @@ def print_text(text: str, *, is_safe: bool = False) -> None:
     Raises EnvironmentProblem if standard output cannot be written, such as a file on a full disk.
     """
     try:
-        sys.stdout.write(text if is_safe or not sys.stdout.isatty() else printable_lines(text))
+        text = text if is_safe or not sys.stdout.isatty() else printable_lines(text)
+        try:
+            sys.stdout.write(text)
+        except UnicodeEncodeError:  # of a locale such as that of Latin-1
+            sys.stdout.write(text.translate(PLAIN_BLOCKS))
         sys.stdout.flush()
     except BrokenPipeError:
         raise

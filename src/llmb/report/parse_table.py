@@ -9,6 +9,7 @@ from llmb.analysis.parsed_run import ParsedRun
 from llmb.catalogue.records import Window
 from llmb.metrics.anomalies import Anomalies
 from llmb.report.parse_report import VALUES, ParseReport, date_of, known_times, one_mfu
+from llmb.report.sparkline import sparkline
 from llmb.report.table import (
     Column,
     Table,
@@ -21,6 +22,8 @@ from llmb.report.table import (
 
 MOST_NOTES = 8
 """Below the table; in the wide table every run has its note."""
+STEP_CELLS = 12
+"""Width of the line of step times in a row."""
 _REASON_WIDTH = 44
 _JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
@@ -79,7 +82,15 @@ def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[Pars
         ),
         Column("TFLOPS", VALUES["tflops_per_gpu_mean"], number, right=True, optional=True),
         Column("MFU %", VALUES["mfu_pct"], _short, right=True, optional=True),
+        _steps_column(),
     ]
+
+
+def _steps_column() -> Column[ParsedRun]:
+    """A line of the step times of the window."""
+    return Column(
+        "[window]", lambda run: sparkline(run.outcome.step_times_s, STEP_CELLS), wrap=False, optional=True, drop=1
+    )
 
 
 def _jobs(report: ParseReport) -> dict[Path, str]:
@@ -102,6 +113,7 @@ def _wide_columns(report: ParseReport) -> list[Column[ParsedRun]]:
         Column("data", lambda run: run.origin and run.origin.data.short, optional=True),
         Column("window", lambda run: run.outcome.window, _window),
         number_column("time (s)", _time, str),
+        _steps_column(),
         number_column("median (s)", VALUES["time_median_seconds"]),
         number_column("std (s)", VALUES["time_std_dev_seconds"]),
         number_column("CV (%)", VALUES["time_cv"], lambda cv: number(None if cv is None else 100 * cv)),

@@ -12,12 +12,14 @@ from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.report.plan_report import plan_title
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
+from llmb.report.sparkline import window_sparkline
 from llmb.report.table import Column, Table, interval_of, known, number, number_column, result_table, table_of
 from llmb.report.trace_report import shown_parts
 from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.plan import Plan
 from llmb.runs.result import Result
+from llmb.runs.steps import Step
 from llmb.traces.summary import shares
 from llmb.verdict.causes_evidence import cause_rules
 from llmb.verdict.sentence import headline
@@ -45,8 +47,8 @@ def run_document(run: EndedRun) -> dict[str, Any]:
     }
 
 
-def run_table(plan: Plan, result: Result) -> Table:
-    """The verdict, then measured and published values, one row per metric."""
+def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
+    """The verdict, then measured and published values, one row per metric; with ``steps`` a line of their times."""
     window = result.window or plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(
@@ -70,6 +72,8 @@ def run_table(plan: Plan, result: Result) -> Table:
     for name, text in _content_rows(plan, result):
         table.add_row(name, "", "", text)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
+    if line := window_sparkline(steps, window):
+        table.add_row("step times, [window]", "", "", line)
     _add_throughput(table, result, expected)
     if result.loss:
         table.add_row("loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step")

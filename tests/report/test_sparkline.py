@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The line of step times: its heights, its width, the window in it, and where it is shown."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from called_here import Run, runner
+from fake_steps import steps_of
+from timed_runs import write_run
+
+from llmb.catalogue.records import Window
+from llmb.report.sparkline import sparkline, window_sparkline
+from llmb.runs.plan import Plan
+from llmb.runs.record import SubmittedJob
+
+DATA = Path(__file__).parent.parent / "data" / "root"
+WINDOW = Window(first=4, last=7, rule="4-7")
+TIMES = [9.0, 2.0, 2.0, 2.0, 1.0, 1.5, 2.0, 1.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (range(1, 9), "▁▁▁▁▁▃▆█"),
+        ([100.0, 1.0, 1.0, 1.0, 1.04, 1.0], "█▁▁▁▄▁"),
+        ([2.0] * 5, "▁▁▁▁▁"),
+        ([0.0, 0.0, 0.0], "▁▁▁"),
+        ([1.0, math.nan, 2.0, 1.0], "▁?█▁"),
+        ([1.0, 2.0], ""),
+        ([], ""),
+        ([math.nan] * 4, ""),
+    ],
+)
+def test_heights_are_of_the_second_half_and_small_noise_stays_low(values: list[float], line: str) -> None:
+    assert sparkline(list(values)) == line
+
+
+def test_a_long_series_keeps_its_peaks() -> None:
+    values = [1.0] * 1000
+    values[700] = 2.0
+    line = sparkline(values, 20)
+    assert len(line) == 20 and [place for place, block in enumerate(line) if block == "█"] == [14]
+    assert sum(map(len, (sparkline(values[:n], 20) for n in (3, 19, 20, 21)))) == 3 + 19 + 20 + 20
+
+
+def test_the_window_is_in_brackets_and_sets_the_scale() -> None:
+    assert window_sparkline(steps_of(TIMES), WINDOW) == "████[▁▅█▁]▁▁"
+    assert window_sparkline(steps_of(TIMES[:3]), WINDOW) == sparkline(TIMES[:3])
+    assert window_sparkline([], WINDOW) == ""
+    wide = window_sparkline(steps_of([1.0] * 500), Window(first=100, last=399, rule="100-399"), 50)
+    assert wide == f"{'▁' * 10}[{'▁' * 30}]{'▁' * 10}"
+
+
+@pytest.fixture
+def install(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Path:
+    plan = tiny_plan()
+    folder = write_run(tmp_path, plan, [9.0, *[2.0 + step % 2 * (step > 30) for step in range(plan.steps - 1)]])
+    job = SubmittedJob(scheduler="local", job_id="local-1", key="k", submitted_at="2026-11-01T12:00:00+00:00")
+    folder.job.write_text(job.model_dump_json())
+    return tmp_path
+
+
+def test_commands_show_it(
+    install: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llmb: Run = runner(tmp_path, install, monkeypatch, capsys)
+    (row,) = (line for line in llmb("result", "latest").stdout.splitlines() if "[window]" in line)
+    before, inside = row.split()[-1].split("[")
+    assert before[0] == "█" and set(inside) <= {*"▁█]"} and "█" in inside
+    (listed,) = (line for line in llmb("runs").stdout.splitlines() if "tiny" in line)
+    assert "█" in listed and "▁" in listed
+    parsed = llmb("parse", str(DATA), "--window", "4-8").stdout
+    assert "[window]" in parsed and "▁" in parsed
+
+
+def test_an_output_without_block_characters_gets_digits(install: Path) -> None:
+    command = [sys.executable, "-m", "llmb", "result", "latest"]
+    environ = {**os.environ, "LLMB_INSTALL": str(install), "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, check=False, env=environ)
+    (row,) = (line for line in done.stdout.decode("latin-1").splitlines() if "[window]" in line)
+    assert done.returncode == 0 and row.split()[-1].startswith("8") and "[" in row.split()[-1]
