@@ -185,3 +185,26 @@ def test_an_empty_root_has_no_page(root: Path, capsys: pytest.CaptureFixture[str
     assert exit_code_of(app, ["report"]) == 2
     assert "no run has ended" in capsys.readouterr().err
     assert not (root / "report.html").exists()
+
+
+def test_plots_of_several_recipes_have_the_figures_of_the_runs(
+    root: Path, page: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write_run(runs_below(root), gpu_record(scale=scale), times_around(12.0 + scale)) for scale in (8, 16)]
+    tables = Tables(page()).rows
+    results = [json.loads(printed(capsys, "result", str(path), "--json")) for path in paths]
+    per_gpu = [result["tokens_per_s_per_gpu"] for result in results]
+    rows = tables["scaling-1-data"][1:]
+    assert [row[0] for row in rows] == ["8", "16"]
+    assert float(rows[1][2]) == pytest.approx(100 * per_gpu[1] / per_gpu[0], abs=0.06)
+    deltas = sorted(float(row[1]) for row in tables["differences-data"][1:])
+    assert deltas == pytest.approx(sorted(result["verdict"]["delta_pct"] for result in results), abs=0.01)
+
+
+@pytest.mark.parametrize(("form", "first"), [("svg", b"<svg "), ("png", b"\x89PNG")])
+def test_a_plot_is_a_picture(root: Path, form: str, first: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(runs_below(root), gpu_record(), times_around(12.0))
+    assert exit_code_of(app, ["report", "--plot", "step-times-1", "--format", form]) == 0
+    assert (root / f"step-times-1.{form}").read_bytes().startswith(first)
+    assert exit_code_of(app, ["report", "--plot", "step-time", "--format", form]) == 2
+    assert "step-times-1" in capsys.readouterr().err

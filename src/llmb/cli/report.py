@@ -28,7 +28,7 @@ AgainstRuns = Annotated[
     str | None,
     typer.Option("--against", metavar="RUNS", help="Judge against these runs. Default: as `llmb judge` without it."),
 ]
-Format = Literal["html", "md"]
+Format = Literal["html", "md", "svg", "png"]
 
 
 @app.command()
@@ -37,9 +37,12 @@ def report(
     against: AgainstRuns = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Default: report.html here; Markdown goes to stdout."),
+        typer.Option("-o", "--output", metavar="FILE", help="Default: report.html or NAME.svg here; Markdown: stdout."),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="A page for a browser, or Markdown.")] = "html",
+    form: Annotated[Format, typer.Option("--format", help="A page, Markdown, or the picture of --plot.")] = "html",
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="NAME", help="Only this plot, named as in the page's links.")
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Show home folders, and names of users and hosts. Never secrets.")
     ] = False,
@@ -56,11 +59,15 @@ def report(
     - `llmb report -o all.html`
 
     - `llmb report driver-580 --against driver-570 --format md`
+
+    - `llmb report latest --plot step-times-1 --format svg`
     """
     from llmb.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.page.private import full_text, public_text
-    from llmb.page.render import page_html, page_markdown
+    from llmb.page.render import page_html, page_markdown, plot_file
 
+    if (plot is None) == (form in ("svg", "png")):
+        raise UsageError("--plot and --format svg or png belong together", do="give both, or neither")
     install = install_here()
     found = find_all_runs(runs, install, say) if runs else every_run(install)
     if not found.runs:
@@ -68,14 +75,18 @@ def report(
         raise UsageError(f"no run has ended in {found.title}{lines}", do="'llmb runs' shows all")
     contents = gather(found, against, install, say)
     shown = full_text if full else public_text(found.runs, install)
-    if form == "md" and output is None:
-        print_text(page_markdown(contents, shown))
-        return
-    path = output or Path("report.html")
-    text = page_html(contents, shown) if form == "html" else page_markdown(contents, shown)
+    if plot is not None and (form == "svg" or form == "png"):
+        content = plot_file(contents, plot, form, shown)
+    else:
+        text = page_html(contents, shown) if form == "html" else page_markdown(contents, shown)
+        if form == "md" and output is None:
+            print_text(text)
+            return
+        content = text.encode()
+    path = output or Path(f"{plot or 'report'}.{form}")
     try:
-        write_atomically(path, text)
+        write_atomically(path, content)
     except OSError as error:
         raise cannot_write(path, error) from error
     count = len(found.runs)
-    sys.stderr.write(f"{count} {'run' if count == 1 else 'runs'} in {path}, {len(text.encode()) / 1000:,.0f} kB\n")
+    sys.stderr.write(f"{count} {'run' if count == 1 else 'runs'} in {path}, {len(content) / 1000:,.0f} kB\n")

@@ -33,6 +33,7 @@ MOST_POINTS = 1000
 STYLE: Mapping[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
+    "text.parse_math": False,
     "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -64,6 +65,34 @@ MARKS: Mapping[VerdictName, tuple[str, str]] = {
     "not comparable": ("s", MUTED),
 }
 """Shape and color of a verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A plot that is drawn when it is asked for, equal for equal data. Raises EnvironmentProblem without matplotlib."""
+
+    name: str
+    """Unique on a page, as the names inside of the SVG derive from it."""
+    draw: Callable[["Canvas"], None]
+    height: int = HEIGHT
+
+    def svg(self) -> str:
+        return slim(self._drawn("svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))).decode())
+
+    def png(self) -> bytes:
+        """On white, large enough for slides."""
+        return self._drawn("png", dpi=4 * UNITS_PER_INCH, facecolor=PAPER)
+
+    def _drawn(self, form: str, **options: Any) -> bytes:  # noqa: ANN401 (options of the library)
+        target = io.BytesIO()
+        with _style(self.name):
+            from matplotlib.figure import Figure
+
+            size = (WIDTH / UNITS_PER_INCH, self.height / UNITS_PER_INCH)
+            canvas = Figure(figsize=size, dpi=UNITS_PER_INCH, layout="constrained")
+            self.draw(canvas)
+            canvas.savefig(target, format=form, **options)
+        return target.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +146,12 @@ def series_chart(
     marked: Sequence[Marked] = (),
     window: tuple[float, float] | None = None,
     level: float | None = None,
-) -> str:
-    """Lines over steps or time; ``axes`` are the titles of x and y, ``window`` is shaded, ``level`` a dashed line."""
+    doubling: bool = False,
+) -> Drawing:
+    """Lines over steps or time; ``axes`` are the titles of x and y, ``window`` is shaded, ``level`` a dashed line.
+
+    With ``doubling``, each doubling of x is as wide, and each point has its x beside the axis.
+    """
 
     def draw(canvas: "Canvas") -> None:
         plot = canvas.add_subplot()
@@ -132,16 +165,21 @@ def series_chart(
         for one in marked:
             x, y = [x for x, _ in one.points], [y for _, y in one.points]
             plot.plot(x, y, one.shape, color=one.color, label=one.label, markersize=5, markeredgecolor=PAPER)
+        if doubling:
+            places = sorted({x for line in lines for x, _ in line.points})
+            plot.set_xscale("log", base=2)
+            plot.set_xticks(places, [f"{x:g}" for x in places])
+            plot.set_ylim(bottom=0)
         _name_axes(plot, axes)
         if len(lines) + len(marked) > 1:
             _legend(plot)
 
-    return _drawn(name, draw)
+    return Drawing(name, draw)
 
 
 def histogram_chart(
     name: str, values: Sequence[float], axes: tuple[str, str], *, mean: float, interval: Interval | None
-) -> str:
+) -> Drawing:
     """How often values occur; the mean is a line, its interval a band."""
 
     def draw(canvas: "Canvas") -> None:
@@ -155,12 +193,12 @@ def histogram_chart(
         plot.grid(visible=False, axis="x")
         _legend(plot)
 
-    return _drawn(name, draw)
+    return Drawing(name, draw)
 
 
 def estimates_chart(
     name: str, estimates: Sequence[Estimate], axis: str, *, changes: Sequence[int] = (), flat: bool = False
-) -> str:
+) -> Drawing:
     """Values with their intervals: one below the other with their labels, or with ``flat`` in order from left to right.
 
     ``changes`` are the places before which a vertical line stands.
@@ -195,10 +233,10 @@ def estimates_chart(
         plot.set_ylim(len(estimates) - 0.5, -0.5)
         plot.set_xlabel(axis)
 
-    return _drawn(name, draw, HEIGHT if flat else 60 + 24 * len(estimates))
+    return Drawing(name, draw, HEIGHT if flat else 60 + 24 * len(estimates))
 
 
-def parts_chart(name: str, parts: Sequence[tuple[str, str, float]], axis: str) -> str:
+def parts_chart(name: str, parts: Sequence[tuple[str, str, float]], axis: str) -> Drawing:
     """One bar of parts, which are names, colors and values, one below the other so that each has its name beside it."""
 
     def draw(canvas: "Canvas") -> None:
@@ -213,7 +251,7 @@ def parts_chart(name: str, parts: Sequence[tuple[str, str, float]], axis: str) -
         plot.grid(visible=False, axis="y")
         plot.margins(x=0.1)
 
-    return _drawn(name, draw, 60 + 22 * len(parts))
+    return Drawing(name, draw, 60 + 22 * len(parts))
 
 
 def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
@@ -232,25 +270,6 @@ def _label_some(plot: "Axes", labels: Sequence[str], most: int = 6) -> None:
     places = sorted({round(number * (len(labels) - 1) / max(1, count - 1)) for number in range(count)})
     plot.set_xticks(places, [labels[place] for place in places])
     plot.set_xlim(-0.5, len(labels) - 0.5)
-
-
-def _drawn(name: str, draw: Callable[["Canvas"], None], height: int = HEIGHT) -> str:
-    """The SVG of what ``draw`` puts on a canvas, equal for equal data. Raises EnvironmentProblem without matplotlib."""
-    canvas = new_canvas(draw, height, salt=name)
-    target = io.StringIO()
-    with _style(name):
-        canvas.savefig(target, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return slim(target.getvalue())
-
-
-def new_canvas(draw: Callable[["Canvas"], None], height: int, *, salt: str) -> "Canvas":
-    with _style(salt):
-        from matplotlib.figure import Figure
-
-        size = (WIDTH / UNITS_PER_INCH, height / UNITS_PER_INCH)
-        canvas = Figure(figsize=size, dpi=UNITS_PER_INCH, layout="constrained")
-        draw(canvas)
-    return canvas
 
 
 def _style(salt: str) -> AbstractContextManager[None]:

@@ -10,6 +10,7 @@ from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.judge_run import Against, Judged, judge_runs, title_of_run
 from llmb.missing import Missing
 from llmb.page.figures import Figure, history_figure, run_figures
+from llmb.page.overview import differences_figure, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
 from llmb.report.plan_report import plan_title
@@ -81,6 +82,13 @@ class Contents:
     """Runs that are no measurements, with the reason and the command that shows more."""
     left_out: tuple[tuple[str, str], ...]
     conventions: Table | None
+    overview: tuple[Figure, ...]
+    """Plots of several recipes."""
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """All of the page, by their names."""
+        return {one.name: one for one in (*self.overview, *(f for section in self.sections for f in section.figures))}
 
     @property
     def counts(self) -> list[tuple[str, VerdictName, int]]:
@@ -97,6 +105,7 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
         for number, (title, repeats) in enumerate(zip(_titles(groups), groups, strict=True), start=1)
     ]
     sections.sort(key=lambda section: WORST.index(section.verdict))
+    differences = differences_figure({section.title: section.judged for section in sections})
     failed = [(run, flaw) for run in found.runs if (flaw := flaw_of(run))]
     return Contents(
         title=found.title,
@@ -105,6 +114,7 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
         failed=tuple((run, flaw, _look_at(run)) for run, flaw in failed),
         left_out=tuple((one.run, one.reason) for one in found.left_out),
         conventions=_conventions(found.runs),
+        overview=(*([differences] if differences else []), *scaling_figures([section.shown for section in sections])),
     )
 
 

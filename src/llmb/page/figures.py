@@ -17,6 +17,7 @@ from llmb.page.charts import (
     ORANGE,
     PURPLE,
     RED,
+    Drawing,
     Estimate,
     Line,
     Marked,
@@ -48,12 +49,12 @@ CHANGING = ("software.", "hardware.device", "hardware.power", "release")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``name`` is unique on a page and may be asked for; ``svg`` has fixed colors."""
+    """``name`` is unique on a page, and users may ask for the plot by it."""
 
     name: str
     title: str
     caption: str
-    svg: str
+    drawing: Drawing
     table: Table
 
 
@@ -99,7 +100,7 @@ def step_times_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> 
     ]
     shaded = (window.first - 0.5, window.last + 0.5) if window and run.step_time_s else None
     mean = run.step_time_s.mean if run.step_time_s else None
-    svg = series_chart(
+    drawing = series_chart(
         f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"), marked=marked, window=shaded, level=mean
     )
     table = result_table(f"Steps of run {run.id}", STEP, "step time s", "note", right=(STEP, "step time s"))
@@ -107,7 +108,7 @@ def step_times_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> 
         notes = [label for label, (_, _, which) in groups.items() if step.step in which]
         inside = window is not None and window.first <= step.step <= window.last
         table.add_row(str(step.step), f"{step.step_time_s:.6g}", ", ".join(["window"] * inside + notes))
-    return Figure(f"step-times-{section}", "Step times", _step_times_caption(run, len(steps), odd), svg, table)
+    return Figure(f"step-times-{section}", "Step times", _step_times_caption(run, len(steps), odd), drawing, table)
 
 
 def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int]) -> str:
@@ -126,11 +127,11 @@ def _logged_step_times(section: int, run: AnalyzedRun) -> Figure | Missing:
         return Missing(flaw_of(run) or NO_STEPS)
     first = run.window.first if run.window else 0
     times = [(float(first + place), seconds) for place, seconds in enumerate(run.step_times_s)]
-    svg = series_chart(f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"))
+    drawing = series_chart(f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"))
     table = result_table(f"Steps of {run.id}", STEP, "step time s", right=(STEP, "step time s"))
     for step, seconds in times[:MOST_POINTS]:
         table.add_row(f"{step:.0f}", f"{seconds:.6g}")
-    return Figure(f"step-times-{section}", "Step times", f"{run.id}: the steps of the window", svg, table)
+    return Figure(f"step-times-{section}", "Step times", f"{run.id}: the steps of the window", drawing, table)
 
 
 def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
@@ -152,7 +153,7 @@ def distribution_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
         return Missing(flaw_of(run) or "the run has no step time")
     if len(values) < FEWEST:
         return Missing(f"the window has {len(values)} steps; a distribution needs {FEWEST}")
-    svg = histogram_chart(
+    drawing = histogram_chart(
         f"distribution-{section}", values, ("step time, s", "steps"), mean=times.mean, interval=times.ci95
     )
     table = result_table("Statistics of the window", "statistic", "step time s", right=("step time s",))
@@ -160,7 +161,7 @@ def distribution_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
         table.add_row(name, number(getattr(times, name)))
     table.add_row("95 % interval of the mean", interval_of(times.ci95))
     caption = f"mean {number(times.mean)} s, 95 % interval {interval_of(times.ci95)} s, median {number(times.median)} s"
-    return Figure(f"distribution-{section}", "Distribution of the window's steps", caption, svg, table)
+    return Figure(f"distribution-{section}", "Distribution of the window's steps", caption, drawing, table)
 
 
 def loss_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
@@ -169,14 +170,14 @@ def loss_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure
     finite = [step for step in steps if step.finite]
     if not finite:
         return Missing("the loss of no step is finite")
-    svg = series_chart(f"loss-{section}", [Line("loss", GREEN, [(s.step, s.loss) for s in finite])], (STEP, "loss"))
+    drawing = series_chart(f"loss-{section}", [Line("loss", GREEN, [(s.step, s.loss) for s in finite])], (STEP, "loss"))
     table = result_table(f"Loss of run {run.id}", STEP, "loss", "gradient norm", right=(STEP, "loss", "gradient norm"))
     for step in _fewer(steps):
         table.add_row(str(step.step), f"{step.loss:.6g}", f"{step.grad_norm:.6g}")
     caption = f"from {number(steps[0].loss)} to {number(steps[-1].loss)}"
     if len(finite) < len(steps):
         caption += f"; {len(steps) - len(finite)} steps are not finite and not drawn"
-    return Figure(f"loss-{section}", "Loss", caption, svg, table)
+    return Figure(f"loss-{section}", "Loss", caption, drawing, table)
 
 
 def memory_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
@@ -186,11 +187,11 @@ def memory_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figu
         return Missing(NO_STEPS)
     if max(y for _, y in peaks) - min(y for _, y in peaks) < 0.005 * max(y for _, y in peaks):
         return Missing(f"the peak is the same in all steps, {number(peaks[-1][1])} GiB")
-    svg = series_chart(f"memory-{section}", [Line("peak", PURPLE, peaks)], (STEP, "GiB"))
+    drawing = series_chart(f"memory-{section}", [Line("peak", PURPLE, peaks)], (STEP, "GiB"))
     table = result_table(f"Memory of run {run.id}", STEP, "peak GiB", "rank", right=(STEP, "peak GiB", "rank"))
     for step in _fewer(steps):
         table.add_row(str(step.step), number(step.peak_memory_bytes / GIB), str(step.peak_memory_rank))
-    return Figure(f"memory-{section}", "Peak memory", "of the rank with the most", svg, table)
+    return Figure(f"memory-{section}", "Peak memory", "of the rank with the most", drawing, table)
 
 
 def ranks_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
@@ -202,7 +203,7 @@ def ranks_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figur
         return Missing("the run has one rank")
     median = Line("median of the ranks", MUTED, [(s.step, 1e3 * s.layer_s_median) for s in steps])
     longest = Line("slowest rank", RED, [(s.step, 1e3 * s.layer_s_max) for s in steps])
-    svg = series_chart(f"ranks-{section}", [longest, median], (STEP, "ms a layer"))
+    drawing = series_chart(f"ranks-{section}", [longest, median], (STEP, "ms a layer"))
     right = (STEP, "median ms", "slowest ms", "slowest rank")
     table = result_table(f"Forward pass of a layer, run {run.id}", *right, right=right)
     for step in _fewer(steps):
@@ -211,7 +212,7 @@ def ranks_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figur
     often = max(ranks, key=lambda rank: sum(step.slowest_layer_rank == rank for step in steps))
     share = sum(step.slowest_layer_rank == often for step in steps) / len(steps)
     caption = f"forward pass of a layer; rank {often} is the slowest in {100 * share:.0f} % of the steps"
-    return Figure(f"ranks-{section}", "Ranks", caption, svg, table)
+    return Figure(f"ranks-{section}", "Ranks", caption, drawing, table)
 
 
 RESOURCES: Mapping[str, tuple[str, str]] = {
@@ -244,14 +245,13 @@ def resources_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> F
     shown = [line for line in lines if line.points][:1]
     if not shown:
         return Missing("the driver does not report power, clocks or temperature")
-    svg = series_chart(f"resources-{section}", shown, ("s since the first step", shown[0].label))
+    drawing = series_chart(f"resources-{section}", shown, ("s since the first step", shown[0].label))
     headers = ("time s", *(title for title, _ in RESOURCES.values()))
     table = result_table(f"Samples of {first.start.node}, means of its GPUs", *headers, right=headers)
     for time_s, values in gpus[:MOST_POINTS]:
         table.add_row(f"{time_s:.1f}", *(known(values[name]) for name in RESOURCES))
-    return Figure(
-        f"resources-{section}", "Power", "mean of a node's GPUs; the table has clocks and temperature", svg, table
-    )
+    caption = "mean of a node's GPUs; the table has clocks and temperature"
+    return Figure(f"resources-{section}", "Power", caption, drawing, table)
 
 
 def _gpu_rows(sample: Sample, begin_s: float) -> tuple[float, dict[str, float | None]]:
@@ -272,12 +272,12 @@ def breakdown_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
     of_step, names = shares(step), shown_parts([step])
     colors = {"idle": MUTED, "unclassified": ORANGE}
     parts = [(name, colors.get(part, COLORS[part]), 100 * of_step[part]) for part, name in names.items()]
-    svg = parts_chart(f"breakdown-{section}", parts, "% of the step")
+    drawing = parts_chart(f"breakdown-{section}", parts, "% of the step")
     table = result_table(f"Step {step.step}", "part", "%", right=("%",))
     for name, _, share in parts:
         table.add_row(name, number(share))
     caption = f"step {step.step} of rank {step.rank}, {number(1e3 * step.duration_s)} ms"
-    return Figure(f"breakdown-{section}", "Where the time of a step went", caption, svg, table)
+    return Figure(f"breakdown-{section}", "Where the time of a step went", caption, drawing, table)
 
 
 def history_figure(section: int, runs: Sequence[AnalyzedRun]) -> Figure | Missing:
@@ -287,7 +287,7 @@ def history_figure(section: int, runs: Sequence[AnalyzedRun]) -> Figure | Missin
         return Missing(f"{len(measured)} run of this recipe is a measurement; a history needs 2")
     changes = [_changed(*pair) for pair in pairwise(measured)]
     estimates = list(_estimates(measured))
-    svg = estimates_chart(
+    drawing = estimates_chart(
         f"history-{section}",
         estimates,
         "step time, s",
@@ -304,7 +304,7 @@ def history_figure(section: int, runs: Sequence[AnalyzedRun]) -> Figure | Missin
     caption = f"{len(measured)} runs with the 95 % interval of their mean"
     if any(changes):
         caption += f"; dashed: {'; '.join(dict.fromkeys(filter(None, changes)))}"
-    return Figure(f"history-{section}", "History", caption, svg, table)
+    return Figure(f"history-{section}", "History", caption, drawing, table)
 
 
 def _estimates(runs: Sequence[AnalyzedRun]) -> Iterator[Estimate]:

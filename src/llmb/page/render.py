@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from llmb import __version__
-from llmb.errors import EnvironmentProblem
-from llmb.page.charts import themed
+from llmb.errors import EnvironmentProblem, unknown
+from llmb.page.charts import Drawing, standalone, themed
 from llmb.page.contents import Contents, Section
 from llmb.report.table import markdown_table, markdown_text
 from llmb.runs.source_version import source_version
@@ -30,10 +30,8 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
         """All text but what is markup of our own."""
         return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
-    def drawing(svg: str) -> Markup:
-        """Text in a plot, as all text; what surrounds it was made by the library, with text escaped."""
-        texts = re.sub(r"(?<=>)[^<>]+(?=</text>)", lambda text: shown(text[0]), themed(svg))
-        return Markup(texts)  # noqa: S704 (escaped by the library that drew it)
+    def drawn(drawing: Drawing) -> Markup:
+        return Markup(_shown_in(themed(drawing.svg()), shown))  # noqa: S704 (escaped by the library that drew it)
 
     environment = Environment(
         loader=PackageLoader("llmb.page", TEMPLATES),
@@ -43,7 +41,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
         lstrip_blocks=True,
         finalize=finalize,
     )
-    environment.filters["drawing"] = drawing
+    environment.filters["drawn"] = drawn
     parts = {name: Markup(_file(name)) for name in ("style.css", "script.js")}  # noqa: S704 (our own files)
     return environment.get_template("report.html").render(
         contents=contents,
@@ -52,6 +50,20 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
         made_at=datetime.now().strftime("%Y-%m-%d %H:%M"),
         version=f"{__version__} ({source_version().text()})",
     )
+
+
+def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown: Callable[[str], str]) -> bytes:
+    """One plot as a picture. Raises UsageError for a name that no plot has."""
+    figures = contents.figures
+    if name not in figures:
+        raise unknown("plot", name, figures)
+    drawing = figures[name].drawing
+    return drawing.png() if form == "png" else standalone(_shown_in(drawing.svg(), shown)).encode()
+
+
+def _shown_in(svg: str, shown: Callable[[str], str]) -> str:
+    """The SVG with its texts as ``shown`` returns them."""
+    return re.sub(r"(?<=>)[^<>]+(?=</text>)", lambda text: shown(text[0]), svg)
 
 
 def _file(name: str) -> str:

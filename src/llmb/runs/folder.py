@@ -189,7 +189,7 @@ def cannot_write(path: Path, error: OSError) -> NotWritable:
     return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 
-def write_atomically(path: Path, text: str, *, errors: str = "strict") -> None:
+def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict") -> None:
     """Replaces ``path`` at once: whoever reads sees the old content or the new, never a part.
 
     A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
@@ -199,10 +199,10 @@ def write_atomically(path: Path, text: str, *, errors: str = "strict") -> None:
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors=errors) as stream:
+        with os.fdopen(handle, "wb") as stream:
             if path.exists():
                 os.fchmod(stream.fileno(), path.stat().st_mode & 0o777)
-            stream.write(text)
+            stream.write(content.encode("utf-8", errors) if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
