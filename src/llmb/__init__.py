@@ -9,7 +9,10 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-_API = ("Run", "Runs", "compare", "judge", "list_runs", "parse", "recipe", "result", "run")
+_API = (
+    *("Run", "RunComparison", "RunVerdict", "Runs"),
+    *("compare", "judge", "list_runs", "parse", "recipe", "result", "run"),
+)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever it is)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmb.analysis.compare_runs import compare_runs
-from llmb.analysis.comparison import Comparison
+from llmb.analysis.comparison import Comparison, Row
 from llmb.analysis.copies import with_copies
 from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, named_folders
 from llmb.analysis.judge_run import Against, judge_runs
@@ -24,6 +24,9 @@ from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.checkpoints.origin import Origin
 from llmb.errors import EnvironmentProblem, UsageError, unknown
+from llmb.exchange.columns import RESULTS, STEPS, step_rows
+from llmb.exchange.export import exported_run
+from llmb.exchange.tables import data_frame, frame_of
 from llmb.jobs.find import parse_since
 from llmb.jobs.history import read_history
 from llmb.jobs.local_run import plan_here, raise_unless_successful
@@ -33,13 +36,21 @@ from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import build, options_of
 from llmb.options.text import valid_values
 from llmb.programs.conclude import EndedRun, read_ended_run
+from llmb.report.compare_report import compare_tables
+from llmb.report.run_report import run_table
 from llmb.report.table import Column, html_table, number, number_column, table_of
+from llmb.report.verdict_report import notebook_table
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, install_root
+from llmb.runs.plan import Plan
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
-from llmb.verdict.records import Verdict
+from llmb.runs.steps import read_steps
+from llmb.verdict.records import Condition, Verdict
 from llmb.verdict.tolerance import given_tolerance
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -54,6 +65,7 @@ class Run:
     result: Result
     origin: Origin
     """Where its weights and data come from."""
+    plan: Plan
 
     @property
     def step_time_s(self) -> float | None:
@@ -64,14 +76,47 @@ class Run:
         step = f", {number(self.step_time_s)} s per step" if self.step_time_s else ""
         return f"<run {self.id}: {self.recipe.title()}, {self.result.status}{step}>"
 
+    def _repr_html_(self) -> str:
+        return html_table(run_table(self.plan, self.result, read_steps(RunFolder(self.folder).steps)))
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Its steps, one a row, with the columns of ``llmb export``."""
+        return data_frame(STEPS, step_rows(iter([exported_run(RunFolder(self.folder))])))
+
 
 class Runs(tuple[Run, ...]):
     """Several runs; a notebook shows them as a table."""
 
     __slots__ = ()
 
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One run a row, with the columns of ``llmb export``."""
+        return data_frame(RESULTS, (exported_run(RunFolder(run.folder)) for run in self))
+
     def _repr_html_(self) -> str:
         return html_table(table_of("", self, _COLUMNS))
+
+
+class RunVerdict(Verdict):
+    """A verdict that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return html_table(notebook_table(self))
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """What differs between the run and its reference, one condition a row."""
+        return frame_of([one.model_dump() for one in self.conditions], [*Condition.model_fields])
+
+
+class RunComparison(Comparison):
+    """A comparison that a notebook shows as tables."""
+
+    def _repr_html_(self) -> str:
+        return "".join(map(html_table, compare_tables(self)))
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One recipe a row, with the columns of ``llmb compare --json``."""
+        return frame_of([row.model_dump(mode="json") for row in self.rows], [*Row.model_fields])
 
 
 _COLUMNS: tuple[Column[Run], ...] = (
@@ -88,7 +133,8 @@ _COLUMNS: tuple[Column[Run], ...] = (
 
 def _run_of(run: EndedRun) -> Run:
     record = run.record
-    return Run(record.id, record.label, run.folder.path, record.plan.recipe, run.result, record.plan.origin)
+    plan = record.plan
+    return Run(record.id, record.label, run.folder.path, plan.recipe, run.result, plan.origin, plan)
 
 
 def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)
@@ -171,7 +217,7 @@ def judge(
     tolerance: float | None = None,
     gpu_type: str | None = None,
     on_message: Callable[[str], None] = lambda _: None,
-) -> Verdict:
+) -> RunVerdict:
     """Whether a run, by its id, ``"latest"``, folder or log, is as fast as it should be, as ``llmb judge``.
 
     Also repeats with a label or in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in %,
@@ -193,7 +239,7 @@ def judge(
     if len(judged) != 1:
         count = f"{len(judged)} verdicts" if judged else "no run has ended"
         raise UsageError(f"one run, or repeats of one recipe, are needed: {count}", where=str(path))
-    return judged[0].verdict
+    return RunVerdict(**dict(judged[0].verdict))
 
 
 def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
@@ -211,7 +257,7 @@ def compare(
     vary: Sequence[str] = (),
     tolerance: float | None = None,
     on_message: Callable[[str], None] = lambda _: None,
-) -> Comparison:
+) -> RunComparison:
     """Two groups of runs, as ``llmb compare``: folders, labels, campaigns, ids or dates. Raises UsageError.
 
     Without ``after``, groups within ``before`` that differ in ``vary``. ``tolerance`` is in percent. A verdict raises
@@ -221,7 +267,7 @@ def compare(
     install = install_root(os.environ, Path.cwd())
     sides = find_sides(str(before), None if after is None else str(after), install, on_message)
     earlier = earlier_runs(install, on_message)
-    return compare_runs(*sides, vary=vary, tolerance_pct=limit and limit.pct, earlier=earlier)
+    return RunComparison(**dict(compare_runs(*sides, vary=vary, tolerance_pct=limit and limit.pct, earlier=earlier)))
 
 
 def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def export(
     """
     chosen = _formats(formats or [ExportFormat.CSV])
     found = recorded_only(select_runs(runs))
-    folders = [(run.path, run.campaign) for run in found.runs]
+    folders = [run.path for run in found.runs]
     written = [str(path) for path in write_export(folders, chosen, output)]
     print_output({"runs": len(folders), "files": written} if json else "".join(f"{path}\n" for path in written))
 

@@ -13,6 +13,8 @@ from llmb.exchange.step_logs import write_mlperf, write_tensorboard
 from llmb.exchange.tables import write_csv, write_jsonl, write_parquet
 from llmb.programs.conclude import read_ended_run
 from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_job
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import read_steps
 
 
@@ -37,10 +39,18 @@ LIBRARIES = {ExportFormat.PARQUET: "pyarrow", ExportFormat.TENSORBOARD: "tensorb
 """What a form needs beside llmb."""
 
 
-def write_export(
-    folders: Sequence[tuple[Path, str | None]], formats: Sequence[ExportFormat], output: Path
-) -> list[Path]:
-    """Writes the runs of these folders, each with its campaign, below ``output``; files of these names are replaced.
+def exported_run(folder: RunFolder) -> ExportedRun:
+    """A run that has ended, with its steps. Raises UsageError, or EnvironmentProblem if it cannot be read."""
+    run = read_ended_run(folder)
+    try:
+        job = read_job(folder)
+    except (OSError, BrokenRecord):
+        job = None  # only its campaign is not known
+    return ExportedRun(run, job.campaign if job else None, read_steps(folder.steps))
+
+
+def write_export(folders: Sequence[Path], formats: Sequence[ExportFormat], output: Path) -> list[Path]:
+    """Writes the runs of these folders below ``output``; files of these names are replaced.
 
     Runs are read one after the other, once for each file. Raises EnvironmentProblem if a library is not installed.
     """
@@ -50,7 +60,6 @@ def write_export(
         raise EnvironmentProblem(f"this needs {' and '.join(missing)}, which is not installed", do=do)
 
     def runs() -> Iterator[ExportedRun]:
-        for folder, campaign in folders:
-            yield ExportedRun(read_ended_run(RunFolder(folder)), campaign, read_steps(RunFolder(folder).steps))
+        yield from map(exported_run, map(RunFolder, folders))
 
     return [path for form in dict.fromkeys(formats) for path in WRITERS[form](runs, output)]

@@ -4,11 +4,13 @@
 import csv
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from llmb.errors import EnvironmentProblem
 from llmb.exchange.columns import (
     RESULTS,
     STEPS,
@@ -20,6 +22,9 @@ from llmb.exchange.columns import (
     step_rows,
 )
 from llmb.exchange.new_file import new_file
+
+if TYPE_CHECKING:
+    import pandas
 
 ROWS_AT_ONCE = 100_000
 """Rows of a Parquet file that are in memory, and one of its row groups."""
@@ -39,6 +44,23 @@ def _csv_file(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[R
         writer.writeheader()
         writer.writerows(rows_of(columns, rows))
     return path
+
+
+def data_frame(columns: Sequence[ExportColumn[Row]], rows: Iterable[Row]) -> "pandas.DataFrame":
+    """A table for a notebook. Raises EnvironmentProblem if pandas is not installed."""
+    types = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+    found = list(rows_of(columns, iter(rows)))
+    frame = frame_of(found, [column.name for column in columns])
+    return frame.astype({column.name: types[column.kind] for column in columns})
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas.DataFrame":
+    """Rows of plain values. Raises EnvironmentProblem if pandas is not installed."""
+    if find_spec("pandas") is None:
+        raise EnvironmentProblem("a data frame needs pandas, which is not installed", do="pip install pandas")
+    import pandas
+
+    return pandas.DataFrame(rows, columns=list(names))
 
 
 def write_jsonl(runs: RunSource, folder: Path) -> list[Path]:

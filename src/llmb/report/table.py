@@ -166,7 +166,7 @@ def csv_text(columns: Mapping[str, Callable[[Row], Any]], rows: Iterable[Row]) -
 
 
 def html_table(table: Table) -> str:
-    """For a notebook."""
+    """For a notebook, with its title and its caption."""
     sides = ["right" if column.right else "left" for column in table.columns]
     headers = "".join(
         f'<th style="text-align:{side}">{escape(column.header)}</th>'
@@ -175,11 +175,17 @@ def html_table(table: Table) -> str:
     rows = (
         "".join(
             f'<td style="text-align:{side}">{escape(printable(cell))}</td>'
-            for side, cell in zip(sides, row, strict=True)
+            for side, cell in zip_longest(sides, row, fillvalue="")
         )
         for row in table.rows
     )
-    return f"<table><tr>{headers}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+    title = f"<p><b>{_html_lines(table.title)}</b></p>" if table.title else ""
+    caption = f"<p>{_html_lines(table.caption)}</p>" if table.caption else ""
+    return f"{title}<table><tr>{headers}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{caption}"
+
+
+def _html_lines(text: str) -> str:
+    return "<br>".join(escape(printable(line)) for line in text.split("\n"))
 
 
 def markdown_table(table: Table) -> str:

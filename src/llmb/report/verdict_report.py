@@ -14,7 +14,7 @@ from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.causes import Cause, Explanation
 from llmb.verdict.conditions import title_of, worth
 from llmb.verdict.records import WORST, Condition, Verdict, worst
-from llmb.verdict.sentence import percent
+from llmb.verdict.sentence import headline, percent
 
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}
@@ -66,6 +66,23 @@ def verdict_tables(judged: Sequence[Judged], explanations: Sequence[Explanation 
             yield result_table(f"why slow: not known, as {', '.join(run.id for run in one.runs)} has no step time", "")
     if len(judged) > 1:
         yield summary_table(judged)
+
+
+def notebook_table(verdict: Verdict) -> Table:
+    """A verdict alone: its sentence, the figures behind it, and what differs."""
+    reference = verdict.reference
+    table = result_table(headline(verdict), "", "run", "reference", "effect")
+    if reference:
+        table.add_row("reference step time s", "", number(reference.step_time_s), reference.source)
+    if verdict.delta_pct is not None:
+        table.add_row("change %", f"{verdict.delta_pct:+.2f}", "", "")
+    if verdict.ci95_pct:
+        table.add_row("95 % interval %", " to ".join(f"{limit:+.2f}" for limit in verdict.ci95_pct), "", "")
+    if verdict.tolerance_pct is not None:
+        table.add_row("tolerance %", "", number(verdict.tolerance_pct), verdict.tolerance_source or "")
+    for condition in verdict.conditions:
+        table.add_row(condition.key, condition.own or "unknown", condition.reference or "unknown", condition.effect)
+    return table
 
 
 def verdict_table(judged: Judged) -> Table:
