@@ -2,6 +2,7 @@
 """Plots as SVG, drawn by matplotlib in a few fixed colors, which a page replaces by its own."""
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -169,7 +170,7 @@ def series_chart(
             places = sorted({x for line in lines for x, _ in line.points})
             plot.set_xscale("log", base=2)
             plot.set_xticks(places, [f"{x:g}" for x in places])
-            plot.set_ylim(bottom=0)
+            plot.set_ylim(0, 1.1 * max(y for line in lines for _, y in line.points))
         _name_axes(plot, axes)
         if len(lines) + len(marked) > 1:
             _legend(plot)
@@ -206,16 +207,17 @@ def estimates_chart(
 
     def draw(canvas: "Canvas") -> None:
         plot = canvas.add_subplot()
+        by_mark: dict[tuple[str, str], list[tuple[int, Estimate]]] = {}
         for place, one in enumerate(estimates):
-            shape, color = MARKS[one.verdict] if one.verdict else ("o", BLUE)
-            low, high = one.interval or (one.value, one.value)
-            spread = [[max(0.0, one.value - low)], [max(0.0, high - one.value)]]
-            x, y = ([place], [one.value]) if flat else ([one.value], [place])
-            x_error, y_error = (None, spread) if flat else (spread, None)
+            by_mark.setdefault(MARKS[one.verdict] if one.verdict else ("o", BLUE), []).append((place, one))
+        for (shape, color), some in by_mark.items():
+            places, values = [place for place, _ in some], [one.value for _, one in some]
+            spread = [[_distance(one, end) for _, one in some] for end in (0, 1)]
             plot.errorbar(
-                *(x, y),
-                xerr=x_error if one.interval else None,
-                yerr=y_error if one.interval else None,
+                places if flat else values,
+                values if flat else places,
+                xerr=None if flat else spread,
+                yerr=spread if flat else None,
                 fmt=shape,
                 color=color,
                 markersize=6,
@@ -234,6 +236,11 @@ def estimates_chart(
         plot.set_xlabel(axis)
 
     return Drawing(name, draw, HEIGHT if flat else 60 + 24 * len(estimates))
+
+
+def _distance(estimate: Estimate, end: int) -> float:
+    """From the value to an end of its interval; not a number without one, so that nothing is drawn."""
+    return abs(estimate.interval[end] - estimate.value) if estimate.interval else math.nan
 
 
 def parts_chart(name: str, parts: Sequence[tuple[str, str, float]], axis: str) -> Drawing:

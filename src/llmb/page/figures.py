@@ -63,7 +63,10 @@ Found = tuple[list[Figure], list[tuple[str, str]]]
 
 def run_figures(section: int, run: AnalyzedRun) -> Found:
     """The figures of one run, and what is missing, with the reason."""
-    steps = _steps(run)
+    try:
+        steps = [] if run.record is None else read_steps(RunFolder(run.path).steps)
+    except (OSError, BrokenRecord) as error:
+        return [], [("steps", f"they cannot be read: {error}")]
     candidates = {
         "step times": step_times_figure(section, run, steps),
         "distribution": distribution_figure(section, run),
@@ -75,10 +78,6 @@ def run_figures(section: int, run: AnalyzedRun) -> Found:
     }
     figures = [one for one in candidates.values() if isinstance(one, Figure)]
     return figures, [(name, one.reason) for name, one in candidates.items() if isinstance(one, Missing)]
-
-
-def _steps(run: AnalyzedRun) -> Sequence[Step]:
-    return [] if run.record is None else read_steps(RunFolder(run.path).steps)
 
 
 def step_times_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:

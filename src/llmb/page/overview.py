@@ -17,16 +17,17 @@ LONGEST_LABEL = 40
 
 def differences_figure(judged: Mapping[str, Judged]) -> Figure | None:
     """Verdicts by title. None if fewer than two have a difference."""
-    shown = [(title, one.verdict) for title, one in judged.items() if one.verdict.delta_pct is not None]
+    shown = [(title, one) for title, one in judged.items() if one.verdict.delta_pct is not None]
     if len(shown) < FEWEST:
         return None
     right = ("difference %", "from %", "to %")
     table = result_table("Step time relative to the reference", "recipe", *right, "verdict", "reference", right=right)
     estimates = []
-    for title, verdict in shown:
+    for title, one in shown:
+        verdict = one.verdict
         delta, interval = verdict.delta_pct, verdict.ci95_pct
         assert delta is not None, "verdicts without one are left out"
-        label = title if len(title) <= LONGEST_LABEL else f"{title[: LONGEST_LABEL - 3]}..."
+        label = one.title if len(one.title) <= LONGEST_LABEL else f"{one.title[: LONGEST_LABEL - 3]}..."
         estimates.append(Estimate(label, delta, interval, verdict.verdict))
         ends = [f"{end:+.2f}" for end in interval] if interval else ["n/a", "n/a"]
         source = verdict.reference.source if verdict.reference else ""
