@@ -11,8 +11,7 @@ from llmb.analysis.bisect import BisectReport
 from llmb.analysis.watched import Concern, State
 from llmb.bench.records import Measurement, MeasurementFile
 from llmb.catalogue.published import Expectation
-from llmb.catalogue.records import Dtype, Window
-from llmb.catalogue.unspecified import Unspecified
+from llmb.catalogue.records import Dtype, Unspecified, Window
 from llmb.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.health import records as health
 from llmb.jobs.job import Job

@@ -13,8 +13,8 @@ from llmb.analysis.known_run import known_run
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.logs.files import parse_file
 from llmb.runs.folder import RunFolder
+from llmb.runs.identity import short_id
 from llmb.runs.record import read_record
-from llmb.runs.short_id import short_id
 
 ROOT = Path(__file__).parents[1] / "data" / "root" / "workloads"
 EXPERIMENT = "pretrain_llama3.1_tiny_fp32_gpus1_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Unspecified, unspecified_text
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.catalogue.unspecified import Unspecified, unspecified_text
 from llmb.errors import UsageError
 from llmb.runs.choices import Choices
 from llmb.runs.experiment import experiment_name

@@ -9,8 +9,7 @@ import torch
 from llmb.bench.jobs import PASSES, AttentionCase, Case, CaseList, CopyCase, LaunchCase, ProductCase
 from llmb.bench.worker import run as worker_run
 from llmb.bench.worker import timing
-from llmb.bench.worker.attention import AttentionChoices
-from llmb.bench.worker.run import MANY, add_many, copy, free_bytes, needed_bytes, run_job
+from llmb.bench.worker.run import MANY, AttentionChoices, add_many, copy, free_bytes, needed_bytes, run_job
 from llmb.bench.worker.timing import DTYPES, PreparedCall, last_part, product, timed
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 

@@ -22,11 +22,10 @@ from llmb.metrics.group_difference import KnownSpread, known_spread
 from llmb.metrics.statistics import Statistics, describe
 from llmb.programs.conclude import stored_result
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import RunIdentity, Value
+from llmb.runs.identity import RunIdentity, Value, short_id
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import conditions_of, identity_of
-from llmb.runs.short_id import short_id
 from llmb.runs.steps import read_steps
 
 

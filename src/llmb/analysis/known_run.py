@@ -6,8 +6,8 @@ from pathlib import Path
 from llmb.analysis.parsed_run import ParsedRun, anomalies_of, log_identity
 from llmb.logs.files import ParsedFile
 from llmb.runs.folder import RunFolder
+from llmb.runs.identity import short_id
 from llmb.runs.record_file import BrokenRecord
-from llmb.runs.short_id import short_id
 
 
 def known_run(file: ParsedFile) -> ParsedRun:

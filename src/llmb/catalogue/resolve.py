@@ -11,9 +11,8 @@ from typing import Annotated, Literal, NamedTuple
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue, Published, layout_of, model_of
 from llmb.catalogue.published import Expectation, PublishedFlops
-from llmb.catalogue.records import Dtype, Layout, Model, Packing, Recipe, Record
+from llmb.catalogue.records import DEFAULT, OPEN_CHOICES, Dtype, Layout, Model, Packing, Recipe, Record, Unspecified
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
-from llmb.catalogue.unspecified import DEFAULT, OPEN_CHOICES, Unspecified
 from llmb.errors import UsageError, itemized, unknown
 from llmb.options.forms import WORD
 from llmb.options.option import Option

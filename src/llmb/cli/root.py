@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from llmb.catalogue.unspecified import Unspecified, unspecified_text
+from llmb.catalogue.records import Unspecified, unspecified_text
 from llmb.cli.common import print_message
 from llmb.errors import UsageError, UserInterrupt
 from llmb.report.output import print_line

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import OPEN_CHOICES
 from llmb.catalogue.resolve import Request
-from llmb.catalogue.unspecified import OPEN_CHOICES
 from llmb.cli.common import Force, Json, is_verbose
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmb.runs.folder import RunFolder
-from llmb.runs.short_id import short_id
+from llmb.runs.identity import short_id
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 Kind = Literal["run", "preparation", "benchmark", "check"]

@@ -19,7 +19,7 @@ from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.job import CHANGING, COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Job, Kind, Status
 from llmb.jobs.states import known_states
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
-from llmb.runs.short_id import may_be_short_id
+from llmb.runs.identity import may_be_short_id
 
 SCHEMA_VERSION = 12
 """Lower ones are of development versions before 0.1."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from llmb.campaigns.campaign import Campaign, PlannedJob, total, total_gpu_hours
 from llmb.catalogue.layout_check import stage_layers
-from llmb.catalogue.records import PARALLEL
-from llmb.catalogue.unspecified import unspecified_text
+from llmb.catalogue.records import PARALLEL, unspecified_text
 from llmb.checkpoints.origin import Origin
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The identity of a run, equal for repeats, and differences between runs, as values under dotted keys. Pure."""
+"""The identity of a run, equal for repeats, its short id, and differences between runs, as values under dotted keys.
+
+Pure.
+"""
 
 import hashlib
 import json
@@ -8,6 +11,9 @@ from typing import Any
 
 from llmb.catalogue.records import Record
 
+LETTERS = "klmnopqrstuvwxyz"
+"""One for each hexadecimal digit: an id is never taken for the number of a job, a date or a commit."""
+LENGTH = 8
 KEY_DIGITS = 10
 Value = str | int | float | bool | None
 
@@ -57,3 +63,14 @@ def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tupl
     keys = sorted(before.keys() | after.keys())
     pairs = ((key, before.get(key), after.get(key)) for key in keys)
     return tuple(Difference(key=key, before=one, after=other) for key, one, other in pairs if one != other)
+
+
+def short_id(text: str) -> str:
+    """The id of the run with this ``run_id``, or of what else has a name."""
+    digits = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:LENGTH]
+    return "".join(LETTERS[int(digit, 16)] for digit in digits)
+
+
+def may_be_short_id(text: str) -> bool:
+    """True for an id, and for the beginning of one."""
+    return 0 < len(text) <= LENGTH and set(text) <= set(LETTERS)

@@ -16,10 +16,10 @@ from llmb.errors import UsageError
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import ENGINE as ENGINE
 from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.identity import short_id
 from llmb.runs.plan import EnginePlan, Plan, Start
 from llmb.runs.record_file import read_record_file
 from llmb.runs.result import Result, Status
-from llmb.runs.short_id import short_id
 from llmb.runs.source_version import source_version
 from llmb.trust import foreign_link
 
