@@ -139,6 +139,8 @@ def test_an_imported_campaign_gives_the_same_verdicts(
         again = json.loads(llmb("result", own["id"], "--json", **there).stdout)
         assert {**again, "run_dir": own["run_dir"]} == own
         assert (runs[own["id"]]["reason"], runs[own["id"]]["verdict"]) == (own["reason"], verdict_of(own))
+    latest = llmb("result", "latest", **there)
+    assert latest.returncode == 2 and "there are no runs yet" in latest.stderr, "an imported run is never meant by it"
     kept = next(iter(runs))
     shown = llmb("jobs", "show", kept, **there).stdout
     assert "from runs.tar.zst, made at 20" in shown and "there job 471" in shown

@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 from called_here import Run, runner
 from fake_steps import steps_of
+from job_rows import job_row
 from timed_runs import write_run
 
 from llmb.catalogue.records import Window
+from llmb.jobs import folder_state
+from llmb.jobs.folder_state import read_step_times
+from llmb.jobs.job import Job
+from llmb.report.jobs_report import MOST_DRAWN, runs_table
 from llmb.report.sparkline import sparkline, window_sparkline
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob
@@ -84,3 +89,26 @@ def test_an_output_without_block_characters_gets_digits(install: Path) -> None:
     done = subprocess.run(command, capture_output=True, check=False, env=environ)
     (row,) = (line for line in done.stdout.decode("latin-1").splitlines() if "[window]" in line)
     assert done.returncode == 0 and row.split()[-1].startswith("8") and "[" in row.split()[-1]
+
+
+def test_a_list_of_many_runs_reads_no_steps() -> None:
+    """Nor those of a run whose file is large."""
+    read: list[str] = []
+    runs = [job_row(key=str(number)) for number in range(MOST_DRAWN + 1)]
+
+    def times(job: Job) -> list[float]:
+        read.append(job.key)
+        return [1.0, 2.0, 3.0]
+
+    assert "steps" not in [column.header for column in runs_table(runs, len(runs), times).columns] and not read
+    assert "steps" in [column.header for column in runs_table(runs[1:], len(runs), times).columns]
+    assert len(read) == MOST_DRAWN
+
+
+def test_steps_of_a_long_run_are_not_read_for_a_list(install: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (steps,) = install.rglob("metrics.jsonl")
+    job = job_row(run_dir=str(steps.parent))
+    assert len(read_step_times(job)) == 50
+    monkeypatch.setattr(folder_state, "MOST_LISTED_BYTES", steps.stat().st_size - 1)
+    assert read_step_times(job) == []
+    assert read_step_times(job_row(run_dir=str(install / "none"))) == []

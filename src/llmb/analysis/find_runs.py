@@ -76,9 +76,14 @@ def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
 
 
 def _latest(install: Path, say: Say) -> RecordedRun:
-    """The newest run that ended successfully; newer ones are mentioned. Only the records of these are read."""
+    """The newest run of this root that ended successfully; newer ones are mentioned, imported ones do not count.
+
+    Only the records of these are read.
+    """
     newer = []
     for path in sorted(install.glob(RECORDS), key=_made_at, reverse=True):
+        if RunFolder(path.parent).imported.exists():
+            continue
         try:
             run = read_folder(RunFolder(path.parent))
         except (OSError, BrokenRecord) as error:

@@ -17,6 +17,8 @@ from llmb.runs.steps import read_steps
 
 Content = TypeVar("Content")
 MOST_LINES = 12
+MOST_LISTED_BYTES = 1 << 20
+"""Some 1,700 steps, which are read within 0.1 s: a list of runs must not wait for more of each."""
 
 
 def read_folder(run_dir: str) -> FolderState:
@@ -66,9 +68,14 @@ def read_figures(run_dir: str) -> dict[str, Any]:
 
 
 def read_step_times(job: Job) -> list[float]:
-    """In seconds, in order; empty for a run that records no steps, and if they cannot be read."""
-    steps = _readable(lambda folder: read_steps(folder.steps), RunFolder(Path(job.run_dir)))
-    return [step.step_time_s for step in steps or ()]
+    """In seconds, in order; empty for a run that records no steps, that has too many to list, or cannot be read."""
+
+    def times(folder: RunFolder) -> list[float]:
+        if folder.steps.stat().st_size > MOST_LISTED_BYTES:
+            return []
+        return [step.step_time_s for step in read_steps(folder.steps)]
+
+    return _readable(times, RunFolder(Path(job.run_dir))) or []
 
 
 def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Content | None:

@@ -17,6 +17,7 @@ from llmb.runs.record import Attempt, RunRecord
 from llmb.verdict.sentence import headline
 
 LONGEST_REASON = 100
+MOST_DRAWN = 200
 RUN_CELLS = 12
 """Width of the line of step times in a row."""
 # States that add nothing to the status of the run.
@@ -67,7 +68,8 @@ def runs_document(runs: Sequence[Job], total: int) -> dict[str, Any]:
 
 
 def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequence[float]]) -> Table:
-    """``step_times`` reads those of a run."""
+    """``step_times`` reads those of a run; of more than ``MOST_DRAWN`` runs it takes too long."""
+    times = step_times if len(runs) <= MOST_DRAWN else lambda _: ()
     shown = f"the last {len(runs)} of {total:,}" if len(runs) < total else f"{total:,}"
     columns: list[Column[Job]] = [
         Column("id", lambda run: run.id, wrap=False),
@@ -77,7 +79,7 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
         number_column("scale", _scale, str, wrap=False, drop=3),
         Column("status", lambda run: run.status, wrap=False),
         number_column("step s", lambda run: run.step_time_s, known, wrap=False),
-        Column("steps", lambda run: sparkline(step_times(run), RUN_CELLS), wrap=False, optional=True, drop=1),
+        Column("steps", lambda run: sparkline(times(run), RUN_CELLS), wrap=False, optional=True, drop=1),
         Column("verdict", lambda run: run.verdict, wrap=False, optional=True),
     ]
     return table_of(f"Runs: {shown}", runs, columns)
