@@ -19,7 +19,7 @@ from llmb.jobs import folder_state
 from llmb.jobs.folder_state import read_step_times
 from llmb.jobs.job import Job
 from llmb.report.jobs_report import MOST_DRAWN, runs_table
-from llmb.report.sparkline import sparkline, window_sparkline
+from llmb.report.sparkline import sparkline, step_chart, window_sparkline
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob
 
@@ -112,3 +112,27 @@ def test_steps_of_a_long_run_are_not_read_for_a_list(install: Path, monkeypatch:
     monkeypatch.setattr(folder_state, "MOST_LISTED_BYTES", steps.stat().st_size - 1)
     assert read_step_times(job) == []
     assert read_step_times(job_row(run_dir=str(install / "none"))) == []
+
+
+def test_a_chart_has_its_limits_its_window_and_its_steps() -> None:
+    assert step_chart(steps_of(TIMES), WINDOW, rows=2) == [
+        "2 s |████  █",
+        "1 s |████▁██▁▁▁",
+        "    |    ====",
+        "steps 0-9; = is the window 4-7",
+    ]
+    folded = step_chart(steps_of([1.0, 1.0, 5.0, 1.0] * 30), Window(first=60, last=119, rule=""), cells=60, rows=1)
+    assert folded[0].endswith(f"|{'▁█' * 30}") and folded[1].endswith(f"|{' ' * 30}{'=' * 30}")
+    assert folded[2].startswith("steps 0-119, the slowest of up to 2 a column;")
+    assert step_chart([], WINDOW) == []
+    assert step_chart(steps_of([1.0, math.nan, 1.0]), WINDOW, rows=1)[0].endswith("|▁█▁")
+
+
+def test_the_command_draws_one_run(
+    install: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llmb: Run = runner(tmp_path, install, monkeypatch, capsys)
+    drawn = llmb("result", "latest", "--plot")
+    assert drawn.returncode == 0 and drawn.stdout.splitlines()[0].startswith("3 s |█")
+    assert "= is the window 35-44" in drawn.stdout and "step time s, mean" in drawn.stdout
+    assert llmb("result", "latest", "--plot", "--json").returncode == 2

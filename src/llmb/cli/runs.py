@@ -20,8 +20,9 @@ from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
-from llmb.report.output import print_json, print_output, print_table, print_tables
+from llmb.report.output import print_json, print_output, print_table, print_tables, print_text
 from llmb.report.run_report import repeats_document, repeats_tables, run_document, run_table
+from llmb.report.sparkline import step_chart
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import read_steps
 
@@ -81,6 +82,9 @@ def result(
             help="Id of a run or a job, or its beginning; 'latest'; a label; a campaign; or a run folder.",
         ),
     ],
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Also draw the step times of the run, with the window underlined.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Print again the result of a run that has ended, or those of all runs with a label or of a campaign.
@@ -97,10 +101,18 @@ def result(
     - `llmb result kqxt --json`
 
     - `llmb result driver-580`
+
+    - `llmb result latest --plot`
     """
     folders = named_folders(run, install_here(), say)
+    if plot and (json or len(folders) > 1):
+        raise UsageError("--plot draws one run, and no JSON", do="leave it out, or name one run")
     if len(folders) == 1:
-        print_result(read_ended_run(folders[0]), json=json)
+        ended = read_ended_run(folders[0])
+        if plot:
+            lines = step_chart(read_steps(ended.folder.steps), ended.result.window or ended.plan.window)
+            print_text("".join(f"{line}\n" for line in [*lines, ""]) if lines else "no step is recorded to draw\n\n")
+        print_result(ended, json=json)
     else:
         print_repeats(_by_recipe(folders), json=json)
 

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A series of step times as a line of block characters. Pure."""
+"""A series of step times in block characters: as a line, and as a chart of some lines. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from llmb.catalogue.records import Window
+from llmb.report.table import number
 from llmb.runs.steps import Step
 
+Value = TypeVar("Value")
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = str.maketrans(BLOCKS, "12345678")
 """For an output that has no block characters: the height as a digit."""
 MOST_CELLS = 32
+CHART_CELLS, CHART_ROWS = 64, 8
 LEAST_SPAN = 0.1
 """The full height is at least this share of the step time, so that ordinary noise looks like what it is."""
 LEAST = 3
@@ -46,7 +50,43 @@ def window_sparkline(steps: Sequence[Step], window: Window, cells: int = MOST_CE
     return f"{drawn[0]}[{drawn[1]}]{drawn[2]}"
 
 
-def _parts(values: Sequence[float], cells: int) -> Iterator[Sequence[float]]:
+def step_chart(steps: Sequence[Step], window: Window, cells: int = CHART_CELLS, rows: int = CHART_ROWS) -> list[str]:
+    """Lines with the step times of a run as columns, from the least to the largest of its window, which is underlined.
+
+    As in ``sparkline``, the slowest of the steps that share a column is shown, and what is beyond has the full height.
+    """
+    inside = [step.step_time_s for step in steps if window.first <= step.step <= window.last]
+    scaled = [value for value in inside or [step.step_time_s for step in steps] if math.isfinite(value)]
+    if not scaled:
+        return []
+    low = min(scaled)
+    span = max(max(scaled) - low, LEAST_SPAN * abs(low)) or 1.0
+    parts = list(_parts(steps, cells))
+    slowest = (_longest([step.step_time_s for step in part]) for part in parts)
+    heights = [math.inf if value is None else (value - low) / span for value in slowest]
+    limits = {0: f"{number(low + span)} s", rows - 1: f"{number(low)} s"}
+    margin = max(map(len, limits.values()))
+    lines = []
+    for row in range(rows):
+        blocks = (_block_in_row(height, rows - 1 - row, rows) for height in heights)
+        lines.append(f"{limits.get(row, ''):>{margin}} |{''.join(blocks)}".rstrip())
+    in_window = (any(window.first <= step.step <= window.last for step in part) for part in parts)
+    lines.append(f"{'':{margin}} |{''.join('=' if is_in else ' ' for is_in in in_window)}".rstrip())
+    share = math.ceil(len(steps) / len(parts))
+    each = "" if share == 1 else f", the slowest of up to {share} a column"
+    lines.append(f"steps {steps[0].step}-{steps[-1].step}{each}; = is the window {window.first}-{window.last}")
+    return lines
+
+
+def _block_in_row(height: float, row: int, rows: int) -> str:
+    """What a column shows in a row, counted from the lowest: nothing, a block, or the full height."""
+    part = height * rows - row
+    if part >= 1:
+        return BLOCKS[-1]
+    return _block(part) if part > 0 or row == 0 else " "
+
+
+def _parts(values: Sequence[Value], cells: int) -> Iterator[Sequence[Value]]:
     count = min(cells, len(values))
     for place in range(count):
         yield values[place * len(values) // count : (place + 1) * len(values) // count]
