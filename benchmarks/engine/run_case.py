@@ -20,6 +20,7 @@ from llmb.catalogue.records import Dtype
 from llmb.metrics.parameters import parameter_count
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
+from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import engine_plan, read_record
@@ -78,10 +79,11 @@ def run_case(case: Case, settings: Settings, folder: Path, limit_s: float) -> Ca
 
 
 def variables(case: Case, settings: Settings) -> dict[str, str]:
-    """All engines get the same allocator, whichever each would choose; what the user has set stays."""
-    if any(name in os.environ for name in ALLOCATOR):
-        return case.settings.environ
-    return {ALLOCATOR[0]: f"expandable_segments:{settings.expandable_segments}", **case.settings.environ}
+    """All engines get what llmb gives its own processes, whatever each would choose; what the user has set stays."""
+    given = shipped_variables("cpu" if settings.gpu_type == "cpu" else "cuda", os.environ)
+    if not any(name in os.environ for name in ALLOCATOR):
+        given[ALLOCATOR[0]] = f"expandable_segments:{settings.expandable_segments}"
+    return {**{name: value for name, value in given.items() if name not in os.environ}, **case.settings.environ}
 
 
 def llmb_command(case: Case, settings: Settings) -> list[str]:

@@ -107,15 +107,21 @@ def test_a_profile_comes_after_the_timed_steps() -> None:
     assert (words["--profile-start-step"], words["--profile-stop-step"]) == ("6", "8")
 
 
-def test_all_engines_get_the_same_allocator(monkeypatch) -> None:
-    for name in ALLOCATOR:
+def test_all_engines_get_the_same_variables(monkeypatch) -> None:
+    for name in (*ALLOCATOR, "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     cases = [Case(engine, subject("8b")) for engine in ("llmb", "huggingface")]
-    assert [variables(case, SETTINGS) for case in cases] == [{"PYTORCH_ALLOC_CONF": "expandable_segments:False"}] * 2
+    given, other = (variables(case, SETTINGS) for case in cases)
+    assert given == other
+    assert given["PYTORCH_ALLOC_CONF"] == "expandable_segments:False"
     expandable = SETTINGS.model_copy(update={"expandable_segments": True})
-    assert variables(cases[0], expandable) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert variables(cases[0], expandable)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    on_cpu = SETTINGS.model_copy(update={"gpu_type": "cpu"})
+    assert "GOMP_SPINCOUNT" in variables(cases[1], on_cpu), "a CPU's threads wait alike"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    assert variables(cases[0], SETTINGS) == {}, "what the user has set stays"
+    assert "PYTORCH_ALLOC_CONF" not in variables(cases[0], SETTINGS), "what the user has set stays"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    assert "GOMP_SPINCOUNT" not in variables(cases[0], on_cpu)
 
 
 def timed(case, *, wall_s, step_s):

@@ -79,8 +79,8 @@ def give_sums(stages: Iterable[Decoder]) -> None:
         gradients.is_empty.fill_(True)
 
 
-def reduce_gradients(stages: Sequence[Decoder]) -> None:
-    """At the end of a step's passes, over all ranks that have the same parameters."""
+def reduce_gradients(stages: Sequence[Decoder], tp: int) -> None:
+    """At the end of a step's passes, over all ranks that have the same parameters. tp: those that share a layer."""
     give_sums(stages)
     # Two at a time: while one is reduced, the next is copied, and no more copies take memory.
     buckets = [bucket for stage in stages for bucket in stage.buckets]
@@ -89,7 +89,7 @@ def reduce_gradients(stages: Sequence[Decoder]) -> None:
             bucket.begin_reduction()
         if earlier is not None:
             earlier.finish_reduction()
-    for parameter in trained_parameters(stages):
+    for parameter in trained_parameters(stages) if tp > 1 else ():
         reduce_partial_gradient(parameter)
 
 

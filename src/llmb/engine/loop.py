@@ -4,7 +4,7 @@
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -265,11 +265,11 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
     if data.batches[0].starts is not None:
         count = mean_count(data.figures.counted_labels, layout, ranks)
     batches = on_device(data.batches, ranks.device)
-    with fp8_step(passes.stages, number):
+    with fp8_step(passes.stages, number) if plan.fp8_recipe else nullcontext():
         if plan.compiled:
             batches = with_varying_segments(batches)
         loss = passes.add_gradients(with_token_keys(batches, passes.stages, plan, number, ranks), count)
-    reduce_gradients(passes.stages)
+    reduce_gradients(passes.stages, layout.tp)
     return loss
 
 
@@ -277,7 +277,8 @@ def with_token_keys(
     batches: Iterable[MicroBatch], stages: Sequence[Decoder], plan: EnginePlan, number: int, ranks: Ranks
 ) -> Iterator[MicroBatch]:
     """A step's micro-batches; before each, dropout learns which tokens it has. The passes take them one by one."""
-    layout, keys = plan.recipe.layout, token_keys(stages[0])
+    layout = plan.recipe.layout
+    keys = token_keys(stages[0]) if plan.lora else None
     if keys is None:
         yield from batches
         return

@@ -2,6 +2,7 @@
 """AdamW with linear warm-up and cosine decay, as in the recipes."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Training
-from llmb.engine.kernels.adamw import update, update_and_cast
+from llmb.engine.kernels.adamw import update, update_and_cast, update_together
 from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local_shard import local_tensor
@@ -58,18 +59,11 @@ class Trained:
             return self.part.weight
         return None if self.master is self.parameter else local_tensor(self.parameter)
 
-    def update(self, divisor: Tensor, numbers: AdamWNumbers) -> None:
-        if self.gradient is None:
-            return
-        self.steps.add_(1)
-        numbers = numbers._replace(weight_decay=self.weight_decay, step=int(self.steps))
-        # FSDP may replace a parameter's local shard, so it is not kept here.
+    def tensors(self) -> OfParameter:
+        """What an update reads and writes; FSDP may replace a parameter's local shard, so it is not kept."""
+        assert self.gradient is not None
         master, first, second, gradient = map(local_tensor, (self.master, self.first, self.second, self.gradient))
-        tensors = OfParameter(master, first, second, gradient, self.weight)
-        if self.fp8 is None or tensors.weight is None:
-            update(tensors, divisor, numbers)
-        else:
-            _update_and_cast(self.fp8, tensors, divisor, numbers)
+        return OfParameter(master, first, second, gradient, self.weight)
 
     def drop_gradient(self) -> None:
         self.parameter.grad = None
@@ -105,8 +99,26 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        for trained in self.trained:
-            trained.update(self.divisor, self.numbers)
+        due = [each for each in self.trained if each.gradient is not None]
+        for each in due:
+            each.steps.add_(1)
+        if self.divisor.is_cpu:  # one call for many: the time of small models goes into calls
+            together = [each for each in due if each.fp8 is None]
+            for decay in {each.weight_decay for each in together}:
+                alike = [each for each in together if each.weight_decay == decay]
+                numbers = self.numbers._replace(weight_decay=decay)
+                update_together([e.tensors() for e in alike], [e.steps for e in alike], self.divisor, numbers)
+            due = [each for each in due if each.fp8 is not None]
+        for each in due:
+            self.update(each)
+
+    def update(self, trained: Trained) -> None:
+        numbers = self.numbers._replace(weight_decay=trained.weight_decay, step=int(trained.steps))
+        tensors = trained.tensors()
+        if trained.fp8 is None or tensors.weight is None:
+            update(tensors, self.divisor, numbers)
+        else:
+            _update_and_cast(trained.fp8, tensors, self.divisor, numbers)
 
     def zero_grad(self) -> None:
         for trained in self.trained:
@@ -175,23 +187,21 @@ def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
 
     In fp64, because in fp32 the fifth digit of a large gradient's sum of squares depends on how it is sharded.
     """
-    norms = norms_of([local_tensor(gradient) for gradient, _ in gradients])
-    # Numbers, not a tensor: a tensor would be copied from the host, which waits for all queued work.
-    squares = torch._foreach_div(torch._foreach_pow(norms, 2.0), [float(copies) for _, copies in gradients])
-    total = torch.stack(squares).sum()
+    shared: dict[int, list[Tensor]] = defaultdict(list)
+    for gradient, copies in gradients:
+        shared[copies].append(local_tensor(gradient))
+    # Divided by a number: a tensor of numbers would be copied from the host, which waits for all queued work.
+    total = torch.stack([squared_norm(alike) / copies for copies, alike in shared.items()]).sum()
     if dist.is_initialized() and dist.get_world_size() > 1:  # gloo would wait for its thread even then
         dist.all_reduce(total)
     return total.sqrt()
 
 
-def norms_of(gradients: list[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
-    """Each 0-d fp64."""
-    if any(gradient.is_cuda for gradient in gradients):
-        return torch._foreach_norm(gradients, 2.0, torch.float64)
-    return [
-        torch.stack([torch.linalg.vector_norm(run, dtype=torch.float64) for run in runs(gradient.flatten())]).norm()
-        for gradient in gradients
-    ]
+def squared_norm(gradients: list[Tensor]) -> Tensor:
+    """The sum of the squares of all elements, 0-d fp64."""
+    if not any(gradient.is_cuda for gradient in gradients):
+        gradients = [run for gradient in gradients for run in runs(gradient.flatten())]
+    return torch.stack(torch._foreach_norm(gradients, 2.0, torch.float64)).square().sum()
 
 
 def runs(values: Tensor) -> Sequence[Tensor]:

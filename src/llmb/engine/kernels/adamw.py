@@ -4,6 +4,8 @@
 All tensors have the parameter's shape unless stated otherwise, and are updated in place.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,20 +18,28 @@ def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None
 
     divisor: 0-d fp32, on the device.
     """
-    master, first, second, gradient, weight = tensors
+    master = tensors.master
     if master.is_cuda and is_there("adamw_triton"):
         from llmb.engine.kernels import adamw_triton  # Not at the top: a machine without a GPU has no Triton.
 
         adamw_triton.update(tensors, divisor, numbers)
         return
-    check_contiguous(tensors)
+    update_together([tensors], [torch.full((), float(numbers.step), device=master.device)], divisor, numbers)
+
+
+def update_together(
+    parameters: Sequence[OfParameter], steps: Sequence[Tensor], divisor: Tensor, numbers: AdamWNumbers
+) -> None:
+    """``update`` of many parameters by torch's own kernel; steps: of each, 0-d fp32 on the device."""
+    for tensors in parameters:
+        check_contiguous(tensors)
     torch._fused_adamw_(
-        [master],
-        [gradient.float()],
-        [first],
-        [second],
+        [tensors.master for tensors in parameters],
+        [tensors.gradient.float() for tensors in parameters],
+        [tensors.first for tensors in parameters],
+        [tensors.second for tensors in parameters],
         [],
-        [torch.full((), float(numbers.step), device=master.device)],
+        list(steps),
         lr=numbers.lr,
         beta1=numbers.beta1,
         beta2=numbers.beta2,
@@ -40,8 +50,9 @@ def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None
         grad_scale=divisor,
         found_inf=None,
     )
-    if weight is not None:
-        weight.copy_(master)
+    for tensors in parameters:
+        if tensors.weight is not None:
+            tensors.weight.copy_(tensors.master)
 
 
 def update_and_cast(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers, casts: Casts) -> None:
