@@ -41,7 +41,7 @@ def test_logs_of_every_program_are_shown_as_far_as_they_tell(page: Callable[...,
 def test_a_run_without_machine_samples_or_profile_names_what_lacks(page: Callable[..., str], tmp_path: Path) -> None:
     write_run(tmp_path / "runs", gpu_record(device=None), times_around(12.0))
     html = page("./runs")
-    assert "<b>No resources</b>: the run was not sampled" in html
+    assert "<b>No power, clocks and temperature</b>: the run was not sampled" in html
     assert "<b>No breakdown of a step</b>: the run was not profiled" in html
     assert "<b>No history</b>" in html
 

@@ -165,7 +165,7 @@ def series_chart(
             plot.plot([x for x, _ in points], [y for _, y in points], color=line.color, label=line.label)
         for one in marked:
             x, y = [x for x, _ in one.points], [y for _, y in one.points]
-            plot.plot(x, y, one.shape, color=one.color, label=one.label, markersize=5, markeredgecolor=PAPER)
+            plot.plot(x, y, one.shape, color=one.color, label=one.label, markersize=7, markeredgecolor=PAPER, zorder=3)
         if doubling:
             places = sorted({x for line in lines for x, _ in line.points})
             plot.set_xscale("log", base=2)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of runs: a plot, what it shows in a sentence, and its data as a table."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +29,7 @@ from llmb.page.charts import (
     series_chart,
 )
 from llmb.report.jobs_report import local_time, short_time
-from llmb.report.table import Table, interval_of, known, number, result_table
+from llmb.report.table import Table, interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.resources.read import read_samples
 from llmb.resources.sample import Sample
@@ -73,11 +74,12 @@ def run_figures(section: int, run: AnalyzedRun) -> Found:
         "loss": loss_figure(section, run, steps),
         "memory": memory_figure(section, run, steps),
         "ranks": ranks_figure(section, run, steps),
-        "resources": resources_figure(section, run, steps),
         "breakdown of a step": breakdown_figure(section, run),
     }
     figures = [one for one in candidates.values() if isinstance(one, Figure)]
-    return figures, [(name, one.reason) for name, one in candidates.items() if isinstance(one, Missing)]
+    missing = [(name, one.reason) for name, one in candidates.items() if isinstance(one, Missing)]
+    sampled, not_sampled = resource_figures(section, run, steps)
+    return [*figures, *sampled], [*missing, *not_sampled]
 
 
 def step_times_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
@@ -214,48 +216,63 @@ def ranks_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figur
     return Figure(f"ranks-{section}", "Ranks", caption, drawing, table)
 
 
-RESOURCES: Mapping[str, tuple[str, str]] = {
-    "power_w": ("GPU power, W", ORANGE),
-    "sm_clock_mhz": ("SM clock, MHz", BLUE),
-    "temperature_c": ("temperature, C", RED),
+RESOURCES: Mapping[str, tuple[str, str, str]] = {
+    "power_w": ("Power", "W a GPU", ORANGE),
+    "sm_clock_mhz": ("SM clock", "MHz", BLUE),
+    "temperature_c": ("Temperature", "C", RED),
 }
+"""Title, unit and color of what is sampled of GPUs."""
 
 
-def resources_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
-    """Power of the GPUs over the steps; of a run on CPUs the use of its nodes."""
+def resource_figures(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Found:
+    """Power, clocks and temperature over the time of the steps, on the axis of the step times."""
+    rows = _sampled_gpus(run, steps)
+    if isinstance(rows, Missing):
+        return [], [("power, clocks and temperature", rows.reason)]
+    found = {name: list(points_of((at, values[name]) for at, values in rows)) for name in RESOURCES}
+    figures = [_resource_figure(section, name, points, steps) for name, points in found.items() if points]
+    unknown = [RESOURCES[name][0] for name, points in found.items() if not points]
+    return figures, [(name, "the driver does not report it") for name in unknown]
+
+
+def _resource_figure(section: int, name: str, points: Sequence[tuple[float, float]], steps: Sequence[Step]) -> Figure:
+    title, unit, color = RESOURCES[name]
+    headers = ("step", f"{title.lower()}, {unit}")
+    drawing = series_chart(f"{name}-{section}", [Line(title, color, points)], (STEP, unit))
+    table = result_table(f"{title}, mean of the GPUs of a node", *headers, right=headers)
+    for at, value in points[:MOST_POINTS]:
+        table.add_row(f"{at:.2f}", number(value))
+    caption = f"mean of the GPUs of a node, beside steps {steps[0].step} to {steps[-1].step}"
+    return Figure(f"{name}-{section}", title, caption, drawing, table)
+
+
+GpuRows = list[tuple[float, dict[str, float | None]]]
+
+
+def _sampled_gpus(run: AnalyzedRun, steps: Sequence[Step]) -> GpuRows | Missing:
+    """Means of the GPUs of the first node that was sampled, by the step that was under way, as a fraction."""
     if run.record is None:
         return Missing("a log has no samples of power, clocks and temperature")
     try:
         sampled = read_samples(RunFolder(run.path).resources)
     except OSError as error:
         return Missing(f"the samples cannot be read: {error.strerror}")
-    if not sampled or not any(one.samples for one in sampled):
-        return Missing("the run was not sampled")
+    samples = next((one.samples for one in sampled if one.samples), ())
+    if not samples or not steps:
+        return Missing("the run was not sampled" if steps else NO_STEPS)
+    if not any(sample.gpus for sample in samples):
+        return Missing("no GPU was sampled; the result has the use of the cores")
     ends = [step.ended_s for step in steps]
-    begin = ends[0] - steps[0].step_time_s if ends else sampled[0].samples[0].time_s
-    first = next(one for one in sampled if one.samples)
-    gpus = [_gpu_rows(sample, begin) for sample in first.samples if sample.gpus]
-    if not gpus:
-        return Missing("no GPU was sampled: a run on CPUs has its use of the cores in the result")
-    lines = [
-        Line(title, color, list(points_of((row[0], row[1][name]) for row in gpus)))
-        for name, (title, color) in RESOURCES.items()
-    ]
-    shown = [line for line in lines if line.points][:1]
-    if not shown:
-        return Missing("the driver does not report power, clocks or temperature")
-    drawing = series_chart(f"resources-{section}", shown, ("s since the first step", shown[0].label))
-    headers = ("time s", *(title for title, _ in RESOURCES.values()))
-    table = result_table(f"Samples of {first.start.node}, means of its GPUs", *headers, right=headers)
-    for time_s, values in gpus[:MOST_POINTS]:
-        table.add_row(f"{time_s:.1f}", *(known(values[name]) for name in RESOURCES))
-    caption = "mean of a node's GPUs; the table has clocks and temperature"
-    return Figure(f"resources-{section}", "Power", caption, drawing, table)
+    begin = ends[0] - steps[0].step_time_s
+    inside = (sample for sample in samples if sample.gpus and begin <= sample.time_s <= ends[-1])
+    return [_gpu_row(sample, steps, bisect_left(ends, sample.time_s)) for sample in inside]
 
 
-def _gpu_rows(sample: Sample, begin_s: float) -> tuple[float, dict[str, float | None]]:
+def _gpu_row(sample: Sample, steps: Sequence[Step], place: int) -> tuple[float, dict[str, float | None]]:
     values = {name: [one for one in getattr(sample.gpus, name) if one is not None] for name in RESOURCES}
-    return sample.time_s - begin_s, {name: sum(some) / len(some) if some else None for name, some in values.items()}
+    step = steps[place]
+    share = min(1.0, max(0.0, 1 - (step.ended_s - sample.time_s) / step.step_time_s)) if step.step_time_s else 0.0
+    return step.step + share, {name: sum(some) / len(some) if some else None for name, some in values.items()}
 
 
 def breakdown_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
