@@ -12,10 +12,10 @@ from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 
 
-def planned(layers: int = 2, **choices: str) -> EnginePlan:
-    request = Request(
-        workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=1, overrides=Overrides(layers=layers)
-    )
+def planned(layers: int = 2, sequences: int = 1, **choices: str) -> EnginePlan:
+    """A run of one micro-batch in each step."""
+    overrides = Overrides(layers=layers, mbs=sequences, gbs=sequences)
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=1, overrides=overrides)
     return make_plan(resolve(Catalogue(), request), Choices(**choices), device="cuda")
 
 
@@ -47,8 +47,8 @@ def test_a_run_is_forced_without_a_count() -> None:
 
 @pytest.mark.slow
 def test_a_run_that_does_not_fit_is_refused_once_it_is_counted() -> None:
-    """One of 17 layers needs some GiB more than there are, and recomputes them if it is told to."""
-    plan = planned(17)
+    """One of few layers and many sequences needs some GiB more than there are, and recomputes them if told to."""
+    plan = planned(4, 13)
     use = estimate(plan)
     assert not use.fits
     assert not clearly_fits(use)
@@ -57,4 +57,4 @@ def test_a_run_that_does_not_fit_is_refused_once_it_is_counted() -> None:
         check_memory(plan, said.append, force=False)
     assert "--recompute" in str(raised.value.do)
     assert "counting" in said[0]
-    check_memory(planned(17, recompute="full"), said.append, force=False)
+    check_memory(planned(4, 13, recompute="full"), said.append, force=False)
