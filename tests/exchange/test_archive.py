@@ -165,6 +165,11 @@ def test_runs_that_are_there_stay_as_they_are(
     again = llmb("import", str(archive), **there)
     assert (again.returncode, again.stdout) == (0, "0 runs were added; 4 were there already\n")
     assert sorted((tmp_path / "there" / "workloads").rglob("*")) == first
+    # A run that was removed comes back to its place.
+    removed = Path(json.loads(llmb("result", "label:after", "--json", **there).stdout)["run_dir"])
+    shutil.rmtree(removed)
+    assert llmb("import", str(archive), **there).stdout == "1 runs were added; 3 were there already\n"
+    assert llmb("result", "label:after", **there).returncode == 0 and removed.exists()
     # Another run in a folder of the same name.
     other = tmp_path / "other" / folders[0].path.relative_to(tmp_path / "root")
     other.mkdir(parents=True)

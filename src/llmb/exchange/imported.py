@@ -3,6 +3,7 @@
 
 import atexit
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -69,10 +70,11 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
         manifest = unpack_archive(path, staging)
         checksum = _sha256(path)
         with open_history(install, say) as store:
-            there = {job.run_id: job.run_dir for job in store.jobs(Filter(runs_only=True))}
+            listed = {job.run_id: Path(job.run_dir) for job in store.jobs(Filter(runs_only=True))}
+            there = {run_id: folder for run_id, folder in listed.items() if RunFolder(folder).record.exists()}
             for run in manifest.runs:
                 if run.run_id in there:
-                    known.append(Path(there[run.run_id]))
+                    known.append(there[run.run_id])
                     continue
                 origin = Origin(
                     archive=path.name,
@@ -113,11 +115,17 @@ def _add(run: ArchivedRun, origin: Origin, staging: Path, install: Path, store: 
     write_atomically(source.imported, origin.model_dump_json(indent=2) + "\n")
     group = install / Path(run.folder).parent
     check_links(group)
-    group.parent.mkdir(parents=True, exist_ok=True)
-    target = create_numbered(group.parent, group.name, Path.mkdir) / source.name
+    target = _free_place(group, source.name)
     source.path.rename(target)
     store.restore([_row(record, submitted, target)])
     return target
+
+
+def _free_place(group: Path, name: str) -> Path:
+    """A path for a run in its group, or in a new one with a number if the group has it already."""
+    group.mkdir(parents=True, exist_ok=True)
+    taken = os.path.lexists(group / name)
+    return (create_numbered(group.parent, group.name, Path.mkdir) if taken else group) / name
 
 
 def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:

@@ -5,10 +5,10 @@ All metrics are gauges without a time: that collector refuses times, and knows n
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from llmb.exchange.columns import RESULTS, ExportedRun, Result, RunSource, Scalar
+from llmb.exchange.columns import RESULTS, RunSource, Scalar, rows_of
 from llmb.exchange.new_file import new_file
 
 PREFIX = "llmb_"
@@ -20,28 +20,26 @@ DESCRIBING = ("status", "verdict", "program", "llmb_version", "driver", "image")
 
 def write_openmetrics(runs: RunSource, folder: Path) -> list[Path]:
     path = folder / "llmb.prom"
+    rows = list(rows_of(RESULTS, runs()))
     with new_file(path) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(f"{line}\n" for line in _lines(list(runs())))
+        file.writelines(f"{line}\n" for line in _lines(rows))
     return [path]
 
 
-def _lines(runs: Sequence[ExportedRun]) -> Iterator[str]:
-    columns = {column.name: column for column in RESULTS}
-    common = [columns[name] for name in LABELS]
+def _lines(rows: Sequence[Mapping[str, Scalar | None]]) -> Iterator[str]:
+    """All runs of a metric follow each other, as both formats require."""
     yield f"# TYPE {PREFIX}run gauge"
-    describing = [*common, *(columns[name] for name in DESCRIBING)]
-    yield from (f"{PREFIX}run{_labels(describing, run)} 1" for run in runs)
-    for column in RESULTS:
-        if column.kind is float:
-            values = [(run, value) for run in runs if (value := column.value(run)) is not None]
-            yield from [f"# TYPE {PREFIX}{column.name} gauge"] if values else []
-            yield from (f"{PREFIX}{column.name}{_labels(common, run)} {_number(value)}" for run, value in values)
+    yield from (f"{PREFIX}run{_labels(row, (*LABELS, *DESCRIBING))} 1" for row in rows)
+    for name in (column.name for column in RESULTS if column.kind is float):
+        values = [(row, value) for row in rows if (value := row[name]) is not None]
+        yield from [f"# TYPE {PREFIX}{name} gauge"] if values else []
+        yield from (f"{PREFIX}{name}{_labels(row, LABELS)} {_number(value)}" for row, value in values)
     yield "# EOF"
 
 
-def _labels(columns: Sequence[Result], run: ExportedRun) -> str:
-    values = {column.name: column.value(run) for column in columns}
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items() if value is not None) + "}"
+def _labels(row: Mapping[str, Scalar | None], names: Sequence[str]) -> str:
+    known = {name: value for name in names if (value := row[name]) is not None}
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in known.items()) + "}"
 
 
 def _escaped(value: Scalar) -> str:
