@@ -19,7 +19,7 @@ from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import step_to_json
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.browser
 WIDTHS = (360, 768, 1280)
 QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
