@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The published figure to compare a proxy with: that of the full model at its smallest published scale."""
 
-from llmb.catalogue.load import Catalogue, Figure
+from llmb.catalogue.load import Catalogue, PublishedFigure
 from llmb.catalogue.published import PublishedFlops
 from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import Request, resolve
@@ -48,7 +48,7 @@ def find_target(catalogue: Catalogue, workload: str, size: str, dtype: Dtype) ->
     return _target(*min(candidates, key=_rank))
 
 
-def published_recipe(catalogue: Catalogue, figure: Figure) -> Recipe:
+def published_recipe(catalogue: Catalogue, figure: PublishedFigure) -> Recipe:
     expectation = figure.expectation
     request = Request(
         workload=figure.workload,
@@ -61,12 +61,12 @@ def published_recipe(catalogue: Catalogue, figure: Figure) -> Recipe:
     return resolve(catalogue, request)
 
 
-def _rank(candidate: tuple[Figure, Recipe]) -> tuple[bool, bool, bool, int]:
+def _rank(candidate: tuple[PublishedFigure, Recipe]) -> tuple[bool, bool, bool, int]:
     figure, recipe = candidate
     return figure.gpu_type != PREFERRED_GPU, figure.expectation.kind != "table", recipe.proxy, figure.gpus
 
 
-def _target(figure: Figure, recipe: Recipe) -> Target:
+def _target(figure: PublishedFigure, recipe: Recipe) -> Target:
     expectation = figure.expectation
     assert expectation.mfu_pct is not None and figure.gpu_type is not None
     counted = throughput(recipe, expectation.step_time_s).mfu_pct if expectation.step_time_s else {}

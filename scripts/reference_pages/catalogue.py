@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from llmb.catalogue.load import Catalogue, Figure, layout_of
+from llmb.catalogue.load import Catalogue, PublishedFigure, layout_of
 from llmb.catalogue.published import Document
 from llmb.catalogue.records import Fabric, Gpu, Model
 from llmb.catalogue.resolve import sizes_of
@@ -106,18 +106,18 @@ def layout_section(workload: WorkloadFile, item: LayoutTable) -> str:
     return page(title, facts, bullets(item.notes), table(columns, rows))
 
 
-def figure_section(figures: Sequence[Figure]) -> str:
+def figure_section(figures: Sequence[PublishedFigure]) -> str:
     intro = "As published. The line is that of the step time, which is in seconds."
     groups = [list(group) for _, group in groupby(figures, key=table_of_figure)]
     return page("## Published figures", intro, *map(figure_table, groups))
 
 
-def table_of_figure(figure: Figure) -> tuple[str | None, ...]:
+def table_of_figure(figure: PublishedFigure) -> tuple[str | None, ...]:
     expected = figure.expectation
     return (figure.workload, figure.size, figure.dtype, figure.gpu_type, expected.release, expected.kind)
 
 
-def figure_table(figures: Sequence[Figure]) -> str:
+def figure_table(figures: Sequence[PublishedFigure]) -> str:
     columns = ["GPUs", "line", "step time", "tokens/s", "MFU %", "days per 1T", "TFLOPS per GPU", "MFU's peak", "notes"]
     names = ["line", "step_time_s", "tokens_per_s", "mfu_pct", "days_per_1t_tokens", "tflops_per_gpu", "peak_tflops"]
     first = figures[0]
@@ -133,7 +133,7 @@ def figure_table(figures: Sequence[Figure]) -> str:
     return page(title, origin, bullets(common), table(columns, rows))
 
 
-def own_notes(figure: Figure, common: Sequence[str]) -> Iterator[str]:
+def own_notes(figure: PublishedFigure, common: Sequence[str]) -> Iterator[str]:
     return (note for note in figure.expectation.notes if note not in common)
 
 

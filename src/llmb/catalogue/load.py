@@ -66,7 +66,7 @@ DATA = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PublishedFigure:
     """A published figure and the recipe it belongs to; ``gpu_type`` is None if the document does not state it."""
 
     workload: str
@@ -80,7 +80,7 @@ class Figure:
 class Published(NamedTuple):
     """What a document publishes, and how the code that ran trained."""
 
-    figures: tuple[Figure, ...]
+    figures: tuple[PublishedFigure, ...]
     conditions: tuple[ConditionEntry, ...]
 
 
@@ -163,7 +163,7 @@ class Catalogue:
         return self.families[workload.model]
 
     @cached_property
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[PublishedFigure, ...]:
         return tuple(figure for published in self.published.values() for figure in published.figures)
 
     @cached_property
@@ -282,7 +282,7 @@ def _read_published(path: Path, documents: Mapping[str, Document]) -> Published:
     return Published(tuple(_figures(published, document)), published.conditions)
 
 
-def _figures(published: PublishedFile, document: Document) -> Iterator[Figure]:
+def _figures(published: PublishedFile, document: Document) -> Iterator[PublishedFigure]:
     origin = {
         "convention": document.convention,
         "source": document.source,
@@ -301,10 +301,10 @@ def _figures(published: PublishedFile, document: Document) -> Iterator[Figure]:
                 notes=(*table.notes, *row.notes),
                 **origin,
             )
-            yield Figure(workload, table.size, table.dtype, table.gpu_type, row.gpus, expectation)
+            yield PublishedFigure(workload, table.size, table.dtype, table.gpu_type, row.gpus, expectation)
     for example in published.examples:
         fields = example.model_dump(exclude={"size", "dtype", "gpu_type", "gpus"})
-        yield Figure(
+        yield PublishedFigure(
             workload, example.size, example.dtype, example.gpu_type, example.gpus,
             Expectation(kind="example", **fields, **origin, gpu_type_stated=example.gpu_type is not None),
         )  # fmt: skip

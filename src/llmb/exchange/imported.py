@@ -34,7 +34,7 @@ STATES = {"success": COMPLETED, "cancelled": "CANCELLED"}
 """States of imported jobs by the status of the run; all others are failed."""
 
 
-class Origin(Record):
+class ImportOrigin(Record):
     """The content of ``imported.json``: where an imported run comes from."""
 
     archive: str
@@ -76,7 +76,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
                 if run.run_id in there:
                     known.append(there[run.run_id])
                     continue
-                origin = Origin(
+                origin = ImportOrigin(
                     archive=path.name,
                     archive_sha256=checksum,
                     created_at=manifest.created_at,
@@ -100,7 +100,7 @@ def _staging(place: Path) -> Iterator[Path]:
         raise cannot_write(place, error) from error
 
 
-def _add(run: ArchivedRun, origin: Origin, staging: Path, install: Path, store: Store) -> Path:
+def _add(run: ArchivedRun, origin: ImportOrigin, staging: Path, install: Path, store: Store) -> Path:
     """The job files are new: by those of another cluster, its jobs would be asked for, or submitted, here."""
     source = RunFolder(staging / run.folder)
     record = read_record(source)
@@ -162,9 +162,9 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read_origin(folder: RunFolder) -> Origin | None:
+def read_origin(folder: RunFolder) -> ImportOrigin | None:
     """Where an imported run comes from; None for one of this root."""
-    return read_record_file(folder.imported, Origin) if folder.imported.exists() else None
+    return read_record_file(folder.imported, ImportOrigin) if folder.imported.exists() else None
 
 
 def unpacked(path: Path) -> Path:

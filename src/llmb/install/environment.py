@@ -41,7 +41,7 @@ json.dump(found, sys.stdout)
 """
 
 
-class Contents(Record):
+class PythonContents(Record):
     """What a Python answered when it was asked for what it has."""
 
     python: str
@@ -58,7 +58,7 @@ class EnvironmentRecord(Record):
     torch: str | None
     torch_version: str | None
     package: str
-    contents: Contents | None = None
+    contents: PythonContents | None = None
 
     @property
     def recipe(self) -> "EnvironmentRecord":
@@ -161,7 +161,7 @@ def _name(command: Sequence[str]) -> str:
     return f"{program} {' '.join(command[1:4])}" if program.startswith("python") else " ".join([program, *command[1:3]])
 
 
-def proven(python: Path, answers: Answers) -> Contents:
+def proven(python: Path, answers: Answers) -> PythonContents:
     """What a Python has of what runs need. Raises EnvironmentProblem if it lacks something, or torch is for no GPU."""
     wanted = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
     said = ask_program([str(python), "-c", PROOF, *wanted], PROOF_LIMIT_S, cwd=None)
@@ -172,7 +172,7 @@ def proven(python: Path, answers: Answers) -> Contents:
         do = f"give a Python that has {' and '.join(wanted)}, or let one be made: --environment venv"
         raise EnvironmentProblem(f"this Python cannot be used: {last[0]}", where=str(python), do=do)
     try:
-        found = Contents.model_validate(json.loads(said.text))
+        found = PythonContents.model_validate(json.loads(said.text))
     except (ValueError, RecursionError) as error:
         raise EnvironmentProblem(f"this Python does not run: {error}", where=str(python)) from error
     if found.llmb != llmb.__version__:
@@ -186,7 +186,7 @@ def proven(python: Path, answers: Answers) -> Contents:
     return found
 
 
-def contents_text(found: Contents) -> str:
+def contents_text(found: PythonContents) -> str:
     torch = f", torch {found.torch}" if found.torch else ""
     cuda = f" for CUDA {found.cuda}" if found.cuda else ""
     return f"Python {found.python}, llmb {found.llmb}{torch}{cuda}"

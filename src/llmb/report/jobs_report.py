@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from llmb.exchange.imported import Origin
+from llmb.exchange.imported import ImportOrigin
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord
 from llmb.report.sparkline import sparkline
@@ -86,7 +86,7 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
 
 
 def job_document(
-    job: Job, record: RunRecord | None, last_lines: Sequence[str] = (), imported: Origin | None = None
+    job: Job, record: RunRecord | None, last_lines: Sequence[str] = (), imported: ImportOrigin | None = None
 ) -> dict[str, Any]:
     """The JSON of ``llmb jobs show``; its keys are a contract. ``record`` is that of a run."""
     return {
@@ -99,7 +99,7 @@ def job_document(
     }
 
 
-def job_table(job: Job, record: RunRecord | None, imported: Origin | None = None) -> Table:
+def job_table(job: Job, record: RunRecord | None, imported: ImportOrigin | None = None) -> Table:
     table = result_table(f"Job {job.job_id or 'without an id'}: {job.name}", "", "")
     run = job.status + (f": {job.reason}" if job.reason else "")
     _add_known(table, {"verdict": _verdict(record), "state": job.state, "run": run})
@@ -153,7 +153,7 @@ def attempt_text(attempt: Attempt) -> str:
     return f"from step {attempt.first_step} on {attempt.job.nodes} in job {attempt.job.job_id}{end}"
 
 
-def _origin_text(origin: Origin) -> str:
+def _origin_text(origin: ImportOrigin) -> str:
     job = f", there job {origin.job_id} of {origin.scheduler}" if origin.job_id else ""
     return f"from {origin.archive}, made at {origin.created_at}{job}"
 

@@ -202,7 +202,7 @@ def markdown_text(text: str) -> str:
     return text.replace("\n", " ")
 
 
-class Line(NamedTuple):
+class TableLine(NamedTuple):
     text: str
     is_heading: bool = False
 
@@ -212,13 +212,13 @@ def plain_lines(table: Table) -> Iterator[str]:
     return (line.text for line in table_lines(table))
 
 
-def table_lines(table: Table, width: int | None = None) -> Iterator[Line]:
+def table_lines(table: Table, width: int | None = None) -> Iterator[TableLine]:
     """The table in ``width`` columns, or as wide as needed.
 
     Cells are wrapped between words. Where that is not enough, columns are left out; where that is not enough either,
     each row becomes a paragraph, so that no name is broken unless it is longer than a whole line.
     """
-    yield from (Line(text, is_heading=True) for text in _wrapped(printable_lines(table.title), width))
+    yield from (TableLine(text, is_heading=True) for text in _wrapped(printable_lines(table.title), width))
     droppable = sorted((column for column in table.columns if column.drop), key=lambda column: column.drop)
     for count in range(len(droppable) + 1):
         part = table.without(droppable[:count])
@@ -228,13 +228,13 @@ def table_lines(table: Table, width: int | None = None) -> Iterator[Line]:
             yield from _grid(part, cells, widths)
             if count:
                 names = ", ".join(column.header for column in droppable[:count])
-                yield from map(Line, _wrapped(f"without {names}, for which the terminal is too narrow", width))
+                yield from map(TableLine, _wrapped(f"without {names}, for which the terminal is too narrow", width))
             break
     else:
         whole = [tuple(map(printable_lines, row)) for row in table.rows]
-        yield from map(Line, _paragraphs(table.columns, whole, width or 0))
+        yield from map(TableLine, _paragraphs(table.columns, whole, width or 0))
     if table.caption:
-        yield from map(Line, _wrapped(printable_lines(table.caption), width))
+        yield from map(TableLine, _wrapped(printable_lines(table.caption), width))
 
 
 def _widths(table: Table, cells: Sequence[Sequence[str]], width: int | None) -> list[int] | None:
@@ -243,12 +243,12 @@ def _widths(table: Table, cells: Sequence[Sequence[str]], width: int | None) -> 
     return natural if width is None else _fitted(table, natural, cells, width - len(GAP) * (len(natural) - 1))
 
 
-def _grid(table: Table, cells: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[Line]:
+def _grid(table: Table, cells: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[TableLine]:
     headers = tuple(column.header for column in table.columns)
     if any(headers):
-        yield from (Line(text, is_heading=True) for text in _row(headers, widths, table.columns))
+        yield from (TableLine(text, is_heading=True) for text in _row(headers, widths, table.columns))
     for row in cells:
-        yield from map(Line, _row(row, widths, table.columns))
+        yield from map(TableLine, _row(row, widths, table.columns))
 
 
 def _fitted(table: Table, natural: Sequence[int], cells: Sequence[Sequence[str]], available: int) -> list[int] | None:
