@@ -208,3 +208,20 @@ def test_dark_and_light_differ_and_can_be_chosen(opened: Callable[..., Any]) -> 
     assert page.evaluate(color) != before
     page.emulate_media(media="print")
     assert json.dumps(page.evaluate(color)) == '"rgb(255, 255, 255)"'
+
+
+def test_a_page_is_printed(browser: Any, pages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(pages))
+    file = pages / "page.pdf"
+    assert exit_code_of(app, ["report", "before", "--format", "pdf", "-o", str(file)]) == 0
+    assert file.read_bytes().startswith(b"%PDF")
+
+
+def test_without_a_browser_nothing_is_printed(
+    pages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(pages))
+    monkeypatch.setenv("PATH", str(pages / "empty"))
+    assert exit_code_of(app, ["report", "before", "--format", "pdf", "-o", str(pages / "none.pdf")]) == 3
+    assert "no browser" in capsys.readouterr().err
+    assert not (pages / "none.pdf").exists()

@@ -28,7 +28,7 @@ AgainstRuns = Annotated[
     str | None,
     typer.Option("--against", metavar="RUNS", help="Judge against these runs. Default: as `llmb judge` without it."),
 ]
-Format = Literal["html", "md", "svg", "png"]
+Format = Literal["html", "md", "pdf", "svg", "png"]
 
 
 @app.command()
@@ -39,7 +39,10 @@ def report(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Default: report.html or NAME.svg here; Markdown: stdout."),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="A page, Markdown, or the picture of --plot.")] = "html",
+    form: Annotated[
+        Format,
+        typer.Option("--format", help="pdf: printed by a browser; svg, png: --plot."),
+    ] = "html",
     plot: Annotated[
         str | None, typer.Option("--plot", metavar="NAME", help="Only this plot, named as in the page's links.")
     ] = None,
@@ -63,6 +66,7 @@ def report(
     - `llmb report latest --plot step-times-1 --format svg`
     """
     from llmb.page.contents import gather  # takes longer to load than the help of every command may take
+    from llmb.page.print_page import page_pdf
     from llmb.page.private import full_text, public_text
     from llmb.page.render import page_html, page_markdown, plot_file
 
@@ -75,18 +79,23 @@ def report(
         raise UsageError(f"no run has ended in {found.title}{lines}", do="'llmb runs' shows all")
     contents = gather(found, against, install, say)
     shown = full_text if full else public_text(found.runs, install)
-    if plot is not None and (form == "svg" or form == "png"):
-        content = plot_file(contents, plot, form, shown)
-    else:
-        text = page_html(contents, shown) if form == "html" else page_markdown(contents, shown)
-        if form == "md" and output is None:
-            print_text(text)
-            return
-        content = text.encode()
+    content: str | bytes
+    match form:
+        case "svg" | "png":
+            content = plot_file(contents, plot or "", form, shown)
+        case "md":
+            content = page_markdown(contents, shown)
+            if output is None:
+                print_text(content)
+                return
+        case "pdf":
+            content = page_pdf(page_html(contents, shown))
+        case "html":
+            content = page_html(contents, shown)
     path = output or Path(f"{plot or 'report'}.{form}")
     try:
         write_atomically(path, content)
     except OSError as error:
         raise cannot_write(path, error) from error
     count = len(found.runs)
-    sys.stderr.write(f"{count} {'run' if count == 1 else 'runs'} in {path}, {len(content) / 1000:,.0f} kB\n")
+    sys.stderr.write(f"{count} {'run' if count == 1 else 'runs'} in {path}, {path.stat().st_size / 1000:,.0f} kB\n")
