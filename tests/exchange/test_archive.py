@@ -189,6 +189,9 @@ def test_judge_and_compare_take_an_archive(llmb: Run, archive: Path, folders: li
     own = json.loads(llmb("judge", str(published), "--json").stdout)["judged"]
     sent = json.loads(llmb("judge", "./one.tar.zst", "--json", **empty).stdout)["judged"]
     assert [one["verdict"] for one in sent] == [one["verdict"] for one in own] and len(own) == 1
+    assert llmb("export", str(archive), "-o", "out", "--format", "jsonl", **empty).returncode == 0
+    exported = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert [run["campaign"] for run in exported] == [CAMPAIGN] * 4
     both = llmb("compare", "runs.tar.zst", str(folders[2].path), "--json", **empty)
     assert len(json.loads(both.stdout)["rows"]) == 1, both.stderr
     assert not (tmp_path / "empty").exists(), "nothing is added"

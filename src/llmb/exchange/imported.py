@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from llmb.catalogue.records import Record
-from llmb.exchange.manifest import ArchivedRun
+from llmb.exchange.manifest import ArchivedRun, Manifest
 from llmb.exchange.read_archive import unpack_archive
 from llmb.jobs.folder_state import read_figures
 from llmb.jobs.history import open_history
@@ -24,7 +24,7 @@ from llmb.jobs.states import COMPLETED, FAILED
 from llmb.jobs.store import Filter, Store
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder, cannot_write, create_numbered, write_atomically
-from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_record
+from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_job, read_record
 from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import LOCAL
 from llmb.trust import check_links
@@ -67,25 +67,15 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
     check_links(place / "any")
     added, known = [], []
     with _staging(place) as staging:
-        manifest = unpack_archive(path, staging)
-        checksum = _sha256(path)
+        manifest = _unpack(path, staging)
         with open_history(install, say) as store:
             listed = {job.run_id: Path(job.run_dir) for job in store.jobs(Filter(runs_only=True))}
             there = {run_id: folder for run_id, folder in listed.items() if RunFolder(folder).record.exists()}
             for run in manifest.runs:
                 if run.run_id in there:
                     known.append(there[run.run_id])
-                    continue
-                origin = ImportOrigin(
-                    archive=path.name,
-                    archive_sha256=checksum,
-                    created_at=manifest.created_at,
-                    imported_at=now(),
-                    llmb_version=manifest.llmb_version,
-                    scheduler=run.scheduler,
-                    job_id=run.job_id,
-                )
-                added.append(_add(run, origin, staging, install, store))
+                else:
+                    added.append(_add(run, staging, install, store))
     return Import(tuple(added), tuple(known))
 
 
@@ -100,19 +90,40 @@ def _staging(place: Path) -> Iterator[Path]:
         raise cannot_write(place, error) from error
 
 
-def _add(run: ArchivedRun, origin: ImportOrigin, staging: Path, install: Path, store: Store) -> Path:
-    """The job files are new: by those of another cluster, its jobs would be asked for, or submitted, here."""
+def _unpack(path: Path, into: Path) -> Manifest:
+    """Unpacks the runs, and gives them a job and their origin.
+
+    The job is new: by that of another cluster, its scheduler would be asked for it, or it would be retried, here.
+    """
+    manifest, checksum = unpack_archive(path, into), _sha256(path)
+    for run in manifest.runs:
+        folder = RunFolder(into / run.folder)
+        job = SubmittedJob(
+            scheduler=LOCAL,
+            job_id=f"imported-{run.run_id[:8]}",
+            submitted_at=read_record(folder).started_at or manifest.created_at,
+            key=f"imported-{run.run_id}",
+            campaign=run.campaign,
+        )
+        origin = ImportOrigin(
+            archive=path.name,
+            archive_sha256=checksum,
+            created_at=manifest.created_at,
+            imported_at=now(),
+            llmb_version=manifest.llmb_version,
+            scheduler=run.scheduler,
+            job_id=run.job_id,
+        )
+        write_atomically(folder.job, job.model_dump_json(indent=2) + "\n")
+        write_atomically(folder.imported, origin.model_dump_json(indent=2) + "\n")
+    return manifest
+
+
+def _add(run: ArchivedRun, staging: Path, install: Path, store: Store) -> Path:
+    """Moves a run to its place, and adds it to the history."""
     source = RunFolder(staging / run.folder)
-    record = read_record(source)
-    submitted = SubmittedJob(
-        scheduler=LOCAL,
-        job_id=f"imported-{run.run_id[:8]}",
-        submitted_at=record.started_at or origin.created_at,
-        key=f"imported-{run.run_id}",
-        campaign=run.campaign,
-    )
-    write_atomically(source.job, submitted.model_dump_json(indent=2) + "\n")
-    write_atomically(source.imported, origin.model_dump_json(indent=2) + "\n")
+    record, submitted = read_record(source), read_job(source)
+    assert submitted is not None, "it was written when the archive was unpacked"
     group = install / Path(run.folder).parent
     check_links(group)
     target = _free_place(group, source.name)
@@ -178,7 +189,7 @@ def _unpacked(path: Path, _changed_ns: int, _size: int) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="llmb-archive-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
-        unpack_archive(path, folder)
+        _unpack(path, folder)
     except OSError as error:
         raise cannot_write(folder, error) from error
     return folder
