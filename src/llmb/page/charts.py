@@ -5,7 +5,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -78,22 +78,30 @@ class Drawing:
     height: int = HEIGHT
 
     def svg(self) -> str:
-        return slim(self._drawn("svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))).decode())
+        target = io.BytesIO()
+        with self._canvas() as canvas:
+            from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+            # As ``savefig``, which would draw twice, to find the size of a plot whose size is given.
+            FigureCanvasSVG(canvas).print_svg(target, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        return slim(target.getvalue().decode())
 
     def png(self) -> bytes:
         """On white, large enough for slides."""
-        return self._drawn("png", dpi=4 * UNITS_PER_INCH, facecolor=PAPER)
-
-    def _drawn(self, form: str, **options: Any) -> bytes:  # noqa: ANN401 (options of the library)
         target = io.BytesIO()
+        with self._canvas() as canvas:
+            canvas.savefig(target, format="png", dpi=4 * UNITS_PER_INCH, facecolor=PAPER)
+        return target.getvalue()
+
+    @contextmanager
+    def _canvas(self) -> Iterator["Canvas"]:
         with _style(self.name):
             from matplotlib.figure import Figure
 
             size = (WIDTH / UNITS_PER_INCH, self.height / UNITS_PER_INCH)
             canvas = Figure(figsize=size, dpi=UNITS_PER_INCH, layout="constrained")
             self.draw(canvas)
-            canvas.savefig(target, format=form, **options)
-        return target.getvalue()
+            yield canvas
 
 
 @dataclass(frozen=True, slots=True)
