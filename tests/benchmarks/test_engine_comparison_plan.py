@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which cases the engine comparison runs, in which order, and what they are expected to need."""
 
-import os
 import re
 import shlex
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from benchmarks.engine.session import why_not
 from engine_comparison import CATALOGUE, H200, SETTINGS, subject
 
 from llmb.catalogue.records import Dtype
+from llmb.cli.main import app, exit_code_of
 from llmb.metrics.flops import model_flops
 from llmb.metrics.parameters import parameter_count
 from llmb.site.machine import Machine
@@ -88,15 +87,13 @@ def test_the_plan_names_only_what_there_is(tiny) -> None:
         assert group.variant is None or group.engines == ("llmb",)
 
 
-def test_llmb_knows_the_options_of_variants() -> None:
+def test_llmb_knows_the_options_of_variants(capsys) -> None:
     """Without them, a variant would be the default under another name."""
     for name in load_plan().variants:
         (case,) = planned("--groups", name)
-        command = llmb_command(case, SETTINGS)
-        dry = subprocess.run(
-            [*command, "--dry-run"], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True
-        )
-        assert dry.returncode == 0, dry.stderr
+        _, _, module, *words = llmb_command(case, SETTINGS)
+        assert module == "llmb.cli.main"
+        assert exit_code_of(app, [*words, "--dry-run"]) == 0, capsys.readouterr().err
 
 
 def test_a_profile_comes_after_the_timed_steps() -> None:

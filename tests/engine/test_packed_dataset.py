@@ -16,8 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.engine.data.batches import MicroBatch, rank_samples
-from llmb.engine.data.build import PackedData, SyntheticData, build_data, open_packed, shuffled
-from llmb.engine.data.check import check_dataset, dataset_problems
+from llmb.engine.data.build import (
+    PackedData,
+    SyntheticData,
+    build_data,
+    check_dataset,
+    dataset_problems,
+    open_packed,
+    shuffled,
+)
 from llmb.engine.data.steps import Figures, Loader, RankData, StepData, figures
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.parallel.mesh import arrange

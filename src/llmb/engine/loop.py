@@ -20,8 +20,7 @@ from llmb.engine.checkpoint.load import load_checkpoint, load_weights, verify_ch
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.compile import INDUCTOR, CompilerBackend, with_varying_segments
 from llmb.engine.data.batches import MicroBatch, on_device, rank_samples
-from llmb.engine.data.build import build_data
-from llmb.engine.data.check import check_dataset
+from llmb.engine.data.build import build_data, check_dataset
 from llmb.engine.data.steps import Loader, StepData, StepSource, rank_data
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment, gpus_after
