@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +19,53 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job, read_record, write_record
 from llmb.schedulers.local.scheduler import is_alive, this_process
 
-LLMB = [sys.executable, "-m", "llmb.cli.main"]
+MODULE = ("-m", "llmb.cli.main")
 TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
 # No command of Slurm is on this path.
 BARE = "/nonexistent"
 WITHIN_S = 600
+Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def environ_of(install: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "LLMB_INSTALL": str(install), **more}
 
 
-def llmb(install: Path, *command: str, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*LLMB, *command],
-        env=environ_of(install, **more),
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    return done
+@pytest.fixture(scope="session")
+def llmb(forked_python: str) -> Call:
+    """Calls a command for an installation, and asserts its exit code; ``more`` are variables."""
+
+    def call(install: Path, *command: str, code: int = 0, **more: str) -> "subprocess.CompletedProcess[str]":
+        words, environ = [forked_python, *MODULE, *command], environ_of(install, **more)
+        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done
+
+    return call
 
 
-def jobs(install: Path) -> list[dict[str, Any]]:
+def jobs(llmb: Call, install: Path) -> list[dict[str, Any]]:
     return json.loads(llmb(install, "jobs", "list", "--json", PATH=BARE).stdout)["jobs"]
 
 
-def begin(install: Path) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
-    """A run that would last, once its first step is done, and its row."""
-    command = [*LLMB, *TINY, "--steps", "10000"]
+def begin(llmb: Call, install: Path) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+    """A run that would last, started as a user does, once its first step is done, and its row."""
+    command = [sys.executable, *MODULE, *TINY, "--steps", "10000"]
     process = subprocess.Popen(command, env=environ_of(install), stderr=subprocess.DEVNULL, text=True)
     end = time.monotonic() + WITHIN_S
     while not [path for path in install.rglob("metrics.jsonl") if path.read_text().count("\n")]:
         assert process.poll() is None and time.monotonic() < end, "the run did not start"
         time.sleep(0.2)
-    (row,) = jobs(install)
+    (row,) = jobs(llmb, install)
     return process, row
 
 
 @pytest.mark.slow
-def test_a_run_is_listed_and_its_result_printed_again(tmp_path: Path) -> None:
+def test_a_run_is_listed_and_its_result_printed_again(llmb: Call, tmp_path: Path) -> None:
     done = llmb(tmp_path, *TINY, "--steps", "3", "--json")
     assert "history" not in done.stderr
     first = json.loads(done.stdout)
-    (row,) = jobs(tmp_path)
+    (row,) = jobs(llmb, tmp_path)
     assert (row["scheduler"], row["state"], row["status"], row["exit_code"]) == ("local", "COMPLETED", "success", 0)
     assert row["job_id"].startswith("local-")
     assert row["step_time_s"] == first["step_time_s"]["mean"]
@@ -81,14 +83,14 @@ def test_a_run_is_listed_and_its_result_printed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_lasts_is_cancelled_from_elsewhere(tmp_path: Path) -> None:
-    process, row = begin(tmp_path)
+def test_a_run_that_lasts_is_cancelled_from_elsewhere(llmb: Call, tmp_path: Path) -> None:
+    process, row = begin(llmb, tmp_path)
     assert (row["state"], row["status"]) == ("RUNNING", "running")
     llmb(tmp_path, "result", row["job_id"], code=2)
     llmb(tmp_path, "jobs", "wait", row["job_id"], "--timeout", "0", code=6)
     llmb(tmp_path, "jobs", "cancel", row["job_id"], PATH=f"{BARE}:/bin:/usr/bin")
     assert process.wait(WITHIN_S) == 130
-    (row,) = jobs(tmp_path)
+    (row,) = jobs(llmb, tmp_path)
     assert (row["state"], row["status"]) == ("CANCELLED", "cancelled")
     assert row["reason"].startswith("cancelled, after ")
     llmb(tmp_path, "jobs", "wait", row["job_id"], code=130)
@@ -96,12 +98,12 @@ def test_a_run_that_lasts_is_cancelled_from_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_is_found_out(tmp_path: Path) -> None:
-    process, row = begin(tmp_path)
+def test_a_run_that_was_killed_is_found_out(llmb: Call, tmp_path: Path) -> None:
+    process, row = begin(llmb, tmp_path)
     process.send_signal(signal.SIGKILL)
     process.wait(WITHIN_S)
     llmb(tmp_path, "jobs", "refresh", PATH=BARE)
-    (row,) = jobs(tmp_path)
+    (row,) = jobs(llmb, tmp_path)
     assert (row["state"], row["status"]) == ("KILLED", "failed")
     assert row["reason"].startswith("its process was killed, after ")
     record = read_record(RunFolder(Path(row["run_dir"])))
@@ -110,7 +112,7 @@ def test_a_run_that_was_killed_is_found_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_history_that_cannot_be_written_loses_no_run(tmp_path: Path) -> None:
+def test_a_history_that_cannot_be_written_loses_no_run(llmb: Call, tmp_path: Path) -> None:
     (tmp_path / ".llmb").write_text("a file, and no folder")
     done = llmb(tmp_path, *TINY, "--steps", "2", "--json")
     assert json.loads(done.stdout)["status"] == "success"
@@ -121,9 +123,9 @@ def test_a_history_that_cannot_be_written_loses_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_another_machine_stays_as_it_was_and_says_so(tmp_path: Path) -> None:
+def test_a_run_of_another_machine_stays_as_it_was_and_says_so(llmb: Call, tmp_path: Path) -> None:
     llmb(tmp_path, *TINY, "--steps", "2")
-    (row,) = jobs(tmp_path)
+    (row,) = jobs(llmb, tmp_path)
     folder = RunFolder(Path(row["run_dir"]))
     record, handle = read_record(folder), read_job(folder)
     assert handle and handle.process
