@@ -68,6 +68,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/explain_causes.py
 	$(BIN)/python benchmarks/verdict_calibration.py
 	$(BIN)/python benchmarks/resource_sampling.py
+	$(BIN)/python benchmarks/report_page.py
 	$(BIN)/python -m benchmarks.generated_code
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
