@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test test-all test-measured lint bench bench-engine layouts numerics published golden reference schemas clean
+.PHONY: setup demo test test-all test-measured lint bench bench-engine picture layouts numerics published golden reference schemas clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make published  count docs/reference/published-layouts.md again (an hour on 2 cores)"
 	@echo "make golden     rewrite the batch scripts that tests compare with"
 	@echo "make reference  regenerate the pages of docs/reference"
+	@echo "make picture    draw docs/report.png again, of runs made for it (2 minutes on 2 cores)"
 	@echo "make schemas    store the schemas of JSON documents anew, where keys were added"
 
 setup: $(VENV)/.run
@@ -74,6 +75,9 @@ bench: $(VENV)/.dev
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.engine --out build/engine.json $(ENGINE_OPTIONS)
+
+picture: $(VENV)/.dev
+	$(BIN)/python scripts/draw_report.py
 
 numerics: $(VENV)/.dev
 	LLMB_NUMERICS_TABLE=1 $(BIN)/pytest tests/engine/test_numerics.py

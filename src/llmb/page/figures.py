@@ -105,10 +105,12 @@ def step_times_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> 
         f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"), marked=marked, window=shaded, level=mean
     )
     table = result_table(f"Steps of run {run.id}", STEP, "step time s", "note", right=(STEP, "step time s"))
-    for step in _fewer(steps):
+    rows = []
+    for step in steps:
         notes = [label for label, (_, _, which) in groups.items() if step.step in which]
         inside = window is not None and window.first <= step.step <= window.last
-        table.add_row(str(step.step), f"{step.step_time_s:.6g}", ", ".join(["window"] * inside + notes))
+        rows.append((str(step.step), f"{step.step_time_s:.6g}", ", ".join(["window"] * inside + notes)))
+    _add_first(table, rows)
     return Figure(f"step-times-{section}", "Step times", _step_times_caption(run, len(steps), odd), drawing, table)
 
 
@@ -130,8 +132,7 @@ def _logged_step_times(section: int, run: AnalyzedRun) -> Figure | Missing:
     times = [(float(first + place), seconds) for place, seconds in enumerate(run.step_times_s)]
     drawing = series_chart(f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"))
     table = result_table(f"Steps of {run.id}", STEP, "step time s", right=(STEP, "step time s"))
-    for step, seconds in times[:MOST_POINTS]:
-        table.add_row(f"{step:.0f}", f"{seconds:.6g}")
+    _add_first(table, [(f"{step:.0f}", f"{seconds:.6g}") for step, seconds in times])
     return Figure(f"step-times-{section}", "Step times", f"{run.id}: the steps of the window", drawing, table)
 
 
@@ -143,9 +144,11 @@ def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
     return {inside[one.step].step for one in found}
 
 
-def _fewer(steps: Sequence[Step]) -> Sequence[Step]:
-    """For a table; of more steps than it may have the first ones, and the caption says how to get all."""
-    return steps[:MOST_POINTS]
+def _add_first(table: Table, rows: Sequence[tuple[str, ...]]) -> None:
+    """Adds the first of more rows than a page can bear, which the table then says."""
+    table.rows.extend(rows[:MOST_POINTS])
+    if len(rows) > MOST_POINTS:
+        table.caption = f"the first {MOST_POINTS:,} of {len(rows):,}; llmb export has all"
 
 
 def distribution_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
@@ -173,8 +176,7 @@ def loss_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure
         return Missing("the loss of no step is finite")
     drawing = series_chart(f"loss-{section}", [Line("loss", GREEN, [(s.step, s.loss) for s in finite])], (STEP, "loss"))
     table = result_table(f"Loss of run {run.id}", STEP, "loss", "gradient norm", right=(STEP, "loss", "gradient norm"))
-    for step in _fewer(steps):
-        table.add_row(str(step.step), f"{step.loss:.6g}", f"{step.grad_norm:.6g}")
+    _add_first(table, [(str(step.step), f"{step.loss:.6g}", f"{step.grad_norm:.6g}") for step in steps])
     caption = f"from {number(steps[0].loss)} to {number(steps[-1].loss)}"
     if len(finite) < len(steps):
         caption += f"; {len(steps) - len(finite)} steps are not finite and not drawn"
@@ -190,8 +192,9 @@ def memory_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figu
         return Missing(f"the peak is the same in all steps, {number(peaks[-1][1])} GiB")
     drawing = series_chart(f"memory-{section}", [Line("peak", PURPLE, peaks)], (STEP, "GiB"))
     table = result_table(f"Memory of run {run.id}", STEP, "peak GiB", "rank", right=(STEP, "peak GiB", "rank"))
-    for step in _fewer(steps):
-        table.add_row(str(step.step), number(step.peak_memory_bytes / GIB), str(step.peak_memory_rank))
+    _add_first(
+        table, [(str(step.step), number(step.peak_memory_bytes / GIB), str(step.peak_memory_rank)) for step in steps]
+    )
     return Figure(f"memory-{section}", "Peak memory", "of the rank with the most", drawing, table)
 
 
@@ -207,9 +210,11 @@ def ranks_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figur
     drawing = series_chart(f"ranks-{section}", [longest, median], (STEP, "ms a layer"))
     right = (STEP, "median ms", "slowest ms", "slowest rank")
     table = result_table(f"Forward pass of a layer, run {run.id}", *right, right=right)
-    for step in _fewer(steps):
-        median_ms, longest_ms = number(1e3 * step.layer_s_median), number(1e3 * step.layer_s_max)
-        table.add_row(str(step.step), median_ms, longest_ms, str(step.slowest_layer_rank))
+    rows = [
+        (str(s.step), number(1e3 * s.layer_s_median), number(1e3 * s.layer_s_max), str(s.slowest_layer_rank))
+        for s in steps
+    ]
+    _add_first(table, rows)
     often = max(ranks, key=lambda rank: sum(step.slowest_layer_rank == rank for step in steps))
     share = sum(step.slowest_layer_rank == often for step in steps) / len(steps)
     caption = f"forward pass of a layer; rank {often} is the slowest in {100 * share:.0f} % of the steps"
@@ -240,8 +245,7 @@ def _resource_figure(section: int, name: str, points: Sequence[tuple[float, floa
     headers = ("step", f"{title.lower()}, {unit}")
     drawing = series_chart(f"{name}-{section}", [Line(title, color, points)], (STEP, unit))
     table = result_table(f"{title}, mean of the GPUs of a node", *headers, right=headers)
-    for at, value in points[:MOST_POINTS]:
-        table.add_row(f"{at:.2f}", number(value))
+    _add_first(table, [(f"{at:.2f}", number(value)) for at, value in points])
     caption = f"mean of the GPUs of a node, beside steps {steps[0].step} to {steps[-1].step}"
     return Figure(f"{name}-{section}", title, caption, drawing, table)
 
