@@ -4,7 +4,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,12 +20,15 @@ HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(1)">\x1b[
 SECRET = "hf_M4RKabcdefghijklmnopqrst"
 
 
+Rows = list[list[str]]
+
+
 class Tables(HTMLParser):
     """The rows of each table by its id, and all tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.rows: dict[str, list[list[str]]] = {}
+        self.rows: dict[str, Rows] = {}
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self._in_cell = False
         self.feed(page)
@@ -79,16 +82,30 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+def only(tables: Mapping[str, Rows], begins: str, ends: str) -> Rows:
+    """The one table with a name like that."""
+    (found,) = [rows for name, rows in tables.items() if name.startswith(begins) and name.endswith(ends)]
+    return found
+
+
+def test_addresses_are_the_same_on_a_page_with_other_runs(root: Path, page: Callable[..., str]) -> None:
+    write_run(runs_below(root), gpu_record(), times_around(12.0))
+    second = write_run(runs_below(root), gpu_record(scale=16), times_around(9.0))
+    alone, both = Tables(page(str(second))).rows, Tables(page()).rows
+    (name,) = [name for name in alone if name.startswith("step-times-")]
+    assert both[name] == alone[name]
+
+
 def test_figures_are_those_of_the_result(
     root: Path, page: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_run(runs_below(root), gpu_record(), times_around(12.345))
     tables = Tables(page(str(path))).rows
     result = json.loads(printed(capsys, "result", str(path), "--json"))
-    shown = {row[0]: row[1] for row in tables["recipe-1-table-1"]}
+    shown = {row[0]: row[1] for row in only(tables, "", "-table-1")}
     assert float(shown["step time s, mean"]) == pytest.approx(result["step_time_s"]["mean"], rel=1e-3)
     assert float(shown["MFU %, full attention"]) == pytest.approx(result["mfu_pct"]["full"], rel=1e-3)
-    steps = [row for row in tables["step-times-1-data"][1:] if "window" in row[2]]
+    steps = [row for row in only(tables, "step-times-", "-data")[1:] if "window" in row[2]]
     assert [int(row[0]) for row in steps] == list(range(result["window"]["first"], result["window"]["last"] + 1))
     mean = sum(float(row[1]) for row in steps) / len(steps)
     assert mean == pytest.approx(result["step_time_s"]["mean"], rel=1e-5)
@@ -206,10 +223,10 @@ def test_plots_of_several_recipes_have_the_figures_of_the_runs(
 @pytest.mark.parametrize(("form", "first"), [("svg", b"<svg "), ("png", b"\x89PNG")])
 def test_a_plot_is_a_picture(root: Path, form: str, first: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(runs_below(root), gpu_record(), times_around(12.0))
-    assert exit_code_of(app, ["report", "--plot", "step-times-1", "--format", form]) == 0
-    assert (root / f"step-times-1.{form}").read_bytes().startswith(first)
+    assert exit_code_of(app, ["report", "--plot", "step-times", "--format", form]) == 0
+    assert (root / f"step-times.{form}").read_bytes().startswith(first)
     assert exit_code_of(app, ["report", "--plot", "step-time", "--format", form]) == 2
-    assert "step-times-1" in capsys.readouterr().err
+    assert "step-times-pretrain-" in capsys.readouterr().err
 
 
 def test_power_is_shown_by_the_step_that_was_under_way(root: Path, page: Callable[..., str]) -> None:
@@ -224,7 +241,7 @@ def test_power_is_shown_by_the_step_that_was_under_way(root: Path, page: Callabl
     RunFolder(path).resources.mkdir()
     RunFolder(path).resources_of("node1").write_bytes(b"".join(lines))
     html = page()
-    rows = Tables(html).rows["power_w-1-data"][1:]
+    rows = only(Tables(html).rows, "power_w-", "-data")[1:]
     assert [float(row[0]) for row in rows] == pytest.approx([step.step + 0.5 for step in steps], abs=0.01)
     assert [float(row[1]) for row in rows] == pytest.approx([200.0 + step.step for step in steps])
     assert "<b>No SM clock</b>: the driver does not report it" in html

@@ -63,7 +63,7 @@ def report(
 
     - `llmb report driver-580 --against driver-570 --format md`
 
-    - `llmb report latest --plot step-times-1 --format svg`
+    - `llmb report latest --plot step-times --format svg`
     """
     from llmb.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.page.print_page import page_pdf

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a page shows: for each recipe its verdict, its runs, and the figures and tables of one of them."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,9 +101,10 @@ class Contents:
 def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[str], None]) -> Contents:
     """Judges the newest run of each recipe; with ``against``, all its runs against those that this selects."""
     groups = grouped(found.runs)
+    titles = _titles(groups)
     sections = [
-        _section(number, title, repeats, against, install, say)
-        for number, (title, repeats) in enumerate(zip(_titles(groups), groups, strict=True), start=1)
+        _section(anchor, title, repeats, against, install, say)
+        for anchor, title, repeats in zip(_anchors(titles, groups), titles, groups, strict=True)
     ]
     sections.sort(key=lambda section: WORST.index(section.verdict))
     differences = differences_figure({section.title: section.judged for section in sections})
@@ -119,7 +121,7 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
 
 
 def _section(
-    number: int,
+    anchor: str,
     title: str,
     repeats: Sequence[AnalyzedRun],
     against: str | None,
@@ -129,11 +131,11 @@ def _section(
     measured = [run for run in repeats if flaw_of(run) is None]
     shown = (measured or repeats)[-1]
     (judged,) = judge_runs(repeats if against else [shown], Against(runs=against), install, say)
-    figures, missing = run_figures(number, shown)
-    history = history_figure(number, repeats)
+    figures, missing = run_figures(anchor, shown)
+    history = history_figure(anchor, repeats)
     explanation = explain_judged(judged)
     return Section(
-        anchor=f"recipe-{number}",
+        anchor=anchor,
         title=title,
         judged=judged,
         shown=shown,
@@ -152,6 +154,16 @@ def _titles(groups: Sequence[Sequence[AnalyzedRun]]) -> list[str]:
     for title, runs in zip(titles, groups, strict=True):
         alike.setdefault(title, []).append(runs[0])
     return [title + _distinction(runs[0], alike[title]) for title, runs in zip(titles, groups, strict=True)]
+
+
+def _anchors(titles: Sequence[str], groups: Sequence[Sequence[AnalyzedRun]]) -> list[str]:
+    """Parts of addresses, the same on every page; a log's own name may be of a person, and is in none."""
+    names = [
+        re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") if runs[0].record else "log"
+        for title, runs in zip(titles, groups, strict=True)
+    ]
+    before = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name}-{count + 1}" if count else name for name, count in zip(names, before, strict=True)]
 
 
 def _distinction(run: AnalyzedRun, alike: Sequence[AnalyzedRun]) -> str:

@@ -62,7 +62,7 @@ class Figure:
 Found = tuple[list[Figure], list[tuple[str, str]]]
 
 
-def run_figures(section: int, run: AnalyzedRun) -> Found:
+def run_figures(section: str, run: AnalyzedRun) -> Found:
     """The figures of one run, and what is missing, with the reason."""
     try:
         steps = [] if run.record is None else read_steps(RunFolder(run.path).steps)
@@ -82,7 +82,7 @@ def run_figures(section: int, run: AnalyzedRun) -> Found:
     return [*figures, *sampled], [*missing, *not_sampled]
 
 
-def step_times_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
     """Each step, with the window, its mean, and the steps that something was done to."""
     if not steps:
         return _logged_step_times(section, run)
@@ -125,7 +125,7 @@ def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int]) -> str:
     return "; ".join(parts)
 
 
-def _logged_step_times(section: int, run: AnalyzedRun) -> Figure | Missing:
+def _logged_step_times(section: str, run: AnalyzedRun) -> Figure | Missing:
     if not run.step_times_s:
         return Missing(flaw_of(run) or NO_STEPS)
     first = run.window.first if run.window else 0
@@ -151,7 +151,7 @@ def _add_first(table: Table, rows: Sequence[tuple[str, ...]]) -> None:
         table.caption = f"the first {MOST_POINTS:,} of {len(rows):,}; llmb export has all"
 
 
-def distribution_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
+def distribution_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
     times, values = run.step_time_s, run.step_times_s
     if times is None:
         return Missing(flaw_of(run) or "the run has no step time")
@@ -168,7 +168,7 @@ def distribution_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
     return Figure(f"distribution-{section}", "Distribution of the window's steps", caption, drawing, table)
 
 
-def loss_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+def loss_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
     if not steps:
         return Missing(NO_STEPS)
     finite = [step for step in steps if step.finite]
@@ -183,7 +183,7 @@ def loss_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure
     return Figure(f"loss-{section}", "Loss", caption, drawing, table)
 
 
-def memory_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+def memory_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
     """Peak memory of the fullest rank; where it does not change, a sentence of the result says it."""
     peaks = [(float(step.step), step.peak_memory_bytes / GIB) for step in steps]
     if not peaks:
@@ -198,7 +198,7 @@ def memory_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figu
     return Figure(f"memory-{section}", "Peak memory", "of the rank with the most", drawing, table)
 
 
-def ranks_figure(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
+def ranks_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
     """The slowest layer of all ranks beside the median: a slow rank shows as a gap, and by its number."""
     if not steps:
         return Missing(NO_STEPS)
@@ -229,7 +229,7 @@ RESOURCES: Mapping[str, tuple[str, str, str]] = {
 """Title, unit and color of what is sampled of GPUs."""
 
 
-def resource_figures(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> Found:
+def resource_figures(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Found:
     """Power, clocks and temperature over the time of the steps, on the axis of the step times."""
     rows = _sampled_gpus(run, steps)
     if isinstance(rows, Missing):
@@ -240,7 +240,7 @@ def resource_figures(section: int, run: AnalyzedRun, steps: Sequence[Step]) -> F
     return figures, [(name, "the driver does not report it") for name in unknown]
 
 
-def _resource_figure(section: int, name: str, points: Sequence[tuple[float, float]], steps: Sequence[Step]) -> Figure:
+def _resource_figure(section: str, name: str, points: Sequence[tuple[float, float]], steps: Sequence[Step]) -> Figure:
     title, unit, color = RESOURCES[name]
     headers = ("step", f"{title.lower()}, {unit}")
     drawing = series_chart(f"{name}-{section}", [Line(title, color, points)], (STEP, unit))
@@ -279,7 +279,7 @@ def _gpu_row(sample: Sample, steps: Sequence[Step], place: int) -> tuple[float, 
     return step.step + share, {name: sum(some) / len(some) if some else None for name, some in values.items()}
 
 
-def breakdown_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
+def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
     """Parts of a profiled step, in percent of it."""
     if run.record is None or run.record.plan.profile is None:
         return Missing("the run was not profiled: llmb run --profile")
@@ -300,7 +300,7 @@ def breakdown_figure(section: int, run: AnalyzedRun) -> Figure | Missing:
     return Figure(f"breakdown-{section}", "Where the time of a step went", caption, drawing, table)
 
 
-def history_figure(section: int, runs: Sequence[AnalyzedRun]) -> Figure | Missing:
+def history_figure(section: str, runs: Sequence[AnalyzedRun]) -> Figure | Missing:
     """Means of the runs of a recipe in order of time, with what changed between them."""
     measured = [run for run in runs if flaw_of(run) is None and run.step_time_s]
     if len(measured) < 2:

@@ -53,11 +53,12 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
 
 
 def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown: Callable[[str], str]) -> bytes:
-    """One plot as a picture. Raises UsageError for a name that no plot has."""
+    """The plot with this name, or the only one whose name begins with it, as a picture. Raises UsageError."""
     figures = contents.figures
-    if name not in figures:
-        raise unknown("plot", name, figures)
-    drawing = figures[name].drawing
+    found = [name] if name in figures else [one for one in figures if one.startswith(f"{name}-")]
+    if len(found) != 1:
+        raise unknown("plot", name, found or figures)
+    drawing = figures[found[0]].drawing
     return drawing.png() if form == "png" else standalone(_shown_in(drawing.svg(), shown)).encode()
 
 
