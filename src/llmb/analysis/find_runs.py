@@ -145,27 +145,19 @@ def run_folders_below(install: Path) -> set[Path]:
     return {path.parent for path in install.glob(RECORDS)}
 
 
-def every_run(install: Path) -> FoundRuns:
-    """Every run of a root that ended, however it did; left out are those that are still running or cannot be read."""
-    return once_in(_found_in("All runs", map(RunFolder, sorted(run_folders_below(install)))))[0]
-
-
 def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:
     """Finds every run that ended, once, however it did; leaves out those that are still running or cannot be read."""
     return find_all_runs((selector,), install, say)
 
 
-def find_all_runs(selectors: Sequence[str], install: Path, say: Say) -> FoundRuns:
-    """Finds the runs of several selections together."""
-    found = [_find(selector, install, say) for selector in selectors]
+def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> FoundRuns:
+    """Finds the runs of several selections together, without any every run of the root."""
+    found = [_find(selector, install, say) for selector in selectors or ()]
+    if not found:
+        found = [_found_in("All runs", _folders_below(install, say))]
     runs = tuple(run for one in found for run in one.runs)
     left_out = tuple(item for one in found for item in one.left_out)
     return once_in(FoundRuns(", ".join(one.title for one in found), runs, left_out))[0]
-
-
-def find_every_run(install: Path, say: Say) -> FoundRuns:
-    """Finds every run below a root that ended, as above."""
-    return once_in(_analyzed("all runs", _recorded_below(install, say)))[0]
 
 
 def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[FoundRuns, FoundRuns | None]:
@@ -255,14 +247,18 @@ def _days(first: str, last: str) -> tuple[float, float]:
 
 def _recorded_below(install: Path, say: Say) -> Iterator[RecordedRun]:
     """Unreadable records have no label, campaign or date, and so are not found by one: ``say`` names them."""
-    paths = sorted(install.glob(RECORDS))
-    if len(paths) >= MANY:
-        say(f"reading the records of {len(paths):,} runs below {install}")
-    for path in paths:
+    for folder in _folders_below(install, say):
         try:
-            yield read_folder(RunFolder(path.parent))
+            yield read_folder(folder)
         except (OSError, BrokenRecord) as error:
-            say(f"left out: {path.parent}: its record {_unreadable(error)}")
+            say(f"left out: {folder.path}: its record {_unreadable(error)}")
+
+
+def _folders_below(install: Path, say: Say) -> list[RunFolder]:
+    folders = sorted(run_folders_below(install))
+    if len(folders) >= MANY:
+        say(f"reading the records of {len(folders):,} runs below {install}")
+    return [RunFolder(folder) for folder in folders]
 
 
 def _at(text: str, path: Path) -> FoundRuns:

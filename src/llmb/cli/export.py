@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llmb.analysis.analyzed_run import FoundRuns
-from llmb.analysis.find_runs import find_all_runs, find_every_run
+from llmb.analysis.find_runs import find_all_runs
 from llmb.cli.common import Json
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
@@ -75,8 +75,7 @@ def _formats(texts: list[str]) -> list[ExportFormat]:
 
 def select_runs(selectors: list[str] | None) -> FoundRuns:
     """The runs that were selected, else every one; says which are left out."""
-    install = install_here()
-    found = find_all_runs(selectors, install, say) if selectors else find_every_run(install, say)
+    found = find_all_runs(selectors, install_here(), say)
     for one in found.left_out:
         say(f"left out: {one.run}: {one.reason}")
     return found

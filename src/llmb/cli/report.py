@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmb.analysis.find_runs import every_run, find_all_runs
+from llmb.analysis.analyzed_run import FoundRuns
+from llmb.analysis.find_runs import find_all_runs
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
 from llmb.errors import UsageError
@@ -65,33 +66,17 @@ def report(
 
     - `llmb report latest --plot step-times --format svg`
     """
-    from llmb.page.contents import gather  # takes longer to load than the help of every command may take
-    from llmb.page.print_page import page_pdf
-    from llmb.page.private import full_text, public_text
-    from llmb.page.render import page_html, page_markdown, plot_file
-
     if (plot is None) == (form in ("svg", "png")):
         raise UsageError("--plot and --format svg or png belong together", do="give both, or neither")
     install = install_here()
-    found = find_all_runs(runs, install, say) if runs else every_run(install)
+    found = find_all_runs(runs, install, say)
     if not found.runs:
         lines = "".join(f"\n  {one.run}: {one.reason}" for one in found.left_out)
         raise UsageError(f"no run has ended in {found.title}{lines}", do="'llmb runs' shows all")
-    contents = gather(found, against, install, say)
-    shown = full_text if full else public_text(found.runs, install)
-    content: str | bytes
-    match form:
-        case "svg" | "png":
-            content = plot_file(contents, plot or "", form, shown)
-        case "md":
-            content = page_markdown(contents, shown)
-            if output is None:
-                print_text(content)
-                return
-        case "pdf":
-            content = page_pdf(page_html(contents, shown))
-        case "html":
-            content = page_html(contents, shown)
+    content = _content(found, against, install, form, plot or "", full=full)
+    if form == "md" and output is None:
+        print_text(str(content))
+        return
     path = output or Path(f"{plot or 'report'}.{form}")
     try:
         write_atomically(path, content)
@@ -99,3 +84,23 @@ def report(
         raise cannot_write(path, error) from error
     count = len(found.runs)
     sys.stderr.write(f"{count} {'run' if count == 1 else 'runs'} in {path}, {path.stat().st_size / 1000:,.0f} kB\n")
+
+
+def _content(
+    found: FoundRuns, against: str | None, install: Path, form: Format, plot: str, *, full: bool
+) -> str | bytes:
+    from llmb.page.contents import gather  # takes longer to load than the help of every command may take
+    from llmb.page.private import full_text, public_text
+    from llmb.page.render import page_html, page_markdown, page_pdf, plot_file
+
+    contents = gather(found, against, install, say)
+    shown = full_text if full else public_text(found.runs, install)
+    match form:
+        case "svg" | "png":
+            return plot_file(contents, plot, form, shown)
+        case "md":
+            return page_markdown(contents, shown)
+        case "pdf":
+            return page_pdf(page_html(contents, shown))
+        case "html":
+            return page_html(contents, shown)
