@@ -4,9 +4,12 @@
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,9 @@ from recorded_runs import write_run as write_gpu_run
 from timed_runs import noisy_times, write_run
 
 from llmb.exchange import read_archive
+from llmb.exchange.imported import import_archive
 from llmb.exchange.write_archive import write_archive
+from llmb.jobs.locks import file_lock
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob, read_job
@@ -179,6 +184,32 @@ def test_runs_that_are_there_stay_as_they_are(
     assert [path.name for path in other.iterdir()] == ["kept"]
     job = read_job(RunFolder(Path(done["added"][0])))
     assert job and job.scheduler == "local" and job.campaign == CAMPAIGN
+
+
+def test_of_two_imports_at_once_one_adds_the_runs(archive: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    place, found = there / "workloads", []
+    lock = place / ".import.lock"
+    with ThreadPoolExecutor() as threads:
+        with file_lock(lock, 1, "importing"):
+            waiting = [threads.submit(import_archive, archive, there, found.append) for _ in range(2)]
+            end = time.monotonic() + 60
+            while len([*place.glob(".import-*/workloads/*/experiments/*/*/*/imported.json")]) < 8:
+                assert time.monotonic() < end, "both have unpacked the runs"
+                time.sleep(0.01)
+            assert not [*place.glob("pretrain_*")], "no run is added meanwhile"
+        done = sorted((len(one.result().added), len(one.result().known)) for one in waiting)
+    assert done == [(0, 4), (4, 0)]
+    assert len([*place.glob("*/experiments/*/*/*/run.json")]) == 4
+
+
+@pytest.mark.parametrize("form", ["report", "archive"])
+def test_a_device_is_not_replaced(llmb: Run, folders: list[RunFolder], tmp_path: Path, form: str) -> None:
+    pipe = tmp_path / "pipe.tar.zst"
+    os.mkfifo(pipe)
+    done = llmb(form, "-o", str(pipe))
+    assert done.returncode != 0 and str(pipe) in done.stderr, folders
+    assert pipe.is_fifo()
 
 
 def test_judge_and_compare_take_an_archive(llmb: Run, archive: Path, folders: list[RunFolder], tmp_path: Path) -> None:

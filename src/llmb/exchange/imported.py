@@ -19,6 +19,7 @@ from llmb.exchange.read_archive import unpack_archive
 from llmb.jobs.folder_state import read_figures
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
+from llmb.jobs.locks import file_lock
 from llmb.jobs.rebuild import row_of_record
 from llmb.jobs.states import COMPLETED, FAILED
 from llmb.jobs.store import Filter, Store
@@ -30,6 +31,7 @@ from llmb.schedulers.lookup import LOCAL
 from llmb.trust import check_links
 
 CHUNK = 1 << 20
+PATIENCE_S = 600.0
 STATES = {"success": COMPLETED, "cancelled": "CANCELLED"}
 """States of imported jobs by the status of the run; all others are failed."""
 
@@ -68,7 +70,8 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
     added, known = [], []
     with _staging(place) as staging:
         manifest = _unpack(path, staging)
-        with open_history(install, say) as store:
+        # From the look at what is there to the last run: of two imports at once the second finds the runs of the first.
+        with file_lock(place / ".import.lock", PATIENCE_S, "importing"), open_history(install, say) as store:
             listed = {job.run_id: Path(job.run_dir) for job in store.jobs(Filter(runs_only=True))}
             there = {run_id: folder for run_id, folder in listed.items() if RunFolder(folder).record.exists()}
             for run in manifest.runs:

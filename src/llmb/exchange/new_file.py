@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
+from llmb.runs.folder import check_regular
 
 
 @contextmanager
@@ -17,6 +18,7 @@ def new_file(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
+        check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
         partial.replace(path)

@@ -189,13 +189,20 @@ def cannot_write(path: Path, error: OSError) -> NotWritable:
     return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 
+def check_regular(path: Path) -> None:
+    """Raises OSError for a device, a pipe or a folder, which a file that replaces it would remove from the machine."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "it is there and not a regular file")
+
+
 def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict") -> None:
     """Replaces ``path`` at once: whoever reads sees the old content or the new, never a part.
 
     A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
     is replaced keeps its permissions, so that its last writer locks no other user out. ``errors`` are as in
-    ``open``.
+    ``open``. Raises OSError.
     """
+    check_regular(path)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
