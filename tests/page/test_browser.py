@@ -2,82 +2,53 @@
 """A page in a real browser: it fits, asks for nothing, works with the keyboard and without JavaScript."""
 
 import json
-import shutil
+import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_steps import steps_of
-from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.catalogue.resolve import Overrides
 from llmb.cli.main import app, exit_code_of
-from llmb.programs.conclude import conclude_run
-from llmb.programs.port import End
-from llmb.runs.folder import RunFolder
-from llmb.runs.steps import step_to_json
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 768, 1280)
-QUIET = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
-"""Without these the browser itself asks the network for things."""
-LONG = "a-label-without-a-place-to-break-it-" * 6
+A4 = 718
+"""Pixels between the margins of the paper on which Chromium prints."""
+TOO_WIDE = """[...document.querySelectorAll('body *')]
+  .filter((one) => !one.closest('svg, .skip') && one.checkVisibility() && getComputedStyle(one).overflowX === 'visible'
+    && ![...up(one)].some((above) => getComputedStyle(above).overflowX === 'auto')
+    && one.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
+  .map((one) => one.outerHTML.slice(0, 100));
+function* up(one) { while (one = one.parentElement) yield one }"""
+MARKS = {
+    "recorded": ("pass", "regressed", "inconclusive", "invalid", "not-comparable"),
+    "trained": ("not-comparable",),
+}
+"""Verdicts that are on a page, whatever the machine that trained the runs did."""
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
-@pytest.fixture(scope="module")
-def browser(needs: Callable[[str, bool, str], None]) -> Iterator[Any]:
-    program = shutil.which("chromium")
-    present = bool(program and find_spec("playwright") and find_spec("axe_core_python"))
-    needs("browser", present, "apt-get install chromium; pip install -e '.[test]'")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=list(QUIET))
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of runs of every kind: repeats, scales, a slow one, failed ones, a long one."""
-    root = tmp_path_factory.mktemp("root")
-    below = root / "workloads" / "w" / "experiments" / "e"
-    for repeat in range(3):
-        write_run(below, labeled("before"), times_around(12.0 + repeat / 50))
-        write_run(below, labeled("after"), times_around(13.0 + repeat / 50))
-    for scale in (16, 32):
-        write_run(below, gpu_record(scale=scale, nodes=("node1", "node2")), times_around(12.5))
-    write_run(below, gpu_record(dtype="fp8"), times_around(9.0)[:7], exit_code=1)
-    write_run(below, gpu_record("pretrain_nemotron4", "15b", 64, nodes=[f"n{place}" for place in range(8)]), [])
-    not_finite(below)
-    write_run(below, labeled(LONG, "70b", 64), times_around(5.0))
-    write_run(below, gpu_record(dtype="fp8", scale=16, nodes=("node1", "node2")), times_around(9.0, 2.0))
-    write_run(below, gpu_record(scale=8, overrides=Overrides(mbs=2)), times_around(9.0))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LLMB_INSTALL", str(root))
-        for name, words in {"all": [], "compared": ["after", "--against", "before"]}.items():
-            assert exit_code_of(app, ["report", *words, "-o", str(root / f"{name}.html")]) == 0
-    return root
-
-
-def labeled(label: str, size: str = "8b", scale: int = 8) -> Any:
-    return gpu_record(size=size, scale=scale).model_copy(update={"label": label})
-
-
-def not_finite(below: Path) -> None:
-    path = write_run(below, gpu_record(dtype="bf16", steps=20), times_around(12.0, steps=20))
-    folder = RunFolder(path)
-    record = gpu_record(steps=20).model_validate_json(folder.record.read_text())
-    steps = steps_of(times_around(12.0, steps=5), record.plan)
-    spoiled = steps_of(times_around(12.0, steps=6), record.plan, loss=float("nan"))[-1]
-    folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in [*steps, spoiled]))
-    conclude_run(folder, record.model_copy(update={"status": "running", "result": None}), End(1))
+ROUNDED = 1e-3
+"""Four digits are shown."""
+ROWS = "(table) => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
+NAMES = {
+    "published": "document's formula",
+    "full": "full attention",
+    "causal": "causal attention",
+    "packed": "packed documents",
+}
+PARTS = {
+    "attention": "attention",
+    "matrix products": "matrix_product",
+    "other kernels": "other",
+    "memory copies": "memory_copy",
+    "communication, exposed": "communication_exposed",
+    "CUDA graphs": "cuda_graph",
+    "unclassified": "unclassified",
+    "idle": "idle",
+}
 
 
 @pytest.fixture
@@ -102,21 +73,24 @@ def opened(browser: Any, pages: Path) -> Iterator[Callable[..., Any]]:
     assert noticed == []
 
 
+@pytest.mark.parametrize("media", ["screen", "print"])
 @pytest.mark.parametrize("name", ["all", "compared"])
-def test_nothing_is_wider_than_the_window(opened: Callable[..., Any], name: str) -> None:
-    for width in WIDTHS:
-        page = opened(name, width)
-        page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+def test_nothing_is_wider_than_the_window(opened: Callable[..., Any], name: str, media: str) -> None:
+    """On paper also with the data open, as a reader may print them."""
+    page = opened(name)
+    page.emulate_media(media=media)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+    for width in (*WIDTHS, *([A4] if media == "print" else [])):
+        page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.emulate_media(media="print")
-    assert page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[-1]
+        assert page.evaluate(TOO_WIDE) == [], f"at {width} px"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(opened: Callable[..., Any], scheme: str) -> None:
+def test_axe_finds_nothing(opened: Callable[..., Any], pages: Path, scheme: str) -> None:
     """With the tables of settings and of one figure open; the insides of a plot are not there for screen readers."""
     page = opened("all", color_scheme=scheme)
-    for mark in ("pass", "regressed", "inconclusive", "invalid", "not-comparable"):
+    for mark in MARKS[pages.name.rstrip("0123456789")]:
         assert page.locator(f".verdicts .{mark}").count(), f"no run is {mark}"
     # One recipe has all that the others have, and axe takes seconds for each.
     page.evaluate("document.querySelectorAll('.recipe ~ .recipe, figure ~ figure').forEach((one) => one.remove())")
@@ -134,16 +108,20 @@ def violations(page: Any) -> Sequence[str]:
     return [f"{one['id']}: {node['html'][:200]}" for one in found["violations"] for node in one["nodes"]]
 
 
-def test_without_javascript_everything_is_there(opened: Callable[..., Any]) -> None:
+def test_without_javascript_everything_is_there(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(java_script_enabled=False)
     assert page.locator("svg").count() >= 10
-    assert page.locator("#runs-table tbody tr").count() == 14
+    assert page.locator("#runs-table tbody tr").count() == runs_in(pages)
     assert page.locator("button").count() == 0
     page.locator("summary").first.click()
     assert page.locator("details[open] table").first.is_visible()
 
 
-def test_runs_are_sorted_and_filtered(opened: Callable[..., Any]) -> None:
+def runs_in(root: Path) -> int:
+    return len(list(root.rglob("run.json")))
+
+
+def test_runs_are_sorted_and_filtered(opened: Callable[..., Any], pages: Path) -> None:
     page = opened()
     column = page.locator("#runs-table thead th", has_text="step s")
     column.locator("button").click()
@@ -157,7 +135,7 @@ def test_runs_are_sorted_and_filtered(opened: Callable[..., Any]) -> None:
     assert cells[len(times) :] == [""] * (len(cells) - len(times))
     page.get_by_label("Show runs with").fill("success after")
     assert page.locator("#runs-table tbody tr:visible").count() == 3
-    assert page.get_by_role("status").text_content() == "3 of 14"
+    assert page.get_by_role("status").text_content() == f"3 of {runs_in(pages)}"
 
 
 def test_data_and_plots_are_saved(opened: Callable[..., Any], tmp_path: Path) -> None:
@@ -225,3 +203,78 @@ def test_without_a_browser_nothing_is_printed(
     assert exit_code_of(app, ["report", "before", "--format", "pdf", "-o", str(pages / "none.pdf")]) == 3
     assert "no browser" in capsys.readouterr().err
     assert not (pages / "none.pdf").exists()
+
+
+def test_every_figure_is_that_of_the_result(
+    opened: Callable[..., Any], pages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(pages))
+    page, results = opened(), {}
+    for path in pages.rglob("run.json"):
+        exit_code_of(app, ["result", str(path.parent), "--json"])
+        result = json.loads(capsys.readouterr().out)
+        results[result["id"]] = result
+    head, *runs = page.evaluate(f"({ROWS})(document.querySelector('#runs-table'))")
+    assert len(runs) == len(results)
+    for row in runs:
+        shown, result = dict(zip(head, row, strict=True)), results[row[0]]
+        times, tokens = result["step_time_s"] or {}, result["tokens_per_s"]
+        expected = [times.get("mean"), 100 * times["cv"] if times else None, tokens]
+        assert figures([shown["step s"], shown["CV %"], shown["tokens/s"]]) == pytest.approx(
+            [value for value in expected if value is not None], rel=ROUNDED
+        )
+        assert shown["status"] == result["status"]
+    failed = [result["id"] for result in results.values() if result["status"] != "success"]
+    assert sorted(page.locator("#missing ~ .missing b").all_text_contents()) == sorted(failed)
+    shown_and_table = f"[one.querySelector('h2 ~ p b').textContent, ({ROWS})(one.querySelector('.tables table'))]"
+    sections = page.locator(".recipe").evaluate_all(f"(all) => all.map((one) => {shown_and_table})")
+    assert len(sections) == page.locator("nav .mark").count()
+    for run, (head, *rows) in sections:
+        expected = expected_figures(results[run])
+        for row in rows:
+            measured = figures(
+                [text for text, name in zip(row, head, strict=True) if name in ("measured", "published")]
+            )
+            assert measured == pytest.approx(expected.get(row[0], []), rel=ROUNDED), (run, row)
+
+
+def figures(texts: Sequence[str]) -> list[float]:
+    """All numbers of cells."""
+    return [float(one) for text in texts for one in re.findall(r"-?\d[\d.]*(?:e[-+]\d+)?", text.replace(",", ""))]
+
+
+def expected_figures(result: dict[str, Any]) -> dict[str, list[float]]:
+    """The numbers of each row that has some, from the JSON of the result: measured, then published."""
+    counters, load, use = (result[name] or {} for name in ("counters", "expert_load", "resources"))
+    known = result["expectations"][0] if result["expectations"] else {}
+    rows: dict[str, Any] = {
+        "non-finite steps": counters.get("non_finite_steps"),
+        "skipped steps": counters.get("skipped_steps"),
+        "peak memory GiB": result["peak_memory_gib"],
+        "loss": list(result["loss"].values()) if result["loss"] else None,
+        "busiest expert / mean": load.get("max_over_mean"),
+        "experts without tokens": load.get("idle_experts"),
+        "dropped tokens": load.get("dropped_pct"),
+        "host CPU %": max((host["cpu_pct_mean"] or 0 for host in use.get("hosts", [])), default=None),
+        "energy J/token": use.get("energy_j_per_token"),
+    }
+    if times := result["step_time_s"]:
+        low, high = times["ci95"]
+        rows |= {f"step time s, {name}": times[name] for name in ("median", "std")}
+        rows["step time s, mean"] = [times["mean"], known.get("step_time_s")]
+        rows["step time s, 95 %"] = [low, high] if low > 0 else None
+    if result["tokens_per_s"]:
+        padded = ", padded" if result["packing"] else ""
+        rows[f"tokens/s{padded}"] = [result["tokens_per_s"], known.get("tokens_per_s")]
+        rows["tokens/s, real"] = result["real_tokens_per_s"]
+        rows[f"tokens/s per GPU{padded}"] = result["tokens_per_s_per_gpu"]
+        rows["days per 1T tokens"] = [result["days_per_1t_tokens"], known.get("days_per_1t_tokens")]
+        for convention, name in NAMES.items():
+            published = known.get("mfu_pct") if convention == "published" else None
+            rows[f"TFLOPS per GPU, {name}"] = result["tflops_per_gpu"][convention]
+            rows[f"MFU %, {name}"] = [result["mfu_pct"][convention], published]
+    if result["profile"]:
+        step = result["profile"]["breakdown"]
+        rows |= {f"{name} %": 100 * step[f"{part}_s"] / step["duration_s"] for name, part in PARTS.items()}
+    lists = {name: value if isinstance(value, list) else [value] for name, value in rows.items()}
+    return {name: [one for one in values if one is not None] for name, values in lists.items()}
