@@ -2,7 +2,9 @@
 """The one filter for secrets."""
 
 import pytest
+from hypothesis import given, strategies
 
+from llmb import secrets
 from llmb.errors import UsageError
 from llmb.schedulers.slurm.client import submitting_environment
 from llmb.secrets import holds_secret, without_secrets
@@ -79,6 +81,11 @@ def test_a_value_tells_a_secret_whatever_its_name(value: str) -> None:
 )
 def test_settings_are_no_secrets(name: str, value: str) -> None:
     assert without_secrets({name: value}) == {name: value}
+
+
+@given(strategies.from_regex(secrets._BY_VALUE))
+def test_what_is_looked_for_first_is_in_every_secret(text: str) -> None:
+    assert secrets.has_secret(text, settings=False)
 
 
 def test_sbatch_alone_gets_the_token_by_which_slurm_knows_the_user() -> None:
