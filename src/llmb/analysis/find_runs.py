@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 from llmb.analysis.analyzed_run import (
@@ -47,6 +48,8 @@ SELECTORS = (
 """What selects runs, for messages and helps."""
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\.(\d{4}-\d{2}-\d{2}))?")
 Say = Callable[[str], None]
+_Alike = tuple[str, frozenset[str]]
+"""What repeats have in common: the key of their identity, and their nodes."""
 
 
 def find_runs(selector: str, install: Path, say: Say) -> FoundRuns:
@@ -118,21 +121,23 @@ def labeled_runs(labels: Iterable[str], install: Path, say: Say) -> dict[str, Fo
 
 def earlier_runs(install: Path, say: Say) -> Earlier:
     """Finds the runs below a root that are repeats of one, on the same nodes. Records are read at the first call."""
-    known: list[RecordedRun] = []
 
-    def find(run: AnalyzedRun) -> Sequence[AnalyzedRun]:
-        if not known:
-            known.extend(_recorded_below(install, say))
-        alike = (
-            one for one in known if identity_of(one.record).key == run.identity.key and _nodes(one) == {*run.nodes}
-        )
-        return once_in(measured(_analyzed("earlier runs", alike)))[0].runs
+    @cache
+    def known() -> Mapping[_Alike, Sequence[RecordedRun]]:
+        groups: dict[_Alike, list[RecordedRun]] = {}
+        for run in _recorded_below(install, say):
+            groups.setdefault((identity_of(run.record).key, _nodes(run)), []).append(run)
+        return groups
 
-    return find
+    @cache
+    def find(alike: _Alike) -> Sequence[AnalyzedRun]:
+        return once_in(measured(_analyzed("earlier runs", known().get(alike, ()))))[0].runs
+
+    return lambda run: find((run.identity.key, frozenset(run.nodes)))
 
 
-def _nodes(run: RecordedRun) -> set[str]:
-    return {*run.record.environment.nodes} if run.record.environment else set()
+def _nodes(run: RecordedRun) -> frozenset[str]:
+    return frozenset(run.record.environment.nodes if run.record.environment else ())
 
 
 def runs_in(folders: Iterable[Path]) -> FoundRuns:
