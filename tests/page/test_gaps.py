@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A page of runs that lack things says what is missing, and why."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,9 @@ import pytest
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
+from llmb.logs.files import parse_file
+from llmb.logs.formats.known import FORMATS
+from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
 
 LOGS = Path(__file__).parent.parent / "logs" / "samples"
@@ -27,15 +31,31 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return make
 
 
-def test_logs_of_every_program_are_shown_as_far_as_they_tell(page: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    names = [path.stem for path in LOGS.glob("*.log")]
-    for name in names:
-        shutil.copy(LOGS / f"{name}.log", tmp_path / "logs" / f"{name}.out")
-    html = page("./logs")
-    assert len(names) >= 7
-    assert [name for name in names if f"{name}.out" not in html] == []
-    assert html.count("a log has no samples of power, clocks and temperature") == html.count('class="recipe"')
+SAMPLES = {parse_file(path, DEFAULT_RULE).outcome.format: path for path in sorted(LOGS.glob("*.log"))}
+"""A log of each format."""
+
+
+def test_there_is_a_log_of_every_program() -> None:
+    assert {known.name for known in FORMATS} <= SAMPLES.keys()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_log_is_shown_as_far_as_it_tells(page: Callable[..., str], tmp_path: Path, name: str) -> None:
+    """By itself: the samples have the same steps, and of copies one is shown."""
+    shutil.copy(SAMPLES[name], tmp_path / "log.out")
+    html = page("./log.out")
+    assert html.count('class="recipe"') == 1
+    for lacking, why in {
+        "history": "a history needs 2",
+        "loss": "the steps are not recorded one by one",
+        "memory": "the steps are not recorded one by one",
+        "ranks": "the steps are not recorded one by one",
+        "breakdown of a step": "the run was not profiled",
+        "power, clocks and temperature": "a log has no samples of power, clocks and temperature",
+    }.items():
+        assert re.search(f"<b>No {lacking}</b>: [^<]*{why}", html), lacking
+    step_time_s = parse_file(tmp_path / "log.out", DEFAULT_RULE).outcome.step_time_s
+    assert step_time_s and f"{step_time_s.mean:.4g} s" in html
 
 
 def test_a_run_without_machine_samples_or_profile_names_what_lacks(page: Callable[..., str], tmp_path: Path) -> None:

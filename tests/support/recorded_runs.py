@@ -2,6 +2,7 @@
 """Run folders of runs that never were: on any GPU, with any step times. For what reads runs that ended."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from llmb.runs.record import RunRecord, new_run_id, queued_record
 from llmb.runs.steps import step_to_json
 
 SXM = "NVIDIA H100 80GB HBM3"
+START = datetime(2026, 11, 20, 10, tzinfo=UTC)
 SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)
 """Of the deviation from the mean, repeated: it has no trend and no period of its own."""
 
@@ -83,6 +85,8 @@ def write_run(
     folder.path.mkdir(parents=True)
     folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps_of(step_times_s, record.plan)))
     folder.log.write_text("")
-    began = record.model_copy(update={"run_id": new_run_id(), "started_at": f"2026-11-20T10:00:{number:02}+00:00"})
+    began = record.model_copy(
+        update={"run_id": new_run_id(), "started_at": (START + timedelta(seconds=number)).isoformat()}
+    )
     conclude_run(folder, began, End(exit_code, cancelled=cancelled))
     return folder.path
