@@ -212,7 +212,7 @@ def test_a_device_is_not_replaced(llmb: Run, folders: list[RunFolder], tmp_path:
     assert pipe.is_fifo()
 
 
-def test_judge_and_compare_take_an_archive(llmb: Run, archive: Path, folders: list[RunFolder], tmp_path: Path) -> None:
+def test_commands_take_an_archive(llmb: Run, archive: Path, folders: list[RunFolder], tmp_path: Path) -> None:
     experiment = tmp_path / "root" / "workloads" / "w" / "experiments" / "e"
     published = write_gpu_run(experiment, gpu_record(), times_around(12.3))
     assert llmb("archive", str(published), "-o", "one.tar.zst").returncode == 0
@@ -220,6 +220,12 @@ def test_judge_and_compare_take_an_archive(llmb: Run, archive: Path, folders: li
     own = json.loads(llmb("judge", str(published), "--json").stdout)["judged"]
     sent = json.loads(llmb("judge", "./one.tar.zst", "--json", **empty).stdout)["judged"]
     assert [one["verdict"] for one in sent] == [one["verdict"] for one in own] and len(own) == 1
+    shown = json.loads(llmb("result", "one.tar.zst", "--json", **empty).stdout)
+    assert {**shown, "run_dir": str(published)} == json.loads(llmb("result", str(published), "--json").stdout)
+    plain = llmb("result", "one.tar.zst", **empty)
+    assert plain.returncode == 0 and "jobs show" not in plain.stderr, "it is not in the history"
+    several = llmb("result", str(archive), "--json", **empty)
+    assert several.returncode == 4 and len(json.loads(several.stdout)["recipes"][0]["runs"]) == 4
     assert llmb("export", str(archive), "-o", "out", "--format", "jsonl", **empty).returncode == 0
     exported = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [run["campaign"] for run in exported] == [CAMPAIGN] * 4
@@ -469,7 +475,9 @@ def test_an_archive_like_the_forged_ones_is_accepted(llmb: Run, sample: Path, tm
     assert llmb("import", str(forged), LLMB_INSTALL=str(tmp_path / "there")).returncode == 0
 
 
-def test_what_is_no_archive_is_refused(llmb: Run, sample: Path, tmp_path: Path) -> None:
+def test_what_is_no_archive_is_refused(
+    llmb: Run, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text.tar.zst").write_text("text")
     assert "not compressed by zstd" in llmb("import", "text.tar.zst").stderr
     damaged = bytearray(sample.read_bytes())
@@ -477,6 +485,10 @@ def test_what_is_no_archive_is_refused(llmb: Run, sample: Path, tmp_path: Path) 
     (tmp_path / "damaged.tar.zst").write_bytes(damaged)
     assert llmb("import", "damaged.tar.zst", LLMB_INSTALL=str(tmp_path / "there")).returncode == 2
     assert "no such file" in llmb("import", "none.tar.zst").stderr
+    monkeypatch.setattr(read_archive, "find_spec", lambda _: None)
+    assert "no such file" in llmb("import", "none.tar.zst").stderr
+    assert "archives need zstandard" in llmb("import", "damaged.tar.zst").stderr
+    monkeypatch.undo()
     wide = zstandard.ZstdCompressionParameters(window_log=28)
     raw = tar_of(Forger(sample).entries())
     compressor = zstandard.ZstdCompressor(compression_params=wide).compressobj()

@@ -62,9 +62,12 @@ def find_runs(selector: str, install: Path, say: Say) -> FoundRuns:
 
 def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     """The folder of the run with an id, of the newest that ended successfully for ``latest``, or of all runs with a
-    label or of a campaign; a path is that of a run folder, or of a folder with only one. Raises UsageError.
+    label or of a campaign; a path is that of a run folder, of a folder with only one, or of an archive. Raises
+    UsageError.
     """
     path = Path(text).expanduser().absolute()
+    if path.is_file() and path.name.endswith(ENDING):
+        return list(_run_folders(unpacked(path)))
     if path.is_dir() and text != LATEST:
         path = path.resolve()  # of a link such as the install root's 'latest', whose own name is not that of a run
         below = sorted(found.parent for found in path.glob(f"*/{RUN_RECORD}"))

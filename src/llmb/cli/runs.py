@@ -79,7 +79,7 @@ def result(
         typer.Argument(
             metavar="RUN",
             autocompletion=completion.runs,
-            help="Id of a run or a job, or its beginning; 'latest'; a label; a campaign; or a run folder.",
+            help="Id of a run or a job, or its beginning; 'latest'; a label; a campaign; a run folder; or an archive.",
         ),
     ],
     plot: Annotated[
@@ -87,7 +87,7 @@ def result(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print again the result of a run that has ended, or those of all runs with a label or of a campaign.
+    """Print again the result of a run that has ended, or of all runs with a label, of a campaign or in an archive.
 
     `latest` is the newest run that ended successfully. The exit code is that of the run, or of the worst: 0 success,
     4 failed, 6 invalid.
@@ -157,5 +157,8 @@ def print_result(run: EndedRun, *, json: bool) -> None:
     elif run.result.status == "success":
         print_table(run_table(run.plan, run.result, read_steps(run.folder.steps)))
         name = run.record.id
-        sys.stderr.write(f"run {name}; 'llmb jobs show {name}' has its folder, 'llmb report {name}' makes its page\n")
+        if run.folder.path.resolve().is_relative_to(install_here().resolve()):
+            sys.stderr.write(
+                f"run {name}; 'llmb jobs show {name}' has its folder, 'llmb report {name}' makes its page\n"
+            )
     raise_unless_successful(run)

@@ -57,10 +57,10 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
     Raises UsageError for anything that is not a complete archive of runs that have ended; what ``into`` then holds
     must not be used. Raises OSError if it cannot be written.
     """
-    needs_zstandard()
-    import zstandard
-
     with open_file(path, do="give the file that 'llmb archive' wrote") as file, _refusing(path):
+        needs_zstandard()
+        import zstandard
+
         size = path.stat().st_size
         try:
             decompressor = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES)
