@@ -3,10 +3,12 @@
 
 import json
 import math
+import os
 import re
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,93 @@ def test_tensorboard_loads_every_number_of_a_step(llmb: Run, folders: list[Path]
     assert len(list((out / "tensorboard").iterdir())) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of MLflow's own use of SQLAlchemy
+def test_mlflow_reads_series_settings_and_verdicts(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="pip install -e '.[mlflow]'")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mlflow.db").write_text("of an earlier export")
+    done = llmb("export", "--format", "mlflow", "-o", str(out))
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in out.iterdir()] == ["mlflow.db"]
+    client = mlflow.tracking.MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")
+    (experiment,) = (one for one in client.search_experiments() if one.name == "llmb")
+    found = {run.data.tags["run"]: run for run in client.search_runs([experiment.experiment_id])}
+    shown = documents(llmb, folders)
+    assert found.keys() == shown.keys()
+    for name, run in found.items():
+        wanted = expected_result(shown[name])
+        assert (run.data.tags["status"], run.data.tags.get("verdict")) == (wanted["status"], wanted["verdict"])
+        assert run.info.status == ("FINISHED" if wanted["status"] == "success" else "FAILED")
+        assert run.data.params["layout.gbs"] == str(wanted["gbs"])
+        assert run.data.metrics.get("step_time_mean_s") == wanted["step_time_mean_s"]
+        steps = [json.loads(line) for line in Path(shown[name]["run_dir"], "metrics.jsonl").read_text().splitlines()]
+        series = {one.step: one for one in client.get_metric_history(run.info.run_id, "loss")}
+        assert {step: one.timestamp for step, one in series.items()} == {
+            step["step"]: round(1000 * step["ended_s"]) for step in steps
+        }
+        assert {step["step"]: without_nan(series[step["step"]].value) for step in steps} == {
+            step["step"]: step["loss"] for step in steps
+        }
+    assert [run.data.tags["label"] for run in found.values() if "label" in run.data.tags] == [HOSTILE]
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """What the file has, which is a log of LevelDB: blocks of 32 KiB, in them fragments that have a header."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    raw, place, held = path.read_bytes(), 7, b""
+    while place < len(raw):
+        if 32768 - place % 32768 < 7:  # no header fits
+            place += 32768 - place % 32768
+            continue
+        size, kind = struct.unpack("<HB", raw[place + 4 : place + 7])
+        held += raw[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # all of a record, or the last of it
+            yield Record.FromString(held)
+            held = b""
+
+
+@pytest.mark.slow
+def test_wandb_has_series_settings_and_verdicts(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="not part of the extra test, because of its 62 MB: pip install wandb")
+    command = [sys.executable, "-m", "llmb", "export", str(folders[0]), str(folders[3]), "--format", "wandb", "-o", "o"]
+    key = "0123456789abcdef" * 3
+    environ = {**os.environ, "WANDB_API_KEY": key, "WANDB_MODE": "online", "LLMB_INSTALL": str(tmp_path / "root")}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environ)
+    shown = documents(llmb, folders)
+    files = {path.stem.removeprefix("run-"): path for path in map(tmp_path.joinpath, done.stdout.splitlines())}
+    assert files.keys() == {run for run in shown if shown[run]["run_dir"] in (str(folders[0]), str(folders[3]))}
+    for run, path in files.items():
+        assert key.encode() not in path.read_bytes()
+        records = list(wandb_records(path))
+        (begun,) = (record.run for record in records if record.WhichOneof("record_type") == "run")
+        assert (begun.run_id, begun.project) == (run, "llmb")
+        config = {item.key: json.loads(item.value_json) for item in begun.config.update}
+        assert config["layout.gbs"] == expected_result(shown[run])["gbs"]
+        assert set(begun.tags) == {"success", *([shown[run]["verdict"]["verdict"]] if shown[run]["verdict"] else [])}
+        rows = [
+            {
+                item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
+                for item in record.history.item
+            }
+            for record in records
+            if record.WhichOneof("record_type") == "history"
+        ]
+        steps = [json.loads(line) for line in Path(shown[run]["run_dir"], "metrics.jsonl").read_text().splitlines()]
+        assert [(row["_step"], row["loss"], row["_timestamp"]) for row in rows] == [
+            (step["step"], step["loss"], step["ended_s"]) for step in steps
+        ]
+        final = {}
+        for record in records:
+            if record.WhichOneof("record_type") == "summary":
+                for item in record.summary.update:
+                    final[item.nested_key[0] if item.nested_key else item.key] = json.loads(item.value_json)
+        assert final["step_time_mean_s"] == shown[run]["step_time_s"]["mean"]
+
+
 def test_logs_are_parsed_by_mlperfs_checker(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = llmb("export", "--format", "mlperf", "-o", str(out), "--json")
@@ -208,7 +297,10 @@ def test_what_cannot_be_exported_is_named(llmb: Run, folders: list[Path], tmp_pa
     assert llmb("export", "no-such-label", "-o", out).returncode == 2
     (tmp_path / "file").write_text("")
     full = llmb("export", "latest", "-o", str(tmp_path / "file"))
-    assert full.returncode == 3 and "cannot write" in full.stderr
+    assert full.returncode == 3 and "cannot write" in full.stderr and "complete" not in full.stderr
+    (tmp_path / "half" / "steps.csv").mkdir(parents=True)
+    half = llmb("export", "latest", "-o", str(tmp_path / "half"))
+    assert half.returncode == 3 and "steps.csv" in half.stderr and "these are complete: results.csv" in half.stderr
     assert llmb("export", "-o", out, LLMB_INSTALL=str(tmp_path / "empty")).returncode == 2
     assert not Path(out).exists()
 

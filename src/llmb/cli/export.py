@@ -34,8 +34,8 @@ def export(
         list[str] | None,
         typer.Option(
             "--format",
-            help="csv, parquet, jsonl, openmetrics, mlperf or tensorboard. Repeatable; several are separated by commas."
-            " Default: csv.",
+            help="csv, parquet, jsonl, openmetrics, mlperf, tensorboard, mlflow or wandb. Repeatable; several are"
+            " separated by commas. Default: csv.",
         ),
     ] = None,
     output: Annotated[

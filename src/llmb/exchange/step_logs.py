@@ -18,13 +18,12 @@ EVENTS_VERSION = "brain.Event:2"
 NOT_SCALARS = ("run", "step", "in_window")
 
 
-def write_tensorboard(runs: RunSource, folder: Path) -> list[Path]:
+def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
     """A folder for each run, with a scalar for each number of a step. TensorBoard keeps 32 bits of a scalar."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    written = []
     for run in runs():
         if not run.steps:
             continue
@@ -34,31 +33,29 @@ def write_tensorboard(runs: RunSource, folder: Path) -> list[Path]:
             first = run.steps[0]
             records.write(Event(wall_time=_began_s(first), file_version=EVENTS_VERSION).SerializeToString())
             for step in run.steps:
-                scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(run, step)]
+                scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(run, step)]
                 event = Event(wall_time=step.ended_s, step=step.step, summary=Summary(value=scalars))
                 records.write(event.SerializeToString())
-        written.append(path)
-    return written
+        yield path
 
 
-def _scalars(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
+def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
+    """The numbers of a step, by the names of their columns."""
     for column in STEPS:
         value = None if column.name in NOT_SCALARS else column.value((run, step))
         if value is not None:
             yield column.name, float(value)
 
 
-def write_mlperf(runs: RunSource, folder: Path) -> list[Path]:
+def write_mlperf(runs: RunSource, folder: Path) -> Iterator[Path]:
     """A log for each run, in the form of MLPerf's logging library. It is not a submission: no model is evaluated."""
-    written = []
     for run in runs():
         if not run.steps:
             continue
         path = folder / "mlperf" / f"{run.id}.log"
         with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
             file.writelines(_mlperf_lines(run))
-        written.append(path)
-    return written
+        yield path
 
 
 def _mlperf_lines(run: ExportedRun) -> Iterator[str]:

@@ -35,12 +35,10 @@ DESCRIBING = ("status", "verdict", "program", "llmb_version", "driver", "image")
 """What ``llmb_run``, which is always 1, has in addition."""
 
 
-def write_csv(runs: RunSource, folder: Path) -> list[Path]:
+def write_csv(runs: RunSource, folder: Path) -> Iterator[Path]:
     """A value that is not known is empty; a number that is not finite is ``nan``, ``inf`` or ``-inf``."""
-    return [
-        _csv_file(folder / "results.csv", RESULTS, runs()),
-        _csv_file(folder / "steps.csv", STEPS, step_rows(runs())),
-    ]
+    yield _csv_file(folder / "results.csv", RESULTS, runs())
+    yield _csv_file(folder / "steps.csv", STEPS, step_rows(runs()))
 
 
 def _csv_file(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> Path:
@@ -68,11 +66,9 @@ def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas
     return pandas.DataFrame(rows, columns=list(names))
 
 
-def write_jsonl(runs: RunSource, folder: Path) -> list[Path]:
-    return [
-        _jsonl_file(folder / "results.jsonl", RESULTS, runs()),
-        _jsonl_file(folder / "steps.jsonl", STEPS, step_rows(runs())),
-    ]
+def write_jsonl(runs: RunSource, folder: Path) -> Iterator[Path]:
+    yield _jsonl_file(folder / "results.jsonl", RESULTS, runs())
+    yield _jsonl_file(folder / "steps.jsonl", STEPS, step_rows(runs()))
 
 
 def _jsonl_file(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> Path:
@@ -87,11 +83,9 @@ def _finite(row: dict[str, Scalar | None]) -> dict[str, Any]:
     return {**row, **dict.fromkeys(spoiled), "not_finite": spoiled} if spoiled else row
 
 
-def write_parquet(runs: RunSource, folder: Path) -> list[Path]:
-    return [
-        _parquet_file(folder / "results.parquet", RESULTS, runs()),
-        _parquet_file(folder / "steps.parquet", STEPS, step_rows(runs())),
-    ]
+def write_parquet(runs: RunSource, folder: Path) -> Iterator[Path]:
+    yield _parquet_file(folder / "results.parquet", RESULTS, runs())
+    yield _parquet_file(folder / "steps.parquet", STEPS, step_rows(runs()))
 
 
 def _parquet_file(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> Path:
@@ -107,7 +101,7 @@ def _parquet_file(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterat
     return path
 
 
-def write_openmetrics(runs: RunSource, folder: Path) -> list[Path]:
+def write_openmetrics(runs: RunSource, folder: Path) -> Iterator[Path]:
     """Results as a text file, which the textfile collector of Prometheus' node exporter reads, too.
 
     All metrics are gauges without a time: that collector refuses times, and knows no other type that is in both forms.
@@ -116,7 +110,7 @@ def write_openmetrics(runs: RunSource, folder: Path) -> list[Path]:
     rows = list(rows_of(RESULTS, runs()))
     with new_file(path) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(f"{line}\n" for line in _lines(rows))
-    return [path]
+    yield path
 
 
 def _lines(rows: Sequence[Mapping[str, Scalar | None]]) -> Iterator[str]:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs for trackers of experiments, by their own libraries, as files: nothing is sent, no token is needed."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from llmb.exchange.columns import RESULTS, ExportedRun, RunSource, Scalar
+from llmb.exchange.new_file import new_file
+from llmb.exchange.step_logs import scalars_of
+from llmb.runs.recorded_identity import identity_of
+
+PROJECT = "llmb"
+"""The experiment of MLflow, and the project of W&B."""
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING", "WANDB_ERROR_REPORTING": "false"}
+"""Without these, both libraries send something about their use."""
+MLFLOW_STATUSES = {"success": "FINISHED", "cancelled": "KILLED"}
+METRICS_AT_ONCE = 1000
+"""MLflow takes no more in a call."""
+
+
+def write_mlflow(runs: RunSource, folder: Path) -> Iterator[Path]:
+    """A database that ``mlflow ui`` opens. Figures of the result have one value, numbers of steps a series."""
+    os.environ.update(QUIET)
+    from mlflow.tracking import MlflowClient
+
+    path = folder / "mlflow.db"
+    with new_file(path) as partial:
+        client = MlflowClient(tracking_uri=f"sqlite:///{partial.absolute()}")
+        # Where artifacts would be, of which there are none: by default a folder of this machine.
+        experiment = client.create_experiment(PROJECT, artifact_location="mlflow-artifacts:/")
+        for run in runs():
+            _log_to_mlflow(client, experiment, run)
+    yield path
+
+
+def _log_to_mlflow(client: Any, experiment: str, run: ExportedRun) -> None:  # noqa: ANN401 (may not be installed)
+    from mlflow.entities import Metric, Param, RunTag
+
+    record = run.run.record
+    ended_ms = _milliseconds(record.ended_at or record.started_at)
+    begun = client.create_run(experiment, start_time=_milliseconds(record.started_at), run_name=run.id)
+    settings, texts, figures = _settings(run), _texts(run), _figures(run)
+    metrics = (
+        *(Metric(name, value, ended_ms, 0) for name, value in figures.items()),
+        *(
+            Metric(name, value, round(1000 * step.ended_s), step.step)
+            for step in run.steps
+            for name, value in scalars_of(run, step)
+        ),
+    )
+    client.log_batch(
+        begun.info.run_id,
+        params=[Param(name, str(value)) for name, value in settings.items()],
+        tags=[RunTag(name, text) for name, text in texts.items()],
+    )
+    rest = iter(metrics)
+    while some := list(islice(rest, METRICS_AT_ONCE)):
+        client.log_batch(begun.info.run_id, metrics=some)
+    status = MLFLOW_STATUSES.get(run.run.result.status, "FAILED")
+    client.set_terminated(begun.info.run_id, status, end_time=ended_ms)
+
+
+def write_wandb(runs: RunSource, folder: Path) -> Iterator[Path]:
+    """A folder for each run, which ``wandb sync`` sends to the server that it is set up for."""
+    os.environ.update(QUIET)
+    import wandb
+
+    with tempfile.TemporaryDirectory(prefix="llmb-wandb-") as place:
+        logged = {_wandb_path(folder, run): _log_to_wandb(run, Path(place)) for run in runs()}
+        wandb.teardown()  # its files are complete when the process that writes them has ended
+        for path, source in logged.items():
+            with new_file(path) as partial:
+                shutil.copyfile(source, partial)
+            yield path
+
+
+def _wandb_path(folder: Path, run: ExportedRun) -> Path:
+    """As the library names it, but for the time, which here is when the run started."""
+    started_at = run.run.record.started_at
+    when = datetime.fromisoformat(started_at) if started_at else datetime.fromtimestamp(0).astimezone()
+    return folder / "wandb" / f"offline-run-{when:%Y%m%d_%H%M%S}-{run.id}" / f"run-{run.id}.wandb"
+
+
+def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
+    """The library's file of a run; beside it are logs of its own, which have names and folders of this machine."""
+    import wandb
+
+    settings = wandb.Settings(
+        mode="offline",
+        silent=True,
+        console="off",
+        disable_git=True,
+        disable_code=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+    )
+    texts = _texts(run)
+    with wandb.init(
+        project=PROJECT,
+        id=run.id,
+        name=run.id,
+        dir=place,
+        config={**_settings(run), **texts},
+        tags=[texts[name] for name in ("status", "verdict") if name in texts],
+        reinit="create_new",
+        settings=settings,
+    ) as logged:
+        for step in run.steps:
+            logged.log({**dict(scalars_of(run, step)), "_timestamp": step.ended_s}, step=step.step)
+        logged.summary.update(_figures(run))
+    return next(place.glob(f"wandb/offline-run-*/run-{run.id}.wandb"))
+
+
+def _settings(run: ExportedRun) -> dict[str, Scalar]:
+    """All by which runs count as repeats."""
+    configuration = identity_of(run.run.record).configuration
+    return {name: value for name, value in configuration.items() if value is not None}
+
+
+def _texts(run: ExportedRun) -> dict[str, str]:
+    """Names, versions, status and verdict."""
+    return {column.name: str(value) for column in RESULTS if column.kind is str and (value := column.value(run))}
+
+
+def _figures(run: ExportedRun) -> dict[str, float]:
+    found = ((column.name, column.value(run)) for column in RESULTS if column.kind is float)
+    return {name: float(value) for name, value in found if value is not None}
+
+
+def _milliseconds(text: str | None) -> int:
+    return round(1000 * datetime.fromisoformat(text).timestamp()) if text else 0
