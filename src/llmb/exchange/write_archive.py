@@ -116,17 +116,17 @@ def _sources(folder: Path, archived: str, *, traces: bool) -> Iterator[_Source]:
 def _described(source: _Source) -> _Described:
     digest, size, place = hashlib.sha256(), 0, 0
     hidden = []
-    for piece, is_hidden in _searched(source.path):
-        shown = _WORD if is_hidden else piece
+    for part, is_hidden in _searched(source.path):
+        shown = _WORD if is_hidden else part
         digest.update(shown)
         size += len(shown)
-        hidden += [(place, place + len(piece))] if is_hidden else []
-        place += len(piece)
+        hidden += [(place, place + len(part))] if is_hidden else []
+        place += len(part)
     return _Described(ArchivedFile(path=source.name, size=size, sha256=digest.hexdigest()), tuple(hidden))
 
 
 def _searched(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """A file in pieces, and whether each is hidden: lines of logs; in a record only what is a secret by its form."""
+    """A file part by part, and whether each is hidden: lines of logs; in a record only what is a secret by its form."""
     with open_regular(path, buffering=CHUNK) as file:
         if path.suffix == ".out":
             yield from _searched_lines(file)
