@@ -33,6 +33,7 @@ from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
 from llmb.metrics.statistics import describe, describe_means
 from llmb.metrics.throughput import throughput
+from llmb.predict.remedies import Remedy
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub_access import NeededRepository, RepositoryAccess
 from llmb.prepare.sample_files import SampleFiles
@@ -93,7 +94,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "run": run_document(sample_run),
         "run --repeats": repeats_document([[sample_run]]),
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
-        "memory": memory_document(recipe, sample_memory()),
+        "memory": memory_document(recipe, sample_memory(), [Remedy("", 1.0, "")]),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
         "submit": submit_document(plan.origin, [job]),
         "bulk": sample_campaign(catalogue),

@@ -80,7 +80,10 @@ def test_an_estimate_has_the_same_form(llmb: Run) -> None:
     assert [each["rank"] for each in document["ranks"]] == [0, 64, 448]
     assert "flops" not in document["ranks"][0]
     table = llmb("memory", "-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--estimate")
-    assert "fits: rank 0 needs about" in table.stdout
+    assert "fits: rank 0 needs about" in table.stdout and "it would fit" not in table.stdout
+    large = llmb("memory", "-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--mbs", "8", "--estimate")
+    assert "does not fit: rank 0 needs about" in large.stdout and "of 80 GiB on stage 0" in large.stdout
+    assert "--recompute full" in large.stdout and "a third more FLOPs" in large.stdout
     refused = llmb(*TINY, "--estimate")
     assert refused.returncode == 2
     assert "only compiled blocks" in refused.stderr

@@ -123,3 +123,17 @@ def test_published_layouts_keep_their_sharding() -> None:
 )
 def test_what_is_not_estimated_is_named(choices: Choices | None, sizes: dict[str, int], words: str) -> None:
     assert words in (why_not_estimated(planned(choices=choices, **sizes)) or "")
+
+
+@pytest.mark.parametrize(
+    ("workload", "size", "scale", "published_gb"),
+    [("pretrain_llama3.1", "8b", 8, 44.27), ("pretrain_nemotron4", "15b", 64, 34.47)],
+)
+def test_state_is_what_published_runs_print_as_allocated(
+    workload: str, size: str, scale: int, published_gb: float
+) -> None:
+    """Between steps, where there are no activations: in decimal GB."""
+    request = Request(workload=workload, size=size, gpu_type="h100", scale=scale, dtype="bf16")
+    use = estimate(make_plan(resolve(Catalogue(), request), Choices(), device="cuda")).fullest.bytes_by_owner
+    state = use["weights"] + use["gradients"] + use["optimizer"]
+    assert state / 1e9 == pytest.approx(published_gb, rel=0.01)

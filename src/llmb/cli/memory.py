@@ -11,6 +11,7 @@ from llmb.cli.common import Json
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.root import print_unspecified, say
 from llmb.predict.memory import estimate, with_whole_parameters
+from llmb.predict.remedies import remedies
 from llmb.programs.engine.memory_check import count_ranks
 from llmb.report.memory_report import memory_document, memory_tables
 from llmb.report.output import print_json, print_tables
@@ -39,7 +40,8 @@ def memory(
 
     The engine's own step runs without values, on this machine's CPU and in a minute or so, whatever the layout. By
     default those ranks are counted among which the fullest is. With `--estimate` their memory follows from the sizes
-    of the model's parts, in milliseconds and within a few percent.
+    of the model's parts, in milliseconds and within a few percent. If they do not fit, up to three changes are named
+    with which the estimate says that they do, and what each costs.
 
     Examples:
 
@@ -56,8 +58,9 @@ def memory(
     plan = plan if choices.parallelism.dp_sharding else with_whole_parameters(plan)
     ranks = asked_ranks(recipe.layout, rank, all_stages=all_stages)
     use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, say)
+    found = remedies(plan) if use.fits is False else []
     if json:
-        print_json(memory_document(recipe, use))
+        print_json(memory_document(recipe, use, found))
     else:
         print_unspecified(recipe.unspecified)
-        print_tables(memory_tables(recipe, use))
+        print_tables(memory_tables(recipe, use, found))

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and JSON of the memory that ranks take."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from llmb.catalogue.records import Recipe
+from llmb.predict.remedies import Remedy
 from llmb.report.recipe_report import identity_document
 from llmb.report.table import Column, Table, number, number_column, table_of
 from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, CollectiveCount, MemoryUse, RankAccount, RankMemory
@@ -13,7 +15,7 @@ SHOWN = ("kind", "group", "count", "bytes")
 """What is shown of collectives."""
 
 
-def memory_document(recipe: Recipe, use: MemoryUse) -> dict[str, Any]:
+def memory_document(recipe: Recipe, use: MemoryUse, found: Sequence[Remedy]) -> dict[str, Any]:
     """The JSON of ``llmb memory``; its keys are a contract."""
     return {
         **identity_document(recipe),
@@ -23,6 +25,7 @@ def memory_document(recipe: Recipe, use: MemoryUse) -> dict[str, Any]:
         "needed_gib": use.needed_gib,
         "fits": use.fits,
         "assumptions": list(use.assumptions),
+        "remedies": [asdict(each) for each in found],
         "ranks": [_rank_document(each) for each in use.ranks],
     }
 
@@ -42,7 +45,8 @@ def _rank_document(memory: RankMemory) -> dict[str, Any]:
     return document
 
 
-def memory_tables(recipe: Recipe, use: MemoryUse) -> Iterator[Table]:
+def memory_tables(recipe: Recipe, use: MemoryUse, found: Sequence[Remedy]) -> Iterator[Table]:
+    """``found``: with what it would fit, if it does not."""
     columns = [
         Column[RankMemory]("rank", lambda each: each.rank, right=True),
         Column[RankMemory]("stage", lambda each: each.pp_stage, right=True),
@@ -56,6 +60,8 @@ def memory_tables(recipe: Recipe, use: MemoryUse) -> Iterator[Table]:
     memory = table_of(recipe.title(), use.ranks, columns)
     memory.caption = "\n".join([fits_text(use), *(f"assumed: {each}" for each in use.assumptions)])
     yield memory
+    if use.fits is False:
+        yield _remedy_table(found)
     fullest = use.fullest
     if isinstance(fullest, RankAccount) and fullest.collectives:
         yield table_of(
@@ -74,16 +80,25 @@ def _owner_column(owner: str) -> Column[RankMemory]:
     return number_column(owner, lambda each: each.bytes_by_owner[owner] / GIB)
 
 
-def _tflops(memory: RankMemory) -> float | None:
-    return memory.flops / 1e12 if isinstance(memory, RankAccount) else None
+def _remedy_table(found: Sequence[Remedy]) -> Table:
+    columns = [
+        Column[Remedy]("with", lambda each: each.options),
+        number_column("needs about GiB", lambda each: each.needed_gib),
+        Column[Remedy]("at the cost of", lambda each: each.cost),
+    ]
+    table = table_of("it would fit", found, columns)
+    if not found:
+        table.caption = "no three options are known with which it would; more GPUs may help"
+    return table
 
 
 def fits_text(use: MemoryUse) -> str:
     """Whether the fullest rank fits, as a sentence."""
     fullest = use.fullest
     about = "about " if use.method == "estimate" else ""
-    needs = f"rank {fullest.rank} needs {about}{number(fullest.peak_bytes / GIB)} GiB for tensors"
+    tensors = f"{about}{number(fullest.peak_bytes / GIB)} GiB for tensors"
     if use.capacity_gib is None:
-        return f"{needs}; the memory of the device is unknown"
+        return f"rank {fullest.rank} needs {tensors}; the memory of the device is unknown"
     verb = "fits" if use.fits else "does not fit"
-    return f"{verb}: {needs} and about {number(MARGIN_GIB)} beside them, of {number(use.capacity_gib)}"
+    needs = f"{about}{number(use.needed_gib)} of {number(use.capacity_gib)} GiB on stage {fullest.pp_stage}"
+    return f"{verb}: rank {fullest.rank} needs {needs}, {tensors} and about {number(MARGIN_GIB)} beside them"

@@ -5,20 +5,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
-from llmb.predict.memory import clearly_fits, estimate, estimate_here
+from llmb.predict.memory import clearly_fits, estimate_here
+from llmb.predict.remedies import remedies
 from llmb.processes.talking import run_talking
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, PROGRAM, SURE_MARGIN_GIB, AccountJob, MemoryUse, RankAccount, countable
 
 VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Nothing is computed, on no device."""
-CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--recompute selective", {"recompute": "selective"}),
-    ("--recompute full", {"recompute": "full"}),
-)
 
 
 def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None:
@@ -40,7 +36,8 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
         say(f"warning: memory was not counted: {error.what}")
         return
     if exact.capacity_gib is not None and exact.fullest.peak_bytes / GIB + SURE_MARGIN_GIB > exact.capacity_gib:
-        do = f"{'; '.join([*remedies(plan), 'more --tp, --pp or GPUs'])}; --force goes on all the same"
+        changes = [f"{each.options} needs about {each.needed_gib:.1f}" for each in remedies(plan)]
+        do = f"{'; '.join([*changes, 'or more GPUs'])}; --force goes on all the same"
         raise UsageError(f"the run does not fit: {memory_text(exact)}", do=do)
     say(memory_text(exact) if exact.fits else f"warning: {memory_text(exact)}: it may not fit")
 
@@ -84,13 +81,3 @@ def memory_warnings(plan: Plan) -> Iterator[str]:
     use = estimate_here(plan)
     if use is not None and not use.fits:
         yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; 'llmb memory' counts it"
-
-
-def remedies(plan: EnginePlan) -> Iterator[str]:
-    """Options with which the estimate says that the run fits."""
-    sharded = plan.parallelism.model_copy(update={"dp_sharding": "full"})
-    changes = (*CHANGES, ("--dp-sharding full", {"parallelism": sharded}))
-    for option, change in changes:
-        use = estimate(plan.model_copy(update=change))
-        if use.fits:
-            yield f"{option} needs about {use.needed_gib:.1f}"

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes with which a run that does not fit its GPUs would."""
+
+from typing import Any
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.predict.memory import estimate
+from llmb.predict.remedies import remedies
+from llmb.runs.choices import Choices
+from llmb.runs.parallelism import Parallelism
+from llmb.runs.plan import EnginePlan, make_plan
+
+
+def planned(size: str, scale: int, choices: dict[str, Any], sizes: dict[str, int]) -> EnginePlan:
+    overrides = Overrides(**sizes)
+    request = Request(workload="pretrain_llama3.1", size=size, gpu_type="h100", scale=scale, overrides=overrides)
+    return make_plan(resolve(Catalogue(), request), Choices(**choices), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "sizes"),
+    [
+        ("405b", 512, {"mbs": 2}),
+        ("405b", 512, {"tp": 4}),
+        ("8b", 8, {"cp": 1, "mbs": 2}),
+        ("8b", 8, {"seq_len": 65536}),
+    ],
+)
+def test_a_remedy_is_options_with_which_the_same_run_fits(size: str, scale: int, sizes: dict[str, int]) -> None:
+    assert not estimate(planned(size, scale, {}, sizes)).fits
+    found = remedies(planned(size, scale, {}, sizes))
+    assert 2 <= len(found) <= 3
+    for remedy in found:
+        words = remedy.options.replace("--no-keep-logits", "--keep-logits no").split()
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        choices: dict[str, Any] = {"recompute": given.pop("--recompute", "none")}
+        choices |= {"keep_logits": False} if given.pop("--keep-logits", None) else {}
+        if sharding := given.pop("--dp-sharding", None):
+            choices["parallelism"] = Parallelism(dp_sharding=sharding)
+        changed = planned(size, scale, choices, {**sizes, **{name[2:]: int(value) for name, value in given.items()}})
+        assert changed.recipe.layout.gbs == planned(size, scale, {}, sizes).recipe.layout.gbs
+        use = estimate(changed)
+        assert use.fits
+        assert use.needed_gib == pytest.approx(remedy.needed_gib)
+        assert remedy.cost
+
+
+def test_single_changes_come_first_and_none_is_repeated_with_another() -> None:
+    found = [{*remedy.options.split("--")[1:]} for remedy in remedies(planned("405b", 512, {}, {"tp": 4}))]
+    assert [len(options) for options in found] == sorted(len(options) for options in found)
+    assert not any(one < other for one in found for other in found)
+
+
+def test_nothing_is_promised_where_nothing_suffices() -> None:
+    assert remedies(planned("70b", 8, {"recompute": "full"}, {"layers": 80, "pp": 1, "vp": 1, "gbs": 8})) == []
