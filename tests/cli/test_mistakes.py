@@ -87,6 +87,16 @@ MISTAKES = [
     ("judge latest --tolerance inf", 2, "--tolerance inf is invalid"),
     ("compare a b --tolerance 0", 2, "--tolerance 0 is invalid"),
     ("run -w pretrain_llama3.1 -s tiny --new", 2, "--new has no effect without --label"),
+    (f"{TINY} --rank 1", 2, "add --pretend-scale"),
+    (f"{TINY} --pretend-scale 2 --rank 2", 2, "--rank is 2; the layout has ranks 0 to 1"),
+    (f"{TINY} --pretend-scale 2 --rank -1", 2, "--rank is -1; the layout has ranks 0 to 1"),
+    (f"{TINY} --pretend-scale 2 --scale 4", 2, "--scale is 4, and --pretend-scale 2"),
+    (f"{TINY} --pretend-scale 0", 2, "--scale is 0; it must be at least 1"),
+    (f"run {RECIPE} --gpu-type h100 --pretend-scale 12", 2, "has no layout for 12 GPUs"),
+    (f"{TINY} --pretend-scale 2 --save-checkpoint", 2, "a rank that pretends the others learns nothing"),
+    (f"{TINY} --pretend-scale 2 --weights missing", 2, "others starts from random weights"),
+    (f"{TINY} --pretend-scale 2 --profile", 2, "--profile is given, but a rank that pretends the others is not"),
+    ("submit tiny --pretend-scale 8", 2, "--pretend-scale"),
     (f"{TINY} --label -x", 2, "beginning with a letter or a digit"),
     (f"{TINY} --label a..b", 2, "without '..'"),
     ("result missing/run", 2, "there is no folder"),
@@ -103,6 +113,7 @@ MISTAKES = [
     (f"{QUEUED} --scale 8 --env HF_TOKEN=hf_abc", 2, "looks like a secret"),
     # The machine.
     (f"run {RECIPE} --scale 8 --gpu-type h100", 3, "needs 8 GPUs; this machine has"),
+    (f"run {RECIPE} --pretend-scale 8 --gpu-type h100", 3, "needs 1 GPU; this machine has"),
     ("list --output missing/list.txt", 3, "--output cannot be written"),
 ]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one rank of a layout takes in a step: one that really trains, or one among fake ones.
 
-Arguments: folder with plan.json and room for the rendezvous; ``real``, ``allocated`` or ``fake``; rank. Prints, as
-JSON, the account, the collectives in order with the members of their groups and, for ``allocated``, what the allocator
-was asked for.
+Arguments: folder with plan.json and room for the rendezvous; ``real``, ``allocated``, ``pretended`` or ``fake``; rank.
+Prints, as JSON, the account, the collectives in order with the members of their groups and, for ``allocated``, what the
+allocator was asked for.
 """
 
 import gc
@@ -27,9 +27,10 @@ from llmb.engine.loop import build_passes, do_step, give_memory, prepare_stages,
 from llmb.engine.model.initialize import initialize
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.alone import pretend_others
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
-from llmb.runs.plan import EnginePlan
+from llmb.runs.plan import EnginePlan, pretending
 
 CPU = torch.device("cpu")
 
@@ -76,8 +77,7 @@ def fake(plan: EnginePlan, rank: int) -> dict[str, Any]:
     return {"account": account.model_dump(), "sequence": sequence(ledger)}
 
 
-def real(plan: EnginePlan, rank: int, store: Path, *, allocates: bool) -> dict[str, Any]:
-    ranks = real_ranks(plan, rank, store)
+def real(plan: EnginePlan, ranks: Ranks, *, allocates: bool) -> dict[str, Any]:
     allocated = allocated_at_peak(plan, ranks) if allocates else None
     gc.collect()
     ledger = Ledger(fuses=False)
@@ -96,7 +96,13 @@ def real(plan: EnginePlan, rank: int, store: Path, *, allocates: bool) -> dict[s
 
 def main(folder: Path, way: str, rank: int) -> None:
     plan = EnginePlan(**json.loads((folder / "plan.json").read_text()))
-    found = fake(plan, rank) if way == "fake" else real(plan, rank, folder / "store", allocates=way == "allocated")
+    if way == "fake":
+        found = fake(plan, rank)
+    elif way == "pretended":
+        alone = plan.model_copy(update={"recipe": pretending(plan.recipe, rank)})
+        found = real(alone, pretend_others(alone), allocates=False)
+    else:
+        found = real(plan, real_ranks(plan, rank, folder / "store"), allocates=way == "allocated")
     print(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort an interpreter that ends by itself

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The account of one rank among fake ones is what that rank takes when it trains."""
+"""The account of one rank among fake ones is what that rank takes when it trains, alone or with the others."""
 
 import json
 from collections import defaultdict
@@ -57,9 +57,12 @@ def test_an_account_is_what_ranks_take_when_they_train(
     written(case, tiny_plan, tmp_path)
     real = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "real")]
     fake = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "fake")]
+    alone = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "pretended")]
     assert disorder([each["sequence"] for each in fake]) == []
-    for ours, theirs in zip(fake, real, strict=True):
+    for ours, theirs, pretended in zip(fake, real, alone, strict=True):
         account, true = ours["account"], theirs["account"]
+        same = ("flops_by_kind", "collectives", "peak_bytes", "bytes_by_owner")
+        assert {key: pretended["account"][key] for key in same} == {key: account[key] for key in same}
         assert account["flops_by_kind"] == true["flops_by_kind"]
         assert sum(account["flops_by_kind"].values()) == account["flops"] == true["flops"] > 0
         # A CPU multiplies FP8 values in another precision, which depends on the processor.

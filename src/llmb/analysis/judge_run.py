@@ -91,6 +91,25 @@ def judge_runs(
     """Raises UsageError if there is nothing to judge them against, or for an unknown GPU type."""
     if against.gpu_type and against.gpu_type not in (known := Catalogue().gpus):
         raise unknown("GPU type", against.gpu_type, known)
+    pretended, others = [run for run in runs if is_pretended(run)], [run for run in runs if not is_pretended(run)]
+    judged = [_judge_pretended(repeats) for repeats in grouped(pretended)]
+    return [*judged, *_judge_runs(others, against, install, say)] if others else judged
+
+
+def is_pretended(run: AnalyzedRun) -> bool:
+    return run.recipe is not None and run.recipe.pretended_rank is not None
+
+
+def _judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
+    """All that a run could be judged against is of all ranks."""
+    why = flaw_of(repeats[0])
+    assert why, "a rank alone measures no step of all"
+    return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why), None)
+
+
+def _judge_runs(
+    runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
+) -> list[Judged]:
     if against.runs is not None:
         _, baseline = once_in(FoundRuns("", tuple(runs)), find_runs(against.runs, install, say))
         for one in baseline.left_out:
@@ -233,12 +252,17 @@ def judge_acceptance(wanted: AcceptanceSet, runs: Sequence[AnalyzedRun]) -> list
 
 def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) -> bool:
     own = run.recipe
-    return own is not None and (own.workload, own.size, own.dtype, own.scale, own.gpu_type) == (
-        recipe.workload,
-        recipe.size,
-        recipe.dtype,
-        recipe.scale,
-        wanted.gpu_type,
+    return (
+        own is not None
+        and not is_pretended(run)
+        and (own.workload, own.size, own.dtype, own.scale, own.gpu_type)
+        == (
+            recipe.workload,
+            recipe.size,
+            recipe.dtype,
+            recipe.scale,
+            wanted.gpu_type,
+        )
     )
 
 

@@ -78,7 +78,8 @@ def _inside(steps: list[Step], window: Window) -> list[Step]:
 def _as_recorded(outcome: LogOutcome, record: RunRecord, steps: list[Step]) -> LogOutcome:
     """The record knows what the log may not: whose it is, whether the run is still running, and how it ended."""
     if outcome.status == "not_training_log":
-        why = f": {record.reason}" if record.reason else ""
+        said = record.reason or record.plan.recipe.pretended_text
+        why = f": {said}" if said else ""
         return replace(outcome, status="no_data", reason=f"no step line; the run is {record.status} by its record{why}")
     if record.status == "invalid":
         return without_figures(outcome, record.reason or "invalid by its record")

@@ -389,11 +389,23 @@ class Recipe(Record):
     """Fields of ``layout`` that options changed."""
     decisions: tuple[str, ...] = ()
     """How it differs from what the document publishes."""
+    pretended_rank: int | None = None
+    """The rank that runs alone, as if the others were there; None for a run of all ranks."""
 
     @property
     def model_name(self) -> str:
-        """Workload and size; of a proxy with the number of its layers, so that it is never taken for the model."""
-        return f"{self.workload} {self.size}{f' {self.proxy_text}' if self.proxy_text else ''}"
+        """Workload and size, and what runs in their place, so that it is never taken for the model or all its ranks."""
+        return " ".join(filter(None, (self.workload, self.size, self.stand_in)))
+
+    @property
+    def stand_in(self) -> str:
+        """What runs in place of the model, or of all ranks; empty if these run themselves."""
+        return " ".join(filter(None, (self.proxy_text, self.pretended_text)))
+
+    @property
+    def pretended_text(self) -> str:
+        """Empty unless a rank runs alone."""
+        return "" if self.pretended_rank is None else f"PRETEND (rank {self.pretended_rank} of {self.scale} alone)"
 
     @property
     def proxy_text(self) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import find_all_runs
-from llmb.analysis.judge_run import Against, Judged, judge_acceptance, judge_runs, write_expectations
+from llmb.analysis.judge_run import Against, Judged, is_pretended, judge_acceptance, judge_runs, write_expectations
 from llmb.cli.common import Json
 from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs
@@ -159,7 +159,12 @@ def _raise_unless_passed(judged: Sequence[Judged], *, published: bool) -> None:
         return
     count = sum(one.verdict.verdict == verdict for one in judged)
     what = f"{verdict}, {count} of {len(judged)}" if len(judged) > 1 else verdict
-    no_figure = any(one.verdict.verdict == "not comparable" and one.verdict.reference is None for one in judged)
+    no_figure = any(
+        one.verdict.verdict == "not comparable"
+        and one.verdict.reference is None
+        and not any(map(is_pretended, one.runs))
+        for one in judged
+    )
     logs = any(run.record is None for one in judged for run in one.runs)
     do = f"give --against or --expect{', or --gpu-type for logs' if logs else ''}" if published and no_figure else None
     raise {"regressed": Regressed}.get(verdict, NoVerdict)(what, do=do)

@@ -47,6 +47,13 @@ def run(
         int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
     ] = 1,
     start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False,
+    pretend_scale: Annotated[
+        int | None,
+        typer.Option("--pretend-scale", metavar="N", help="Run one rank of a run on N GPUs alone, on one."),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", help="With --pretend-scale: which one, from 0. Default: 0.")
+    ] = None,
     force: Force = False,
     json: Json = False,
     *,
@@ -56,6 +63,9 @@ def run(
 
     `--repeats`, and sizes or dtypes with commas between them, are run in turn; with `--label` the same command runs
     what is missing.
+
+    `--pretend-scale` measures what one rank of a big run computes, and its memory: collectives end at once, and with
+    values of the rank itself. That is not a step of the run, which has no step time, throughput or loss.
 
     One run that a GPU has too little memory for is refused before it starts, by the estimate and then the count of
     `llmb memory`; `--force` starts it all the same.
@@ -76,24 +86,38 @@ def run(
     - `llmb run -w pretrain_llama3.1 -s tiny --profile`
 
     - `llmb run -w pretrain_llama3.1 -s tiny --dtype fp32,bf16 --repeats 5 --label before`
+
+    - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 511`
     """
     if start_new and choices.label is None:
         raise UsageError("--new has no effect without --label: every run is new", do="leave it out, or add --label")
+    request, pretended = pretended_of(request, pretend_scale, rank)
     catalogue, install, requests = Catalogue(), install_here(), requests_of(request)
     if len(requests) * repeats > 1:
-        locals_ = [plan_here(catalogue, one, choices, os.environ, install) for one in requests]
+        locals_ = [plan_here(catalogue, one, choices, os.environ, install, pretended) for one in requests]
         if dry_run:
             print_order(locals_, repeats, start_new=start_new, json=json)
         else:
             run_several(locals_, repeats, start_new=start_new, json=json)
         return
-    local = plan_here(catalogue, request, choices, os.environ, install)
+    local = plan_here(catalogue, request, choices, os.environ, install, pretended)
     if dry_run:
         if local.missing:
             say(f"warning: {local.missing.warning}")
         _print_plan(local, _same_run(request, choices, local.plan), json=json)
         return
     _run_one(local, ctx, force=force, json=json)
+
+
+def pretended_of(request: Request, scale: int | None, rank: int | None) -> tuple[Request, int | None]:
+    """The request at the scale that is pretended, and the rank that runs; None for all of them. Raises UsageError."""
+    if scale is None:
+        if rank is not None:
+            raise UsageError("--rank is of a run that is pretended", do="add --pretend-scale, or leave --rank out")
+        return request, None
+    if request.scale not in (None, scale):
+        raise UsageError(f"--scale is {request.scale}, and --pretend-scale {scale}", do="leave --scale out")
+    return replace(request, scale=scale), rank or 0
 
 
 def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) -> None:
@@ -112,8 +136,11 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) ->
 
 def _same_run(request: Request, choices: Choices, plan: EnginePlan) -> str:
     """A command that leaves nothing open, for the shell."""
-    pinned = replace(request, **{name: getattr(plan.recipe, name) for name in OPEN_CHOICES})
-    return shlex.join(["llmb", "run", *arguments_of(pinned), *arguments_of(choices)])
+    pinned, rank = replace(request, **{name: getattr(plan.recipe, name) for name in OPEN_CHOICES}), []
+    if plan.recipe.pretended_rank is not None:
+        rank = ["--pretend-scale", str(plan.recipe.scale), "--rank", str(plan.recipe.pretended_rank)]
+        pinned = replace(pinned, scale=None)
+    return shlex.join(["llmb", "run", *arguments_of(pinned), *arguments_of(choices), *rank])
 
 
 def _print_plan(local: LocalRun, same: str, *, json: bool) -> None:

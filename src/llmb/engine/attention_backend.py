@@ -16,10 +16,8 @@ from functools import partial
 from inspect import signature
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
@@ -32,7 +30,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import document_segments
 from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
 from llmb.engine.parallel.data_parallel import compute_dtype
-from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.mesh import Ranks, of_first_rank
 from llmb.engine.precision.layers import RotatedAttention
 from llmb.runs.attention import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
 from llmb.runs.plan import EnginePlan
@@ -95,14 +93,15 @@ def flash_attention_3() -> Iterator[None]:
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
     """Sets up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks if none can be used."""
     cores = attention_cores(stages)
-    shared: list[Any] = [None]
-    if ranks.is_first:
+
+    def tried() -> Sequence[Trial]:
         attempted = partial(attempt, cores, plan, ranks, takes_parts=takes_parts(stages))
         packed = first_documents(plan) is not None
-        shared = [try_backends(plan.attention_backend, plan.device, attempted, packed=packed)]
+        found = try_backends(plan.attention_backend, plan.device, attempted, packed=packed)
         forget_memory(ranks.device)
-    dist.broadcast_object_list(shared, src=0, device=ranks.device)
-    report = select(plan.attention_backend, shared[0])
+        return found
+
+    report = select(plan.attention_backend, of_first_rank(tried, ranks))
     for core in cores:
         core.backend, core.repeats_heads = report.backend, report.repeats_heads
         core.in_fp32 = ranks.device.type == "cpu"  # whose backward pass takes four times as long in bf16

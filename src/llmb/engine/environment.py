@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from llmb.engine.device import cpu_name, device_name
-from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.store import STORE
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.gpu_states import QUERIES, NodeGpus, command, of_run, parse_states
@@ -27,8 +27,7 @@ GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 def describe_environment(ranks: Ranks) -> Environment:
     """Versions, devices, nodes and the settings that affect speed. A collective: every rank must call it."""
-    nodes: list[str] = [""] * ranks.world_size
-    dist.all_gather_object(nodes, host_name())
+    nodes = of_every_rank(host_name(), ranks)
     on_gpu = ranks.device.type == "cuda"
     seen = _gpus_of_run(ranks)
     return Environment(
@@ -83,8 +82,7 @@ def _gpus_of_run(ranks: Ranks) -> NodeGpus:
     if ranks.device.type != "cuda":
         return NodeGpus(None, ())
     own = node_gpus(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else NodeGpus(None, ())
-    described: list[tuple[NodeGpus, str | None]] = [(own, None)] * ranks.world_size
-    dist.all_gather_object(described, (own, _uuid(ranks.device)))
+    described = of_every_rank((own, _uuid(ranks.device)), ranks)
     gpus = [gpu for node, _ in described for gpu in node.gpus]
     drivers = (node.driver for node, _ in described)
     return NodeGpus(next(filter(None, drivers), None), of_run(gpus, [uuid for _, uuid in described]))

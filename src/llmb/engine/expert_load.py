@@ -39,7 +39,7 @@ class ExpertLoadCounter:
     """Collects the counts of the layers of all ranks. Every rank has one, and calls it after the same steps."""
 
     def __init__(self, stages: Sequence[Decoder], ranks: Ranks) -> None:
-        model = stages[0].model
+        model, self.alone = stages[0].model, ranks.alone
         experts = model.moe.experts if model.moe else 0
         # The last column has those that are dropped, of all experts.
         self.columns = torch.zeros(model.layers, experts + 1, dtype=torch.int64, device=ranks.device)
@@ -60,14 +60,15 @@ class ExpertLoadCounter:
             self.columns[number, -1] += (counts - capacity).clamp(min=0).sum()
 
     def of_step(self) -> Tensor | None:
-        """``summary`` of the load since the last call, over all ranks; None for a model without experts."""
+        """``summary`` of the load since the last call, over all ranks; None for a model without experts, and for a
+        rank that is alone."""
         if self.columns.shape[1] == 1:
             return None
         dist.all_reduce(self.columns)
         self.total += self.columns
         load = summary(self.columns[:, :-1], self.columns[:, -1])
         self.columns.zero_()
-        return load
+        return None if self.alone else load
 
     def write(self, path: Path) -> None:
         """Each expert's fraction of the tokens of its layer, over all steps so far."""

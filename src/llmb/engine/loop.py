@@ -62,6 +62,7 @@ from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.initial_weights import check_weights, loads_weights
 from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.rank_account import GIB
 from llmb.runs.steps import Step, step_to_json
 
 
@@ -82,6 +83,14 @@ class Reporter:
         self.stream.close()
 
     def report(self, step: Step, memory: Memory) -> None:
+        if step.loss is None:
+            self._print_pretended(step)
+        else:
+            self._print(step, step.loss, memory)
+        sys.stdout.flush()
+        self.stream.write(step_to_json(step) + "\n")
+
+    def _print(self, step: Step, loss: float, memory: Memory) -> None:
         recipe = self.plan.recipe
         tflops = throughput(recipe, step.step_time_s).tflops_per_gpu[Convention.FULL]
         line = format_step_line(
@@ -91,7 +100,7 @@ class Reporter:
             global_batch_size=recipe.layout.gbs,
             peak_memory_bytes=memory.peak_bytes,
             memory_allocated_bytes=memory.allocated_bytes,
-            loss=step.loss,
+            loss=loss,
             step_time_s=step.step_time_s,
             tflops_per_gpu=tflops,
             consumed_samples=self.plan.samples_before(step.step + 1),
@@ -99,8 +108,13 @@ class Reporter:
         sys.stdout.write(line + "\n")
         if not step.finite:
             sys.stdout.write(format_invalid_line(step.values_text()) + "\n")
-        sys.stdout.flush()
-        self.stream.write(step_to_json(step) + "\n")
+
+    def _print_pretended(self, step: Step) -> None:
+        """Not the line of a step, so that no program takes it for one."""
+        sys.stdout.write(
+            f"{self.plan.recipe.pretended_text}: step {step.step} computed in {step.step_time_s:.4g} s, "
+            f"peak memory {step.peak_memory_bytes / GIB:.4g} GiB\n"
+        )
 
 
 STEPS_BETWEEN_COLLECTIONS = 100
@@ -150,7 +164,8 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     if gpus:
         with suppress(OSError):  # the run is done: it does not fail for this
             record_environment(folder, ranks, chosen.model_copy(update={"gpus_at_end": gpus}))
-    if ranks.is_first and plan.recipe.model.moe and plan.steps:  # no steps if the previous attempt completed all
+    # No steps if the previous attempt completed all.
+    if ranks.is_first and not ranks.alone and plan.recipe.model.moe and plan.steps:
         load.write(folder.expert_load)
 
 

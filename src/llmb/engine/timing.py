@@ -153,7 +153,8 @@ class StepReader:
         self.pending: deque[PendingStep] = deque()
         # Values that hosts know are exchanged between hosts: on the GPU they would be queued after the next step.
         per_node = ranks_of_node(ranks.world_size)
-        self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures") if self.queues else None
+        exchanges = self.queues and not ranks.alone
+        self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures") if exchanges else None
 
     def begin(self, number: int, *, saving: bool) -> None:
         """A step begins where the one before ends, if that is still running. ``saving`` is as in ``Step``."""
@@ -183,7 +184,7 @@ class StepReader:
         self.read_s = time.perf_counter()
 
     def _read(self, pending: PendingStep) -> Step:
-        """One step over all ranks; every rank gets the same."""
+        """One step over all ranks that are there; every rank gets the same."""
         asked_s = time.perf_counter()
         pending.ended.wait()
         seen_s = time.time()
@@ -193,19 +194,20 @@ class StepReader:
         ranks, recipe = self._exchange(rank_step(pending, loss, norm, ahead_s)), self.plan.recipe
         times, peaks = [rank.step_s for rank in ranks], [rank.peak_bytes for rank in ranks]
         layer_times = [rank.layer_s for rank in ranks]
-        # Ranks that have the same samples have the same figures.
-        copies = len(ranks) // recipe.layout.dp
+        # Ranks that have the same samples have the same figures. One that is alone has only its own.
+        alone, dp = self.ranks.alone, recipe.layout.dp
+        copies, shares, first = (1, dp, self.ranks.rank) if alone else (len(ranks) // dp, 1, 0)
         squares = int(sum(rank.squares for rank in ranks)) // copies
         chunked = int(sum(rank.chunked for rank in ranks)) // copies
         return Step(
             step=pending.number,
             # Without a queue, the exchange is part of the step: nothing overlaps it.
             step_time_s=max(times) if self.queues else time.perf_counter() - pending.began.time_s,
-            loss=sum(rank.loss for rank in ranks) / sum(rank.has_loss for rank in ranks),
-            grad_norm=ranks[0].norm,
+            loss=None if alone else sum(rank.loss for rank in ranks) / sum(rank.has_loss for rank in ranks),
+            grad_norm=None if alone else ranks[0].norm,
             lr=learning_rate(recipe.training, pending.number),
             tokens=int(sum(rank.tokens for rank in ranks)) // copies,
-            padded_tokens=recipe.layout.gbs * recipe.layout.seq_len,
+            padded_tokens=recipe.layout.gbs * recipe.layout.seq_len // shares,
             counted_labels=int(sum(rank.labels for rank in ranks)) // copies,
             sum_of_squares=squares or None,
             chunked_sum_of_squares=chunked if chunked != squares else None,
@@ -214,14 +216,14 @@ class StepReader:
             host_ahead_s=min(rank.ahead_s for rank in ranks) if self.queues else None,
             layer_s_median=statistics.median_low(layer_times),
             layer_s_max=max(layer_times),
-            slowest_layer_rank=layer_times.index(max(layer_times)),
+            slowest_layer_rank=first + layer_times.index(max(layer_times)),
             outside_layers_s=min(rank.outside_s for rank in ranks),
             ended_s=round(seen_s if self.queues else time.time(), 4),
             peak_memory_bytes=int(max(peaks)),
-            peak_memory_rank=peaks.index(max(peaks)),
+            peak_memory_rank=first + peaks.index(max(peaks)),
             rank_step_time_s_min=min(times),
             rank_step_time_s_max=max(times),
-            slowest_rank=times.index(max(times)),
+            slowest_rank=first + times.index(max(times)),
             saving=pending.saving,
             profiled=self.plan.slows_down(pending.number),
             expert_load=ExpertLoad(max_over_mean=load[0], idle_experts=int(load[1]), dropped_share=load[2])
@@ -232,7 +234,7 @@ class StepReader:
 
     def _exchange(self, mine: RankStep) -> list[RankStep]:
         """The values of every rank."""
-        if self.ranks.world_size == 1:
+        if self.ranks.world_size == 1 or self.ranks.alone:
             return [mine]
         values = torch.tensor(mine, dtype=torch.float64)
         gathered = self.hosts.all_gather(values) if self.hosts else all_gather(values)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmb.engine.loop import train
+from llmb.engine.parallel.alone import pretend_others
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.profile import ask_for_nccl_log
 from llmb.engine.watchdog.heartbeat import Progress
@@ -43,7 +44,7 @@ def work(folder: RunFolder) -> None:
     start_watchdog(plan, folder, progress)
     ask_for_nccl_log(plan, folder)
     with resources_sampled(plan, folder):
-        ranks = join_ranks(plan)
+        ranks = join_ranks(plan) if plan.recipe.pretended_rank is None else pretend_others(plan)
         train(plan, folder, ranks, progress)
     progress.enter("end", plan.last_step)
     leave_ranks()

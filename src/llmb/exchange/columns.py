@@ -10,6 +10,7 @@ from llmb.catalogue.records import PARALLEL, Convention, Window
 from llmb.programs.conclude import EndedRun
 from llmb.runs.environment import Environment
 from llmb.runs.recorded_identity import identity_of
+from llmb.runs.result import PretendedRank
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 
 Scalar = str | int | float | bool
@@ -132,6 +133,16 @@ def _published(one: ExportedRun) -> float | None:
     return expected.step_time_s if expected else None
 
 
+def _pretended(name: str, value: Callable[[PretendedRank], float | None]) -> Result:
+    """A figure of a rank that ran alone."""
+
+    def of_rank(one: ExportedRun) -> float | None:
+        rank = one.run.result.pretended
+        return value(rank) if rank else None
+
+    return ExportColumn(name, float, of_rank)
+
+
 def _nodes(one: ExportedRun) -> str | None:
     return " ".join(one.run.record.environment.nodes) if one.run.record.environment else None
 
@@ -143,6 +154,7 @@ RESULTS: tuple[Result, ...] = (
     *map(_recipe, ("workload", "size", "dtype", "gpu_type")),
     _recipe("scale", int),
     _recipe("proxy", bool),
+    _recipe("pretended_rank", int),
     ExportColumn("identity", str, lambda one: identity_of(one.run.record).key),
     *map(_layout, ("gpus", *PARALLEL, "dp", "mbs", "gbs", "seq_len", "layers")),
     *map(_record, ("program", "llmb_version", "llmb_commit", "image", "started_at", "ended_at")),
@@ -167,6 +179,8 @@ RESULTS: tuple[Result, ...] = (
     _figure("days_per_1t_tokens"),
     *map(_loss, ("first", "last")),
     _figure("peak_memory_gib"),
+    _pretended("compute_time_mean_s", lambda rank: rank.compute_time_s.mean if rank.compute_time_s else None),
+    _pretended("rank_peak_memory_gib", lambda rank: rank.peak_memory_gib),
 )
 """What is exported of a run; the values are those of ``llmb result --json``, the settings those of its record."""
 

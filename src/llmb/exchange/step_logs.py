@@ -48,9 +48,12 @@ def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
 
 
 def write_mlperf(runs: RunSource, folder: Path) -> Iterator[Path]:
-    """A log for each run, in the form of MLPerf's logging library. It is not a submission: no model is evaluated."""
+    """A log for each run, in the form of MLPerf's logging library. It is not a submission: no model is evaluated.
+
+    A pretended rank has none.
+    """
     for run in runs():
-        if not run.steps:
+        if not run.steps or run.run.result.pretended:
             continue
         path = folder / "mlperf" / f"{run.id}.log"
         with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
@@ -79,7 +82,7 @@ def _mlperf_lines(run: ExportedRun) -> Iterator[str]:
     yield _mlperf_line("run_start", None, began_s, "INTERVAL_START")
     for step in steps:
         stats = {
-            "train_loss": step.loss if math.isfinite(step.loss) else None,
+            "train_loss": step.loss if step.loss is not None and math.isfinite(step.loss) else None,
             "train_step_time": step.step_time_s,
             "throughput": layout.gbs / step.step_time_s if step.step_time_s else None,
         }

@@ -70,7 +70,7 @@ class Job:
     step_time_s: float | None = None
     """Mean over the window, of a success."""
     proxy: str = ""
-    """How many layers a proxy has, in words; empty for the model itself."""
+    """What runs in place of the model or of all ranks, in words; empty if these run themselves."""
     kind: Kind = "run"
     subject: str = ""
     """What a job prepares or measures, or the node that it checks; empty for a run."""

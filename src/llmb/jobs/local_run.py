@@ -37,7 +37,7 @@ from llmb.runs.disk_space import check_space
 from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder, cannot_write, link_latest
-from llmb.runs.plan import EnginePlan
+from llmb.runs.plan import EnginePlan, pretending
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
 from llmb.runs.step_follower import StepNews
@@ -157,11 +157,22 @@ class LocalRun:
 
 
 def plan_here(
-    catalogue: Catalogue, request: Request, choices: Choices, environ: Mapping[str, str], install: Path
+    catalogue: Catalogue,
+    request: Request,
+    choices: Choices,
+    environ: Mapping[str, str],
+    install: Path,
+    pretended_rank: int | None = None,
 ) -> LocalRun:
-    """Raises UsageError with everything that is wrong with the request."""
+    """``pretended_rank`` runs alone, from random weights on synthetic data.
+
+    Raises UsageError with everything that is wrong with the request.
+    """
     machine = this_machine()
     recipe = recipe_for(catalogue, request, machine)
+    if pretended_rank is not None:
+        recipe = pretending(recipe, pretended_rank)
+        choices = choices.model_copy(update={"synthetic": True})
     missing = None
     try:
         unprofiled = plan_engine(catalogue, recipe, choices, install)
@@ -189,7 +200,7 @@ def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], fold
         program=program.name,
         title=f"{plan.recipe.title()}, by llmb",
         name=folder.name,
-        placement=Placement(1, plan.recipe.scale, whole_nodes=False),
+        placement=Placement(1, plan.processes, whole_nodes=False),
         gpus=plan.device == "cuda",
         time_limit_min=None,
         start="torchrun",

@@ -36,7 +36,7 @@ def row_of_record(record: RunRecord) -> dict[str, Any]:
         "dtype": recipe.dtype,
         "gpu_type": recipe.gpu_type,
         "scale": recipe.scale,
-        "proxy": recipe.proxy_text,
+        "proxy": recipe.stand_in,
         "data": plan.origin.data.short,
         "origin": plan.origin.text,
     }

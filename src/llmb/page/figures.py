@@ -171,10 +171,10 @@ def distribution_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
 def loss_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
     if not steps:
         return Missing(NO_STEPS)
-    finite = [step for step in steps if step.finite]
+    finite = [(float(step.step), step.loss) for step in steps if step.finite and step.loss is not None]
     if not finite:
-        return Missing("the loss of no step is finite")
-    drawing = series_chart(f"loss-{section}", [Line("loss", GREEN, [(s.step, s.loss) for s in finite])], (STEP, "loss"))
+        return Missing("no step has a loss that is known and finite")
+    drawing = series_chart(f"loss-{section}", [Line("loss", GREEN, finite)], (STEP, "loss"))
     table = result_table(f"Loss of run {run.id}", STEP, "loss", "gradient norm", right=(STEP, "loss", "gradient norm"))
     _add_first(table, [(str(step.step), f"{step.loss:.6g}", f"{step.grad_norm:.6g}") for step in steps])
     caption = f"from {number(steps[0].loss)} to {number(steps[-1].loss)}"

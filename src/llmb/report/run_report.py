@@ -8,6 +8,7 @@ from typing import Any
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
 from llmb.jobs.repeats import Spread, spread_of
+from llmb.metrics.statistics import Statistics
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.report.plan_report import plan_title
@@ -18,7 +19,7 @@ from llmb.report.trace_report import shown_parts
 from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.plan import Plan
-from llmb.runs.result import Result
+from llmb.runs.result import PretendedRank, Result
 from llmb.runs.steps import Step
 from llmb.traces.summary import shares
 from llmb.verdict.causes_evidence import cause_rules
@@ -77,7 +78,7 @@ def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
     _add_throughput(table, result, expected)
     if result.loss:
         table.add_row("loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step")
-    table.add_row("peak memory GiB", number(result.peak_memory_gib), "", _memory_note(plan))
+    _add_memory(table, plan, result)
     for name, text, note in resource_rows(result.resources) if result.resources else ():
         table.add_row(name, text, "", note)
     _add_counters(table, result)
@@ -107,15 +108,35 @@ def _content_rows(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
 
 def _add_step_time(table: Table, result: Result, expected: Expectation | None, reason: str | None) -> None:
     times = result.step_time_s
+    if result.pretended:
+        _add_compute_time(table, result.pretended)
+        return
     if isinstance(times, Missing):
         table.add_row("step time s", "n/a", "", times.reason)
         return
     source = f"{expected.source} line {expected.line}" if expected else reason or "no published figure"
     table.add_row("step time s, mean", number(times.mean), number(expected.step_time_s) if expected else "n/a", source)
-    table.add_row("step time s, median", number(times.median))
+    _add_spread(table, "step time s", times)
+
+
+def _add_spread(table: Table, name: str, times: Statistics) -> None:
+    table.add_row(f"{name}, median", number(times.median))
     if times.std is not None and times.cv is not None and times.ci95 is not None:
-        table.add_row("step time s, std", number(times.std), "", f"coefficient of variation {100 * times.cv:.2g} %")
-        table.add_row("step time s, 95 %", interval_of(times.ci95), "", "confidence interval of the mean")
+        table.add_row(f"{name}, std", number(times.std), "", f"coefficient of variation {100 * times.cv:.2g} %")
+        table.add_row(f"{name}, 95 %", interval_of(times.ci95), "", "confidence interval of the mean")
+
+
+def _add_compute_time(table: Table, rank: PretendedRank) -> None:
+    """In place of a step time, of a rank that ran alone."""
+    table.add_row("PRETEND", "", "", "the other ranks did nothing: no step time, throughput or loss")
+    times, name = rank.compute_time_s, "compute time s"
+    if isinstance(times, Missing):
+        table.add_row(name, "n/a", "", times.reason)
+        return
+    note = f"of rank {rank.rank} in a step, on stage {rank.pp_stage}; collectives are copies of its own values"
+    table.add_row(f"{name}, mean", number(times.mean), "", note)
+    table.add_row(f"{name}, micro-batch", number(times.mean / rank.micro_batches), "", f"of {rank.micro_batches}")
+    _add_spread(table, name, times)
 
 
 def _add_throughput(table: Table, result: Result, expected: Expectation | None) -> None:
@@ -209,8 +230,11 @@ def _add_profile(table: Table, result: Result) -> None:
         table.add_row("profile", "n/a", "", warning)
 
 
-def _memory_note(plan: Plan) -> str:
-    return "largest rank, allocator" if plan.device == "cuda" else "largest rank, resident set"
+def _add_memory(table: Table, plan: Plan, result: Result) -> None:
+    one = result.pretended
+    peak_gib, whose = (one.peak_memory_gib, f"rank {one.rank}") if one else (result.peak_memory_gib, "largest rank")
+    source = "allocator" if plan.device == "cuda" else "resident set"
+    table.add_row("peak memory GiB", number(peak_gib), "", f"{whose}, {source}")
 
 
 def resource_rows(use: ResourceUse) -> Iterator[tuple[str, str, str]]:
@@ -281,7 +305,7 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
     for runs in filter(None, recipes):
         table = table_of(runs[0].plan.recipe.title(), runs, columns)
         spread = spread_of(_means(runs))
-        table.caption = _spread_text(spread) if spread else "no run was successful"
+        table.caption = _spread_text(spread) if spread else "no run has a step time"
         yield table
 
 

@@ -79,7 +79,8 @@ def _speed_rows(title: WatchedTitle, seen: Outlook) -> Iterator[tuple[str, str]]
 
 
 def _speed(title: WatchedTitle, pace: Pace | None) -> Throughput | None:
-    if title.plan is None or pace is None or not pace.step_time_s.mean > 0:
+    pretends = title.plan is not None and title.plan.recipe.pretended_rank is not None
+    if title.plan is None or pretends or pace is None or not pace.step_time_s.mean > 0:
         return None
     return throughput(title.plan.recipe, pace.step_time_s.mean, lora=title.plan.lora)
 

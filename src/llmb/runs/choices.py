@@ -231,6 +231,11 @@ class Choices(Record):
             return None
         return self.fp8_recipe or cast("Fp8Recipe", recipe.published_way("fp8_recipe") or "delayed")
 
+    def balances_of(self, recipe: Recipe) -> bool:
+        """True also for a pretended rank whose routers would drop no token: it cannot know what others would send."""
+        pretends = recipe.pretended_rank is not None and recipe.model.moe is not None
+        return self.force_load_balancing or (pretends and self.capacity_factor_of(recipe) is None)
+
     def capacity_factor_of(self, recipe: Recipe) -> float | None:
         """None if no token is dropped."""
         if self.force_load_balancing:
@@ -256,6 +261,7 @@ class Choices(Record):
         yield from self.parallelism.problems(recipe.layout)
         yield from self._fp8_problems(recipe)
         yield from self._lora_problems(recipe, resumed)
+        yield from self._pretend_problems(recipe)
 
     def _routing_problems(self, recipe: Recipe) -> Iterator[str]:
         moe, factor = recipe.model.moe, self.capacity_factor
@@ -268,6 +274,25 @@ class Choices(Record):
         elif factor and factor * moe.top_k > moe.experts:
             most = f"{moe.experts / moe.top_k:g}"
             yield f"--capacity-factor is {factor:g}; an expert has all tokens at {most}: give at most that"
+
+    def _pretend_problems(self, recipe: Recipe) -> Iterator[str]:
+        rank = recipe.pretended_rank
+        if rank is None:
+            return
+        if not 0 <= rank < recipe.scale:
+            yield f"--rank is {rank}; the layout has ranks 0 to {recipe.scale - 1}"
+        inputs, saved, recorded = "starts from random weights and synthetic data", "learns nothing", "is not profiled"
+        refused = (
+            ("--load-checkpoint", self.load_checkpoint, inputs),
+            ("--weights", self.weights, inputs),
+            ("--dataset", self.dataset, inputs),
+            ("--save-checkpoint", self.saves, saved),
+            ("--profile", self.profiling.profile, recorded),
+            ("--nccl-trace", self.profiling.nccl_trace, recorded),
+        )
+        for option, given, why in refused:
+            if given:
+                yield f"{option} is given, but a rank that pretends the others {why}; leave it out"
 
     def label_problems(self) -> Iterator[str]:
         if self.label is None:

@@ -32,8 +32,8 @@ def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int
         step_times_s=[step.step_time_s for step in steps],
         not_updated=[step.step for step in steps if not step.updated],
         laps=[_lap(before, step) for before, step in pairwise(inside)],
-        gpus={"layout": layout.gpus, **_told_gpus(record, log_gpus)},
-        tokens_per_step=layout.gbs * layout.seq_len,
+        gpus={"layout": plan.processes, **_told_gpus(record, log_gpus)},
+        tokens_per_step=layout.gbs * layout.seq_len // (1 if plan.recipe.pretended_rank is None else layout.dp),
         tokens={step.step: step.padded_tokens for step in steps},
     )
     not_finite = [step.values_text() for step in steps if not step.finite][:1]

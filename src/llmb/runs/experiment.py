@@ -68,6 +68,8 @@ def _layout_parts(recipe: Recipe) -> Iterator[str]:
         yield "no-sp"
     if recipe.proxy:
         yield f"proxy{layout.layers}of{recipe.full_layers}"
+    if recipe.pretended_rank is not None:
+        yield f"pretend-rank{recipe.pretended_rank}"
 
 
 def _program_parts(program: str, arguments: Mapping[str, str]) -> Iterator[str]:

@@ -102,6 +102,11 @@ class Plan(Record):
         return self.declared_origin or Origin(weights=weights, data=data_origin(self.dataset, self.recipe.training))
 
     @property
+    def processes(self) -> int:
+        """How many are started: one for each rank, or one for a pretended rank."""
+        return self.recipe.scale if self.recipe.pretended_rank is None else 1
+
+    @property
     def first_step(self) -> int:
         """Steps are numbered through the whole training, over all runs that resumed from each other."""
         return self.start.step if self.start else 0
@@ -206,7 +211,7 @@ def make_plan(
         compiled=choices.compiles_on(device),
         attention_backend=choices.attention_backend,
         keep_logits=choices.keeps_logits_of(recipe),
-        force_load_balancing=choices.force_load_balancing,
+        force_load_balancing=choices.balances_of(recipe),
         capacity_factor=choices.capacity_factor_of(recipe),
         parallelism=choices.parallelism.settled(recipe),
         save_checkpoint=choices.saves,
@@ -304,6 +309,13 @@ def document_problems(training: Training, seq_len: int) -> Iterator[str]:
         yield f"--document-tokens is {mean}; it must be 0 or at least {SHORTEST_MEAN}: one token predicts nothing"
     elif mean > seq_len:
         yield f"documents of {mean} tokens on average are longer than a sequence, {seq_len}; lower --document-tokens"
+
+
+def pretending(recipe: Recipe, rank: int) -> Recipe:
+    """The recipe with one rank that runs alone; published figures are of all ranks."""
+    alone = recipe.model_copy(update={"pretended_rank": rank})
+    reason = f"{alone.pretended_text}: published figures are of all ranks"
+    return alone.model_copy(update={"expectations": (), "expectations_reason": reason})
 
 
 def with_documents(recipe: Recipe, training: Training) -> Recipe:

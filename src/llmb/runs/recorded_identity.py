@@ -59,6 +59,7 @@ def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> 
         "lora": plan.lora and plan.lora.model_dump(mode="json"),
         "profiler": plan.profile and plan.profile.profiler,
         **_settings(plan),
+        **({} if recipe.pretended_rank is None else {"pretended_rank": recipe.pretended_rank}),
     }
     return RunIdentity(configuration=flat(parts))
 

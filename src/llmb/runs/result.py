@@ -32,6 +32,8 @@ Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled
 NOT_SUCCESSFUL = Missing("the run was not successful")
 """In place of the figures of such a run."""
 NOT_SAMPLED = Missing("the run was not sampled")
+NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
+"""Figures that a pretended rank cannot have."""
 GIB = 2**30
 MOST_PROFILED = 0.5
 """Maximum fraction of the window's steps that may be profiled and thus excluded for valid statistics."""
@@ -78,6 +80,21 @@ class Parameters(Record):
     trainable: int
 
 
+class PretendedRank(ReasonedRecord):
+    """What a rank took that ran alone, as if the others were there.
+
+    compute_time_s: of a step, in which it waits for no other rank; with the copies that stand in for collectives.
+    """
+
+    rank: int
+    ranks: int
+    pp_stage: int
+    """Its place in the pipeline, from 0."""
+    micro_batches: int
+    compute_time_s: Statistics | Missing
+    peak_memory_gib: float | None
+
+
 class Result(ReasonedRecord):
     """Status, reason and figures of a run; unavailable figures are None. The keys are a contract."""
 
@@ -121,6 +138,8 @@ class Result(ReasonedRecord):
     """Use of resources in the steps of the window."""
     other_work: OtherWork | Missing = NOT_SUCCESSFUL
     """Around the window; its ``disturbing`` makes a verdict soft."""
+    pretended: PretendedRank | None = None
+    """None for a run of all ranks."""
 
     @property
     def flaw(self) -> str | None:
@@ -214,6 +233,39 @@ class RunEvidence:
 
 def conclude(evidence: RunEvidence) -> Result:
     """The result of a run, but for its verdict."""
+    found = _conclude(evidence)
+    return found if evidence.plan.recipe.pretended_rank is None else _pretended(evidence.plan, found)
+
+
+def _pretended(plan: Plan, found: Result) -> Result:
+    """``found``, which takes a rank's steps for those of a run, with what they are: nothing else is known."""
+    layout, rank = plan.recipe.layout, plan.recipe.pretended_rank
+    assert rank is not None, "it is pretended"
+    why = Missing(f"{plan.recipe.pretended_text}: other ranks did nothing")
+    return Result(
+        status=found.status,
+        reason=found.reason,
+        steps=found.steps,
+        step_time_s=why if found.step_time_s else found.step_time_s,
+        loss=None,
+        peak_memory_gib=None,
+        window=found.window,
+        attention_backend=found.attention_backend,
+        reasons=dict.fromkeys(NOT_OF_ONE_RANK, why.reason),
+        resources=why,
+        other_work=found.other_work,
+        pretended=PretendedRank(
+            rank=rank,
+            ranks=layout.gpus,
+            pp_stage=layout.pp * rank // layout.gpus,
+            micro_batches=layout.ga,
+            compute_time_s=found.step_time_s,
+            peak_memory_gib=found.peak_memory_gib,
+        ),
+    )
+
+
+def _conclude(evidence: RunEvidence) -> Result:
     plan, steps, window = evidence.plan, evidence.steps, evidence.plan.window
     status, reason = _status(evidence)
     inside = [step for step in steps if window.first <= step.step <= window.last]
@@ -226,7 +278,7 @@ def conclude(evidence: RunEvidence) -> Result:
         reason=reason,
         steps=len(steps),
         step_time_s=statistics,
-        loss=Loss(first=steps[0].loss, last=steps[-1].loss) if steps and status != "invalid" else None,
+        loss=_loss(steps) if status != "invalid" else None,
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
         window=window if statistics and window.rule == STEADY else None,
         measurement_reason=no_measurement(plan, evidence.began) if statistics else None,
@@ -240,6 +292,11 @@ def conclude(evidence: RunEvidence) -> Result:
         other_work=other_work,
         **(figures_of(plan, statistics.mean, measured_packing(plan, inside)) if statistics else {}),
     )
+
+
+def _loss(steps: Sequence[Step]) -> Loss | None:
+    first, last = (steps[0].loss, steps[-1].loss) if steps else (None, None)
+    return None if first is None or last is None else Loss(first=first, last=last)
 
 
 def _status(evidence: RunEvidence) -> tuple[Status, str | None]:

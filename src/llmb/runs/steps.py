@@ -43,12 +43,15 @@ class Fp8Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step. Memory is that of the rank with the most; step times differ between ranks by their waiting."""
+    """One training step. Memory is that of the rank with the most; step times differ between ranks by their waiting.
+
+    A pretended rank's has its own figures alone, also of tokens, and neither loss nor gradient norm.
+    """
 
     step: int
     step_time_s: float
-    loss: float
-    grad_norm: float
+    loss: float | None
+    grad_norm: float | None
     lr: float
     tokens: int
     """Places that documents take; all places if a sequence is one document."""
@@ -92,11 +95,13 @@ class Step:
 
     @property
     def finite(self) -> bool:
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+        return all(math.isfinite(value) for value in (self.loss, self.grad_norm) if value is not None)
 
     def values_text(self) -> str:
         """What makes a step invalid, for people."""
-        return f"step {self.step}: loss {self.loss:.4g}, gradient norm {self.grad_norm:.4g}"
+        values = {"loss": self.loss, "gradient norm": self.grad_norm}
+        known = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
+        return f"step {self.step}: {known}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

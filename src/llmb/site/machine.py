@@ -98,8 +98,9 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Reci
 def check_machine(plan: Plan, machine: Machine) -> None:
     """Raises EnvironmentProblem where this machine cannot run ``plan``."""
     recipe, gpus = plan.recipe, len(machine.gpu_names)
-    if plan.device == "cuda" and recipe.scale > gpus:
+    if plan.device == "cuda" and plan.processes > gpus:
+        needed = "1 GPU" if plan.processes == 1 else f"{plan.processes} GPUs"
         raise EnvironmentProblem(
-            f"{recipe.workload} {recipe.size} at this scale needs {recipe.scale} GPUs; this machine has {gpus}",
+            f"{recipe.workload} {recipe.size} at this scale needs {needed}; this machine has {gpus}",
             do="take a smaller --scale, '-s tiny --gpu-type cpu', or look at the plan with --dry-run",
         )

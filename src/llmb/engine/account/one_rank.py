@@ -10,17 +10,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed._tools.fake_collectives  # registers what collectives do with fake tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.engine.account.graphs import counting_backend
 from llmb.engine.account.ledger import Ledger
 from llmb.engine.account.step import account_of
 from llmb.engine.attention_backend import attention_kernel
 from llmb.engine.loop import give_memory, shape_stages
-from llmb.engine.parallel.mesh import arrange
+from llmb.engine.parallel.alone import lone_rank
 from llmb.runs.plan import EnginePlan
 from llmb.runs.rank_account import AccountJob, RankAccount
 
@@ -31,11 +29,9 @@ HOST = torch.device("cpu")
 def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
     """Counts one rank among as many as the plan has, none of which is there. The ledger has the last counted step.
 
-    Works once in a process: torch keeps meshes, and takes equal ones for the same. Their groups stay.
+    Works once in a process, as ``lone_rank`` does.
     """
-    recipe, replicas = plan.recipe, plan.parallelism.replicas(plan.recipe.layout)
-    dist.init_process_group("fake", rank=rank, world_size=recipe.layout.gpus, store=FakeStore())
-    ranks = arrange(rank, HOST, recipe.layout, replicas, experts=recipe.model.moe is not None)
+    ranks = lone_rank(plan, rank, HOST)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     ledger = Ledger(fuses=plan.device == "cuda", mode=mode)
     stages = shape_stages(plan, ranks, counting_backend(ledger.called, ledger.run, fuses=ledger.fuses))

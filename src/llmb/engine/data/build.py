@@ -9,11 +9,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from llmb.checkpoints.checkpoint import dataset_problem, read_checkpoint_record
 from llmb.checkpoints.checksums import damaged_files
 from llmb.engine.data.batches import MicroBatch, TrainingData
 from llmb.engine.model.loss import IGNORED
-from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.mesh import Ranks, of_first_rank
 from llmb.errors import UsageError, itemized
 from llmb.metrics.packing import document_lengths, longest_document
 from llmb.prepared.packed_dataset import RECORD, PackedArrays, PackedDataset, incomplete_files, map_arrays
@@ -195,11 +194,9 @@ def build_data(plan: EnginePlan) -> TrainingData:
 
 def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
     """A collective. The first rank checks; raises UsageError on all ranks with all that is wrong."""
-    shared: list[Any] = [list(dataset_problems(plan)) if ranks.is_first else None]
-    dist.broadcast_object_list(shared, src=0, device=ranks.device)
-    if shared[0]:
+    if problems := of_first_rank(lambda: list(dataset_problems(plan)), ranks):
         raise UsageError(
-            f"the dataset of this run cannot be used:{itemized(shared[0])}",
+            f"the dataset of this run cannot be used:{itemized(problems)}",
             where=plan.dataset.path if plan.dataset else None,
             do="prepare it again with 'llmb prepare dataset --force', or train on what the checkpoint was trained on",
         )

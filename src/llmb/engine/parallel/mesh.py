@@ -5,9 +5,10 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ DIMENSIONS = ("pp", "dp", "cp", "tp")
 EXPERT_DIMENSIONS = ("pp", "edp", "ep", "etp")
 """The mesh of the same ranks for routed experts: every rank of a pipeline stage has different tokens."""
 LONGEST_LEAVE_S = 5
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Ranks:
     """The second view, with one dimension per name of ``EXPERT_DIMENSIONS``; ranks of edp hold the same experts."""
     expert_fsdp: DeviceMesh
     """``fsdp`` of routed experts: the ranks of edp."""
+    alone: bool = False
+    """The other ranks are not there."""
 
     @property
     def dp_rank(self) -> int:
@@ -58,7 +62,8 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        return self.rank == 0
+        """True for one of the ranks that are there."""
+        return self.rank == 0 or self.alone
 
 
 def join_ranks(plan: EnginePlan) -> Ranks:
@@ -133,7 +138,15 @@ def new_group(parts: Parts, name: str) -> dist.ProcessGroup:
     return own
 
 
-def arrange(rank: int, device: torch.device, layout: Layout, replicas: Replicas, *, experts: bool = True) -> Ranks:
+def arrange(
+    rank: int,
+    device: torch.device,
+    layout: Layout,
+    replicas: Replicas,
+    *,
+    experts: bool = True,
+    alone: bool = False,
+) -> Ranks:
     """This rank's position among ``layout.gpus`` connected ranks; without ``experts`` nothing is connected for them."""
     groups = Groups()
     sizes = {name: getattr(layout, name) for name in DIMENSIONS}
@@ -146,7 +159,8 @@ def arrange(rank: int, device: torch.device, layout: Layout, replicas: Replicas,
         replicas = Replicas(replicas.dense, replicas.dense)
     expert_mesh = groups.mesh(device, expert_sizes)
     expert_fsdp = with_replicas(expert_mesh["edp"], replicas.experts)
-    return Ranks(rank, layout.gpus, device, mesh, with_replicas(fsdp, replicas.dense), expert_mesh, expert_fsdp)
+    dense = with_replicas(fsdp, replicas.dense)
+    return Ranks(rank, layout.gpus, device, mesh, dense, expert_mesh, expert_fsdp, alone)
 
 
 def as_one(mesh: DeviceMesh, *names: str) -> DeviceMesh:
@@ -160,6 +174,24 @@ def with_replicas(mesh: DeviceMesh, replicas: int) -> DeviceMesh:
     if replicas == 1:
         return mesh
     return mesh._unflatten(0, (replicas, mesh.size() // replicas), ("replicate", "shard"))
+
+
+def of_every_rank(value: Value, ranks: Ranks) -> list[Value]:
+    """The values of all ranks that are there, in their order. A collective."""
+    values = [value]
+    if not ranks.alone:
+        values *= ranks.world_size
+        dist.all_gather_object(values, value)
+    return values
+
+
+def of_first_rank(give: Callable[[], Value], ranks: Ranks) -> Value:
+    """What the first rank gives, on all of them. A collective."""
+    shared: list[Any] = [give() if ranks.is_first else None]
+    if not ranks.alone:
+        dist.broadcast_object_list(shared, src=0, device=ranks.device)
+    value: Value = shared[0]
+    return value
 
 
 def leave_ranks() -> None:

@@ -72,11 +72,11 @@ def reduce_largest(amax: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def fp8_counts(plan: Plan, stages: Sequence[nn.Module], ranks: Ranks) -> Tensor | None:
-    """The fields of ``Fp8Counts`` of the last step and the full model, [2] fp64; None for a run without FP8.
+    """The fields of ``Fp8Counts`` of the last step and the full model, [2] fp64; None without FP8 or other ranks.
 
     A collective of all ranks. Stays on the device.
     """
-    if plan.fp8_recipe is None:
+    if plan.fp8_recipe is None or ranks.alone:
         return None
     layers = fp8_layers(stages)
     counts = (

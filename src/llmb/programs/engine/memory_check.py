@@ -22,7 +22,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
 
     Raises UsageError if its tensors alone, as the account counts them, are more than a GPU has, unless ``force``.
     """
-    if (use := estimate_here(plan)) is None or clearly_fits(use):
+    if (use := _estimated(plan)) is None or clearly_fits(use):
         return
     assert isinstance(plan, EnginePlan)
     text = memory_text(use)
@@ -40,6 +40,15 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
         do = f"{'; '.join([*changes, 'or more GPUs'])}; --force goes on all the same"
         raise UsageError(f"the run does not fit: {memory_text(exact)}", do=do)
     say(memory_text(exact) if exact.fits else f"warning: {memory_text(exact)}: it may not fit")
+
+
+def _estimated(plan: Plan) -> MemoryUse | None:
+    """Only ranks that run; None for what is not estimated."""
+    use, rank = estimate_here(plan), plan.recipe.pretended_rank
+    if use is None or rank is None:
+        return use
+    assert isinstance(plan, EnginePlan)
+    return estimate(plan, [rank])
 
 
 def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
@@ -78,6 +87,6 @@ def memory_text(use: MemoryUse) -> str:
 
 def memory_warnings(plan: Plan) -> Iterator[str]:
     """By the estimate alone, for many plans at a time."""
-    use = estimate_here(plan)
+    use = _estimated(plan)
     if use is not None and not use.fits:
         yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; 'llmb memory' counts it"

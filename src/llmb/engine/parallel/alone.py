@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a layout whose other ranks are not there: its collectives complete at once.
+
+torch's fake process group copies a rank's own values to where those of the others would be. The rank then computes what
+it would compute among others, and nothing that it computes means anything.
+"""
+
+import warnings
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FakeWork
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from llmb.engine.device import local_device
+from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.runs.plan import EnginePlan
+
+
+def pretend_others(plan: EnginePlan) -> Ranks:
+    """The rank that ``plan`` has pretend the others, in this process."""
+    rank, device = plan.recipe.pretended_rank, local_device(plan.device)
+    assert rank is not None, "all ranks are there"
+    stand_in(device.type)
+    return lone_rank(plan, rank, device)
+
+
+def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
+    """Works once in a process: torch keeps meshes, and takes equal ones for the same. Their groups stay."""
+    recipe = plan.recipe
+    dist.init_process_group("fake", rank=rank, world_size=recipe.layout.gpus, store=FakeStore())
+    replicas = plan.parallelism.replicas(recipe.layout)
+    return arrange(rank, device, recipe.layout, replicas, experts=recipe.model.moe is not None, alone=True)
+
+
+@cache  # it ends with the result
+def stand_in(device: str) -> torch.library.Library:
+    """From here on, what this process receives has values, and what it gathers is copied by one kernel.
+
+    torch leaves received tensors as they are, with values that no pipeline sends, and copies a shard as often as there
+    are ranks, by as many kernels.
+    """
+    library = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that operators are replaced
+        for name, function in (("recv_", _receive), ("_allgather_base_", _gather)):
+            library.impl(name, function, device.upper(), allow_override=True)
+    return library
+
+
+@torch.no_grad()
+def _receive(tensors: list[Tensor], *_: object) -> torch.ScriptObject:
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            tensor.normal_()
+        else:
+            tensor.fill_(1)  # a vote of torch's pipeline stages that all know the shapes
+    return FakeWork().boxed()
+
+
+@torch.no_grad()
+def _gather(output: Tensor, shard: Tensor, group: torch.ScriptObject, *_: object) -> tuple[Tensor, torch.ScriptObject]:
+    places, rank = output.view(-1, shard.numel()), dist.ProcessGroup.unbox(group).rank()
+    is_there = places[rank].data_ptr() == shard.data_ptr()
+    for others in (places[:rank], places[rank + 1 :]) if is_there else (places,):
+        others.copy_(shard.view(1, -1))
+    return output, FakeWork().boxed()
