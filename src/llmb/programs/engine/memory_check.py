@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
-from llmb.predict.memory import clearly_fits, estimate_here
+from llmb.predict.memory import clearly_fits, estimate, estimate_here
 from llmb.predict.remedies import remedies
 from llmb.processes.talking import run_talking
 from llmb.runs.plan import EnginePlan, Plan
