@@ -19,6 +19,8 @@ LAST_WORDS = 200
 """Characters of a program's last line that are shown."""
 GRACE_S = 2.0
 """How long a program may take to end after SIGTERM, and after SIGKILL."""
+SHORTEST_S = 0.001
+"""Between two looks at whether a program has ended; each is twice as long as the one before, up to 50 ms."""
 BLOCK = 1 << 16
 NO_NUMBER = re.compile(r"\d{400}")
 """What no program means: int() refuses it, and patterns that look for numbers take hours."""
@@ -91,7 +93,7 @@ def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, byte
     """Until it has ended, whatever it leaves running; whether it did, within the limits."""
     assert process.stdout and process.stderr
     found = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    pipes, pause_s, ended = list(found), 0.001, False
+    pipes, pause_s, ended = list(found), SHORTEST_S, False
     for pipe in pipes:
         os.set_blocking(pipe, False)
     while not ended and time.monotonic() < end_s and sum(map(len, found.values())) <= MOST_BYTES:
@@ -102,6 +104,7 @@ def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, byte
         pause_s = min(pause_s * 2, 0.05)
         for pipe in ready:
             pipes = pipes if _append(pipe, found[pipe]) else [other for other in pipes if other != pipe]
+            pause_s = pause_s if pipes else SHORTEST_S  # a program that closes its output is about to end
     output, errors = (bytes(found[pipe.fileno()]) for pipe in (process.stdout, process.stderr))
     return output, errors, ended
 
