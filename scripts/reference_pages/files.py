@@ -26,6 +26,7 @@ from llmb.resources.sample import HostSample, Sample, SamplerStart
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.rank_times import MOST_VALUES, RankTimes
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.steps import Step
 from llmb.schedulers.lookup import cluster_schema
@@ -42,6 +43,7 @@ FILES = (
     "log",
     "steps",
     "record",
+    "rank_times",
     "expert_load",
     "environment",
     "stall",
@@ -60,7 +62,8 @@ FILES = (
 )
 INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 
-[Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [resources](#resources),
+[Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl),
+[rank_times.jsonl](#rank_timesjsonl), [resources](#resources),
 [run.json](#runjson),
 [job.json](#jobjson), [job_spec.json](#job_specjson), [job_end.json](#job_endjson), [campaigns](#campaigns),
 [cluster_config.yaml](#cluster_configyaml),
@@ -89,6 +92,7 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {steps:<24} every step in full precision
   {steps_of_attempt:<24} of a run that was started again: the steps that an attempt had behind it
   {record:<24} everything that decided the run, and its result
+  {rank_times:<24} with several ranks: how long each one computed in each step
   {expert_load:<24} of a model with experts: each one's share of its layer's tokens, by layer
   {batch_script:<24} of a submitted run: its batch script
   {batch_output:<24} likewise: output of the script and the scheduler
@@ -126,6 +130,9 @@ such logs do not read it."""
 
 STEPS = """One JSON object per line, written as the step ends. JSON has no NaN: such a value is null, and `not_finite`
 then maps its name to `nan`, `inf` or `-inf`."""
+
+RANK_TIMES = """With several ranks, one JSON object per line. A line is of one step, unless a run has more than
+{most:,} values, steps times ranks: then it is of as many as keep the file below that."""
 
 RESOURCES = """`resources/<node>.jsonl` has one JSON object per line: what a sampler of the node finds when it starts,
 then its samples. A run that was started again has those of its later samplers behind them. See
@@ -198,6 +205,11 @@ def files_page(catalogue: Catalogue) -> str:
         page("## Run folder", run_folder(plan)),
         page("## Log line", LOG_LINE.format(line=sample_line(recipe).replace(" | ", "\n  | "))),
         page("## metrics.jsonl", STEPS, typed_table({item.name: item.type for item in fields(Step)}, meanings["step"])),
+        page(
+            "## rank_times.jsonl",
+            RANK_TIMES.format(most=MOST_VALUES),
+            typed_table({item.name: item.type for item in fields(RankTimes)}, meanings["rank_times"]),
+        ),
         *resources(meanings),
         page("## run.json", typed_table(records["record"], meanings["record"])),
         page(PLAN, typed_table(records["plan"], meanings["plan"])),

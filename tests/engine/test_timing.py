@@ -63,7 +63,7 @@ def do(reader: StepReader, number: int, loss: float, norm: float = 1.0) -> None:
 
 
 def read(reader: StepReader, *, all_steps: bool) -> list[int]:
-    return [step.step for step, _ in reader.read(all_steps=all_steps)]
+    return [step.step for step, *_ in reader.read(all_steps=all_steps)]
 
 
 def test_without_a_queue_each_step_is_read_at_once(tiny_plan: MakePlan, group: Callable[[str], None]) -> None:
@@ -73,7 +73,7 @@ def test_without_a_queue_each_step_is_read_at_once(tiny_plan: MakePlan, group: C
     do(reader, 0, 6.0)
     assert read(reader, all_steps=False) == [0]
     do(reader, 1, 5.0, 3.0)
-    ((step, memory),) = reader.read(all_steps=False)
+    ((step, memory, _),) = reader.read(all_steps=False)
     assert (step.step, step.loss, step.grad_norm, step.saving) == (1, 5.0, 3.0, True)
     assert step.step_time_s >= step.rank_step_time_s_max > 0
     assert step.peak_memory_bytes == memory.peak_bytes > 0
@@ -108,7 +108,7 @@ def test_with_a_queue_a_step_lasts_from_the_end_of_the_one_before(
     read(reader, all_steps=True)
     do(reader, 3, 6.0)
     assert reader.pending[0].began is not third.ended
-    ((step, _),) = reader.read(all_steps=True)
+    ((step, *_),) = reader.read(all_steps=True)
     assert step.step_time_s == step.rank_step_time_s_max
 
 
@@ -127,7 +127,7 @@ def test_layers_are_timed_in_the_first_micro_batch_only(tiny_plan: MakePlan, gro
         (pending,) = reader.pending
         ((first, second),) = pending.layers
         layers_s = first[1].seconds_since(first[0]) + second[1].seconds_since(second[0])
-        ((step, _),) = reader.read(all_steps=False)
+        ((step, *_),) = reader.read(all_steps=False)
         assert step.layer_s_max == step.layer_s_median == pytest.approx(layers_s / 2)
         assert step.slowest_layer_rank == 0
         lasted_s = second[1].seconds_since(pending.began)
@@ -141,7 +141,7 @@ def test_what_happens_between_two_steps_is_a_pause(tiny_plan: MakePlan, group: C
     pauses = []
     for number in range(3):
         do(reader, number, 6.0)
-        ((step, _),) = reader.read(all_steps=False)
+        ((step, *_),) = reader.read(all_steps=False)
         pauses.append(step.pause_s)
         time.sleep(PAUSE_S * number)
     assert pauses[0] == 0
@@ -273,7 +273,7 @@ def test_on_a_gpu_the_host_never_waits_within_a_step(
         reader.begin(number, saving=False)
         reader.end(*do_step(number, plan, passes, optimizers, source, ranks), fp8_counts(plan, stages, ranks))
         torch.cuda.set_sync_debug_mode("default")
-        losses += [step.loss for step, _ in reader.read(all_steps=number == 3)]
+        losses += [step.loss for step, *_ in reader.read(all_steps=number == 3)]
     assert len(losses) == 4
     assert losses[-1] < losses[0]
 

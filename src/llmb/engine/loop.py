@@ -52,7 +52,7 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
-from llmb.engine.timing import LayerTimes, StepReader
+from llmb.engine.timing import KnownStep, LayerTimes, StepReader
 from llmb.engine.transformations import transform
 from llmb.engine.watchdog.heartbeat import Progress
 from llmb.logs.step_line import format_invalid_line, format_step_line
@@ -63,6 +63,7 @@ from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.initial_weights import check_weights, loads_weights
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB
+from llmb.runs.rank_times import RankTimesFile
 from llmb.runs.steps import Step, step_to_json
 
 
@@ -73,6 +74,8 @@ class Reporter:
         self.plan = plan
         # A restarted run has its earlier steps there.
         self.stream = folder.steps.open("a", buffering=1)
+        ranks = plan.processes
+        self.rank_times = RankTimesFile(folder.rank_times, plan.last_step + 1, ranks) if ranks > 1 else None
 
     def __enter__(self) -> Self:
         return self
@@ -81,14 +84,19 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stream.close()
+        if self.rank_times:
+            self.rank_times.close()
 
-    def report(self, step: Step, memory: Memory) -> None:
+    def report(self, known: KnownStep) -> None:
+        step = known.step
         if step.loss is None:
             self._print_pretended(step)
         else:
-            self._print(step, step.loss, memory)
+            self._print(step, step.loss, known.memory)
         sys.stdout.flush()
         self.stream.write(step_to_json(step) + "\n")
+        if self.rank_times:
+            self.rank_times.add(step.step, known.layer_s)
 
     def _print(self, step: Step, loss: float, memory: Memory) -> None:
         recipe = self.plan.recipe
@@ -323,12 +331,12 @@ def do_step(
     return loss, update(passes.stages, optimizers, plan.recipe.training, number), data
 
 
-def report_sound(known: Sequence[tuple[Step, Memory]], reporter: Reporter | None) -> bool:
+def report_sound(known: Sequence[KnownStep], reporter: Reporter | None) -> bool:
     """Reports steps up to the first non-finite one; returns True if there is one."""
-    for step, memory in known:
+    for one in known:
         if reporter:
-            reporter.report(step, memory)
-        if not step.finite:
+            reporter.report(one)
+        if not one.step.finite:
             return True
     return False
 

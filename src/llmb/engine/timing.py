@@ -140,6 +140,14 @@ def rank_step(pending: PendingStep, loss: float, norm: float, ahead_s: float) ->
     )
 
 
+class KnownStep(NamedTuple):
+    """A step over all ranks. memory: this rank's. layer_s: of every rank."""
+
+    step: Step
+    memory: Memory
+    layer_s: Sequence[float]
+
+
 class StepReader:
     """Called when a step begins and ends; returns a step when its values are known. All ranks call it alike."""
 
@@ -175,15 +183,14 @@ class StepReader:
             PendingStep(self.number, self.saving, self.began, ended, loss is not None, values, used, *of_host)
         )
 
-    def read(self, *, all_steps: bool) -> Iterator[tuple[Step, Memory]]:
-        """The steps to read now, with this rank's memory: ``all_steps``, or those that need no waiting."""
+    def read(self, *, all_steps: bool) -> Iterator[KnownStep]:
+        """The steps to read now: ``all_steps``, or those that need no waiting."""
         left = 1 if self.queues and not all_steps else 0
         while len(self.pending) > left:
-            step = self.pending.popleft()
-            yield self._read(step), step.memory
+            yield self._read(self.pending.popleft())
         self.read_s = time.perf_counter()
 
-    def _read(self, pending: PendingStep) -> Step:
+    def _read(self, pending: PendingStep) -> KnownStep:
         """One step over all ranks that are there; every rank gets the same."""
         asked_s = time.perf_counter()
         pending.ended.wait()
@@ -199,7 +206,7 @@ class StepReader:
         copies, shares, first = (1, dp, self.ranks.rank) if alone else (len(ranks) // dp, 1, 0)
         squares = int(sum(rank.squares for rank in ranks)) // copies
         chunked = int(sum(rank.chunked for rank in ranks)) // copies
-        return Step(
+        step = Step(
             step=pending.number,
             # Without a queue, the exchange is part of the step: nothing overlaps it.
             step_time_s=max(times) if self.queues else time.perf_counter() - pending.began.time_s,
@@ -231,6 +238,7 @@ class StepReader:
             else None,
             fp8=Fp8Counts(saturated_tensors=int(fp8[0]), not_finite_tensors=int(fp8[1])) if fp8 else None,
         )
+        return KnownStep(step, pending.memory, layer_times)
 
     def _exchange(self, mine: RankStep) -> list[RankStep]:
         """The values of every rank."""

@@ -20,8 +20,8 @@ VERSION: Literal[1] = 1
 TRACES = (TORCH_FOLDER, NSYS_FOLDER, NCCL_FOLDER)
 _NAME = r"\w[\w.+=@,-]{0,199}"
 _KEPT = re.compile(
-    r"(?:run\.json|metrics\.jsonl|metrics-attempt\d{1,6}\.jsonl|expert_load\.json|breakdown\.json|checkpoints\.jsonl"
-    rf"|resources/{_NAME}\.jsonl|log-{_NAME}\.out|sbatch_{_NAME}\.out)",
+    r"(?:run\.json|metrics\.jsonl|metrics-attempt\d{1,6}\.jsonl|rank_times\.jsonl|expert_load\.json|breakdown\.json"
+    rf"|checkpoints\.jsonl|resources/{_NAME}\.jsonl|log-{_NAME}\.out|sbatch_{_NAME}\.out)",
     re.ASCII,
 )
 """Results, logs and samples. No batch script and no specification of a job: a retry would execute these."""

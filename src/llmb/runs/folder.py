@@ -58,6 +58,8 @@ class RunFolder:
     path: Path
     record = Inside("run.json")
     steps = Inside("metrics.jsonl")
+    rank_times = Inside("rank_times.jsonl")
+    """How long each rank computed in each step; of the engine with several ranks."""
     expert_load = Inside("expert_load.json")
     """Each expert's share of tokens over the whole run; of a model with experts."""
     torch_profile = Inside(TORCH_FOLDER)

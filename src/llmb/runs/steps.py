@@ -3,11 +3,11 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_core import from_json
@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from llmb.input_files import read_regular
 from llmb.runs.record_file import BrokenRecord
 
+Line = TypeVar("Line")
 MOST_BYTES = 1 << 29
 """Size of half a million steps."""
 
@@ -152,14 +153,19 @@ def read_steps(path: Path) -> list[Step]:
 
     Raises BrokenRecord if any other line is not a step.
     """
+    return read_lines(path, step_from_json)
+
+
+def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
+    """Every line as ``read`` returns it, which raises ValueError for one that is not complete, as the last may be."""
     if not path.exists():
         return []
-    steps: list[Step] = []
+    found: list[Line] = []
     lines = read_regular(path, MOST_BYTES).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
-            steps.append(step_from_json(line))
+            found.append(read(line))
         except ValueError as error:
             if number < len(lines):
                 raise BrokenRecord("the line is not a complete step", where=f"{path}:{number}") from error
-    return steps
+    return found

@@ -34,7 +34,7 @@ for plan in plans:
     for number in numbers:
         reader.begin(number, saving=False)
         reader.end(*do_step(number, plan, passes, optimizers, source, ranks))
-    losses.append([step.loss for step, _ in reader.read(all_steps=True)])
+    losses.append([step.loss for step, *_ in reader.read(all_steps=True)])
 if ranks.is_first:
     Path(sys.argv[2]).write_text(json.dumps(losses))
 leave_ranks()
