@@ -91,7 +91,7 @@ def not_finite(below: Path) -> None:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Path:
-    """Every workload, three scales, repeats before and after a slowdown, a profile, a NaN and a rank that hangs."""
+    """Every workload, three scales, repeats before and after a slowdown, a profile, a NaN, slow and hanging ranks."""
     root = tmp_path_factory.mktemp("trained")
     llama = ("-w", "pretrain_llama3.1")
 
@@ -103,8 +103,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Pat
 
     for workload in WORKLOADS:
         train("-w", workload, "--scale", "1")
-    for scale in (2, 4):
-        train(*llama, "--scale", str(scale))
+    train(*llama, "--scale", "2")
+    train(*llama, "--scale", "4", slow=(Slow("compute", ms=100, rank=3),))
     train(*llama, "--scale", "2", "--profile")
     train(*llama, "--scale", "1", "--repeats", "3", "--label", "before")
     train(*llama, "--scale", "1", "--repeats", "3", "--label", "after", slow=(Slow("compute", ms=150),))

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from llmb.cli.main import app, exit_code_of
+from llmb.runs.rank_times import read_rank_times
+from llmb.runs.steps import read_steps
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 768, 1280)
@@ -236,6 +238,19 @@ def test_every_figure_is_that_of_the_result(
                 [text for text, name in zip(row, head, strict=True) if name in ("measured", "published")]
             )
             assert measured == pytest.approx(expected.get(row[0], []), rel=ROUNDED), (run, row)
+
+
+@pytest.mark.slow
+def test_the_slow_rank_is_seen(browser: Any, trained: Path) -> None:
+    page = browser.new_page()
+    page.goto((trained / "all.html").as_uri())
+    figure = page.locator("figure[id^=ranks-][id*=on-4-x-cpu]")
+    assert "rank 3 is" in str(figure.locator("figcaption").text_content())
+    (path,) = [path for path in trained.rglob("rank_times.jsonl") if "gpus4_" in str(path)]
+    steps, times = read_steps(path.with_name("metrics.jsonl")), read_rank_times(path)
+    assert [line.first_step for line in times] == [step.step for step in steps]
+    assert [max(line.layer_us) for line in times] == pytest.approx([1e6 * step.layer_s_max for step in steps], abs=0.1)
+    page.close()
 
 
 def figures(texts: Sequence[str]) -> list[float]:

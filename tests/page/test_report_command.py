@@ -14,6 +14,7 @@ from recorded_runs import gpu_record, times_around, write_run
 from llmb.cli.main import app, exit_code_of
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.folder import RunFolder
+from llmb.runs.rank_times import RankTimesFile
 from llmb.runs.steps import read_steps
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(1)">\x1b[2J\u202e'
@@ -218,6 +219,40 @@ def test_plots_of_several_recipes_have_the_figures_of_the_runs(
     assert float(rows[1][2]) == pytest.approx(100 * per_gpu[1] / per_gpu[0], abs=0.06)
     deltas = sorted(float(row[1]) for row in tables["differences-data"][1:])
     assert deltas == pytest.approx(sorted(result["verdict"]["delta_pct"] for result in results), abs=0.01)
+
+
+def test_a_slow_rank_of_thousands_is_first_of_the_ranks(root: Path, page: Callable[..., str]) -> None:
+    record = gpu_record(size="405b", scale=2304, release="24.11", nodes=[f"n{place}" for place in range(288)])
+    folder = RunFolder(write_run(runs_below(root), record, times_around(12.0)))
+    file = RankTimesFile(folder.rank_times, steps=50, ranks=2304)
+    for step in range(50):
+        file.add(step, [1e-3 * (1.05 if rank == 1234 else 1 + rank % 7 / 1000) for rank in range(2304)])
+    file.close()
+    html = page()
+    head, first, *rest = only(Tables(html).rows, "ranks-", "-data")
+    assert dict(zip(head, first, strict=True)) | {"beyond the others %": "", "at most %": ""} == {
+        "rank": "1234",
+        "median ms": "1.05",
+        "beyond the others %": "",
+        "at most %": "",
+        "in step": "0",
+        "slowest in % of steps": "100",
+    }
+    assert float(first[2]) == pytest.approx(100 * (1.05 / 1.003 - 1), abs=0.01)
+    assert len(rest) == 99
+    assert "rank 1234 is 4.686 % beyond it in a typical step" in html
+    assert "a row: the slowest of 36 ranks" in html
+    assert html.count("<image ") == 1
+    assert len(html.encode()) < 400_000
+
+
+def test_times_of_other_ranks_are_not_drawn(root: Path, page: Callable[..., str]) -> None:
+    folder = RunFolder(write_run(runs_below(root), gpu_record(), times_around(12.0)))
+    assert "<b>No ranks</b>: the times of single ranks were not recorded" in page()
+    folder.rank_times.write_text('{"first_step":0,"last_step":0,"layer_us":[1.0,2.0]}\n')
+    assert "<b>No ranks</b>: their times are not those of the run&#39;s 8 ranks" in page()
+    folder.rank_times.write_text('{"first_step":0,"last_step":0,"layer_us":[NaN]}\n{}')
+    assert "<b>No ranks</b>: their times cannot be read" in page()
 
 
 @pytest.mark.parametrize(("form", "first"), [("svg", b"<svg "), ("png", b"\x89PNG")])

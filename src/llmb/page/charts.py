@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, PAPER = "#222222", "#666666", "#dddddd", "#ffffff"
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"
 """Distinguishable by colorblind people: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
+ANY_PAPER = "#d55f00"
+"""The color of images, which a page cannot replace: seen on light and on dark."""
 NAMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
     BLUE: "blue",
     ORANGE: "orange",
@@ -57,6 +59,16 @@ STYLE: Mapping[Any, Any] = {
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }
+ABOVE: Mapping[str, Any] = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1),
+    "ncols": 4,
+    "borderpad": 0.1,
+    "handlelength": 1.2,
+    "columnspacing": 1,
+}
+"""Where a legend covers nothing."""
+STRONGEST_PCT = (5.0, 50.0)
 MARKS: Mapping[VerdictName, tuple[str, str]] = {
     "pass": ("o", GREEN),
     "improved": ("^", BLUE),
@@ -269,14 +281,53 @@ def parts_chart(name: str, parts: Sequence[tuple[str, str, float]], axis: str) -
     return Drawing(name, draw, 60 + 22 * len(parts))
 
 
+def grid_chart(
+    name: str, rows: Sequence[Sequence[float]], extent: tuple[float, float, float, float], axes: tuple[str, str]
+) -> Drawing:
+    """Values as strengths of one color, which is seen on paper of any color; 0 and less is the paper itself.
+
+    ``extent``: left, right, bottom and top. The strongest color begins where one value of a hundred is beyond, but not
+    below ``STRONGEST_PCT[0]``, so that noise stays faint, nor above ``STRONGEST_PCT[1]``.
+    """
+    ordered = sorted(value for row in rows for value in row)
+    least, most = STRONGEST_PCT
+    strongest = min(most, max(least, ordered[len(ordered) * 99 // 100]))
+
+    def draw(canvas: "Canvas") -> None:
+        import numpy as np
+        from matplotlib.colors import to_rgb
+        from matplotlib.patches import Patch
+        from matplotlib.ticker import MaxNLocator
+
+        plot = canvas.add_subplot()
+        image = np.zeros((len(rows), len(rows[0]), 4))
+        image[..., :3] = to_rgb(ANY_PAPER)
+        image[..., 3] = np.clip(np.array(rows) / strongest, 0, 1)
+        plot.imshow(image, aspect="auto", extent=extent, interpolation="none")
+        shades = (0.25, 0.5, 1.0)
+        labels = [f"{strongest * shade:.2g} %" for shade in shades]
+        labels[-1] += " or more"
+        plot.legend(
+            handles=[
+                Patch(color=ANY_PAPER, alpha=shade, label=text) for shade, text in zip(shades, labels, strict=True)
+            ],
+            **ABOVE,
+        )
+        plot.grid(visible=False)
+        for axis in (plot.xaxis, plot.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        _name_axes(plot, axes)
+
+    return Drawing(name, draw)
+
+
 def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
     plot.set_xlabel(axes[0])
     plot.set_ylabel(axes[1])
 
 
 def _legend(plot: "Axes") -> None:
-    """Above the plot, where it covers nothing."""
-    plot.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0.1, handlelength=1.2, columnspacing=1)
+    plot.legend(**ABOVE)
 
 
 def _label_some(plot: "Axes", labels: Sequence[str], most: int = 6) -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of runs: a plot, what it shows in a sentence, and its data as a table."""
+"""The figures of one run, and of the runs of a recipe over time."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
@@ -18,7 +17,6 @@ from llmb.page.charts import (
     ORANGE,
     PURPLE,
     RED,
-    Drawing,
     Estimate,
     Line,
     Marked,
@@ -28,8 +26,10 @@ from llmb.page.charts import (
     points_of,
     series_chart,
 )
+from llmb.page.figure import NO_STEPS, STEP, Figure, add_first
+from llmb.page.ranks import ranks_figure
 from llmb.report.jobs_report import local_time, short_time
-from llmb.report.table import Table, interval_of, number, result_table
+from llmb.report.table import interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.resources.read import read_samples
 from llmb.resources.sample import Sample
@@ -40,23 +40,10 @@ from llmb.runs.result import GIB
 from llmb.runs.steps import Step, read_steps
 from llmb.traces.summary import shares
 
-STEP = "step"
 FEWEST = 3
 """Values whose distribution is drawn."""
-NO_STEPS = "the steps are not recorded one by one; a log has them as text"
 CHANGING = ("software.", "hardware.device", "hardware.power", "release")
 """Conditions whose change is marked in a history; keys that begin with these."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """``name`` is unique on a page, and users may ask for the plot by it."""
-
-    name: str
-    title: str
-    caption: str
-    drawing: Drawing
-    table: Table
 
 
 Found = tuple[list[Figure], list[tuple[str, str]]]
@@ -73,7 +60,7 @@ def run_figures(section: str, run: AnalyzedRun) -> Found:
         "distribution": distribution_figure(section, run),
         "loss": loss_figure(section, run, steps),
         "memory": memory_figure(section, run, steps),
-        "ranks": ranks_figure(section, run, steps),
+        "ranks": ranks_figure(section, run),
         "breakdown of a step": breakdown_figure(section, run),
     }
     figures = [one for one in candidates.values() if isinstance(one, Figure)]
@@ -110,7 +97,7 @@ def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> 
         notes = [label for label, (_, _, which) in groups.items() if step.step in which]
         inside = window is not None and window.first <= step.step <= window.last
         rows.append((str(step.step), f"{step.step_time_s:.6g}", ", ".join(["window"] * inside + notes)))
-    _add_first(table, rows)
+    add_first(table, rows)
     return Figure(f"step-times-{section}", "Step times", _step_times_caption(run, len(steps), odd), drawing, table)
 
 
@@ -132,7 +119,7 @@ def _logged_step_times(section: str, run: AnalyzedRun) -> Figure | Missing:
     times = [(float(first + place), seconds) for place, seconds in enumerate(run.step_times_s)]
     drawing = series_chart(f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"))
     table = result_table(f"Steps of {run.id}", STEP, "step time s", right=(STEP, "step time s"))
-    _add_first(table, [(f"{step:.0f}", f"{seconds:.6g}") for step, seconds in times])
+    add_first(table, [(f"{step:.0f}", f"{seconds:.6g}") for step, seconds in times])
     return Figure(f"step-times-{section}", "Step times", f"{run.id}: the steps of the window", drawing, table)
 
 
@@ -142,13 +129,6 @@ def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
     inside = [step for step in steps if window and window.first <= step.step <= window.last and not step.profiled]
     found = find_anomalies([step.step_time_s for step in inside], 0).outliers
     return {inside[one.step].step for one in found}
-
-
-def _add_first(table: Table, rows: Sequence[tuple[str, ...]]) -> None:
-    """Adds the first of more rows than a page can bear, which the table then says."""
-    table.rows.extend(rows[:MOST_POINTS])
-    if len(rows) > MOST_POINTS:
-        table.caption = f"the first {MOST_POINTS:,} of {len(rows):,}; llmb export has all"
 
 
 def distribution_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
@@ -176,7 +156,7 @@ def loss_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure
         return Missing("no step has a loss that is known and finite")
     drawing = series_chart(f"loss-{section}", [Line("loss", GREEN, finite)], (STEP, "loss"))
     table = result_table(f"Loss of run {run.id}", STEP, "loss", "gradient norm", right=(STEP, "loss", "gradient norm"))
-    _add_first(table, [(str(step.step), f"{step.loss:.6g}", f"{step.grad_norm:.6g}") for step in steps])
+    add_first(table, [(str(step.step), f"{step.loss:.6g}", f"{step.grad_norm:.6g}") for step in steps])
     caption = f"from {number(steps[0].loss)} to {number(steps[-1].loss)}"
     if len(finite) < len(steps):
         caption += f"; {len(steps) - len(finite)} steps are not finite and not drawn"
@@ -192,33 +172,10 @@ def memory_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figu
         return Missing(f"the peak is the same in all steps, {number(peaks[-1][1])} GiB")
     drawing = series_chart(f"memory-{section}", [Line("peak", PURPLE, peaks)], (STEP, "GiB"))
     table = result_table(f"Memory of run {run.id}", STEP, "peak GiB", "rank", right=(STEP, "peak GiB", "rank"))
-    _add_first(
+    add_first(
         table, [(str(step.step), number(step.peak_memory_bytes / GIB), str(step.peak_memory_rank)) for step in steps]
     )
     return Figure(f"memory-{section}", "Peak memory", "of the rank with the most", drawing, table)
-
-
-def ranks_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
-    """The slowest layer of all ranks beside the median: a slow rank shows as a gap, and by its number."""
-    if not steps:
-        return Missing(NO_STEPS)
-    ranks = {step.slowest_layer_rank for step in steps}
-    if run.recipe is None or run.recipe.layout.gpus < 2:
-        return Missing("the run has one rank")
-    median = Line("median of the ranks", MUTED, [(s.step, 1e3 * s.layer_s_median) for s in steps])
-    longest = Line("slowest rank", RED, [(s.step, 1e3 * s.layer_s_max) for s in steps])
-    drawing = series_chart(f"ranks-{section}", [longest, median], (STEP, "ms a layer"))
-    right = (STEP, "median ms", "slowest ms", "slowest rank")
-    table = result_table(f"Forward pass of a layer, run {run.id}", *right, right=right)
-    rows = [
-        (str(s.step), number(1e3 * s.layer_s_median), number(1e3 * s.layer_s_max), str(s.slowest_layer_rank))
-        for s in steps
-    ]
-    _add_first(table, rows)
-    often = max(ranks, key=lambda rank: sum(step.slowest_layer_rank == rank for step in steps))
-    share = sum(step.slowest_layer_rank == often for step in steps) / len(steps)
-    caption = f"forward pass of a layer; rank {often} is the slowest in {100 * share:.0f} % of the steps"
-    return Figure(f"ranks-{section}", "Ranks", caption, drawing, table)
 
 
 RESOURCES: Mapping[str, tuple[str, str, str]] = {
@@ -245,7 +202,7 @@ def _resource_figure(section: str, name: str, points: Sequence[tuple[float, floa
     headers = ("step", f"{title.lower()}, {unit}")
     drawing = series_chart(f"{name}-{section}", [Line(title, color, points)], (STEP, unit))
     table = result_table(f"{title}, mean of the GPUs of a node", *headers, right=headers)
-    _add_first(table, [(f"{at:.2f}", number(value)) for at, value in points])
+    add_first(table, [(f"{at:.2f}", number(value)) for at, value in points])
     caption = f"mean of the GPUs of a node, beside steps {steps[0].step} to {steps[-1].step}"
     return Figure(f"{name}-{section}", title, caption, drawing, table)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.judge_run import Judged
 from llmb.page.charts import BLUE, Estimate, Line, estimates_chart, series_chart
-from llmb.page.figures import Figure
+from llmb.page.figure import Figure
 from llmb.report.table import number, result_table
 from llmb.verdict.sentence import percent
 

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import TextIO
 
-from pydantic import TypeAdapter
+from pydantic import FiniteFloat, TypeAdapter
 
 from llmb.runs.steps import read_lines
 
 MOST_VALUES = 1 << 20
-"""Of a run, 8 MB; every step of 50 has its own line with up to 20,000 ranks."""
+"""About 8 MB; with up to 20,000 ranks, each of 50 steps has a line of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class RankTimes:
 
     first_step: int
     last_step: int
-    """More than the first where a run is long: then each value is the longest of these steps."""
-    layer_us: tuple[float, ...]
+    """A later step where a run is long: then each value is the longest of these steps."""
+    layer_us: tuple[FiniteFloat, ...]
 
 
 class RankTimesFile:

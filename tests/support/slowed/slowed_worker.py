@@ -94,7 +94,7 @@ def paced_step(item: dict[str, Any]) -> None:
 
 
 def slow_compute(item: dict[str, Any]) -> None:
-    """The delay of a step is spread over the forward passes of its layers."""
+    """The delay of a step is spread over the forward passes of its layers, where the engine times them."""
     from llmb.engine.model import decoder
 
     share = 1.0
@@ -106,7 +106,7 @@ def slow_compute(item: dict[str, Any]) -> None:
 
     wrap(sys.modules[LOOP], "do_step", do_step)
     for block in (decoder.Block, decoder.MoEBlock):
-        wrap(block, "forward", lambda *call, **options: timed(item, share, *call, **options))
+        wrap(block, "compute", lambda *call, **options: timed(item, share, *call, **options))
 
 
 def slow_loader(item: dict[str, Any]) -> None:
