@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test test-all test-measured lint bench bench-engine picture layouts numerics published golden reference schemas clean
+.PHONY: setup demo test test-all test-measured lint bench bench-engine picture layouts numerics published accuracy golden reference schemas clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make layouts    measure docs/reference/layouts.md again (half an hour on 2 cores)"
 	@echo "make numerics   measure docs/reference/numerics.md again (a quarter of an hour on 2 cores)"
 	@echo "make published  count docs/reference/published-layouts.md again (an hour on 2 cores)"
+	@echo "make accuracy   fit the rates of predictions, and write docs/reference/prediction-accuracy.md again"
 	@echo "make golden     rewrite the batch scripts that tests compare with"
 	@echo "make reference  regenerate the pages of docs/reference"
 	@echo "make picture    draw docs/report.png again, of runs made for it (2 minutes on 2 cores)"
@@ -87,6 +88,10 @@ layouts: $(VENV)/.dev
 
 published: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.published_layouts
+
+accuracy: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.predict.fit
+	$(BIN)/python -m benchmarks.predict.accuracy
 
 golden: $(VENV)/.dev
 	LLMB_GOLDEN=1 $(BIN)/pytest tests/schedulers/slurm/test_render.py tests/programs/megatron_bridge/test_megatron_bridge.py

@@ -22,7 +22,6 @@ from llmb.catalogue.records import Layout, Recipe, Record
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
 from llmb.predict.memory import estimate
-from llmb.predict.step import RATES, SOURCES, rates_before, share_text, step_on_paper
 from llmb.programs.engine.memory_check import count_rank
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
@@ -195,24 +194,6 @@ receives in a step.
 
 {table(COLUMNS, [memory_row(*each) for each in counted])}
 {uncounted(rest)}
-## Time of a step on paper
-
-How long a step takes is not known before a GPU has measured it, and none has. This is what follows from the FLOPs,
-bytes and messages that were counted of the rank with the most work, at the rates below, which were not fitted to any of
-these rows. `before` is the same at what the engine did before the layouts were reworked: every message waited for, and
-slower attention under context parallelism; without its copies, casts and gathers of parameters. The last column has the
-five largest terms. Ranks that were not counted are taken to be no slower; layouts without a row were not counted.
-
-{table(STEP_COLUMNS, [row for each in counted for row in step_rows(*each)])}
-
-| rate | value | source |
-| --- | --- | --- |
-{chr(10).join(f"| `{name}` | {getattr(RATES, name):g} | {source} |" for name, source in SOURCES.items())}
-
-Messages take their latency, by NVLink or the network, and their bytes over the slowest link. Those of tensor
-parallelism are hidden as far as products run beside them, and those between stages if a rank has several. A pipeline
-waits (PP - 1) / (VP x GA) of what a rank has to do. Casts of FP8 weights outside of compiled code, the host and the
-launches of kernels take no time here.
 """
 
 
@@ -259,31 +240,6 @@ def memory_row(layout: PublishedLayout, accounts: Sequence[RankAccount]) -> list
         f"{estimated.peak_bytes / GIB:.1f}",
         str(BEFORE.get(layout.name, "")),
     ]
-
-
-STEP_COLUMNS = ("layout", "GPU", "GPUs", "rank", "before s", "step s", "published s", "ratio", "share")
-
-
-def step_rows(layout: PublishedLayout, accounts: Sequence[RankAccount]) -> Iterator[list[str]]:
-    """One row for each published step."""
-    for recipe in layout.recipes:
-        gpu = Catalogue().gpus[recipe.gpu_type]
-        now, before = (
-            step_on_paper(accounts, layout.layout, recipe.layout, gpu, rates)
-            for rates in (RATES, rates_before(recipe.layout))
-        )
-        timed = [each for each in recipe.expectations if each.step_time_s is not None]
-        # Examples in a document's text only where it has no table.
-        for published in (each.step_time_s for each in [one for one in timed if one.kind == "table"] or timed):
-            assert published is not None
-            yield [
-                layout.name.rpartition(" ")[0],
-                recipe.gpu_type,
-                str(recipe.scale),
-                str(now.rank),
-                *(f"{each:.2f}" for each in (before.seconds, now.seconds, published, now.seconds / published)),
-                share_text(now.largest(5), now.seconds),
-            ]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -33,6 +33,8 @@ from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
 from llmb.metrics.statistics import describe, describe_means
 from llmb.metrics.throughput import throughput
+from llmb.predict.memory import estimate
+from llmb.predict.prediction import default_calibration, predict
 from llmb.predict.remedies import Remedy
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub_access import NeededRepository, RepositoryAccess
@@ -48,6 +50,7 @@ from llmb.report.jobs_report import job_document, jobs_document, nodes_document,
 from llmb.report.memory_report import memory_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.plan_report import campaign_document, submit_document
+from llmb.report.predict_report import Foreseen, predict_document
 from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
 from llmb.report.recipe_report import list_document, metrics_document, recipe_document
 from llmb.report.run_report import repeats_document, run_document
@@ -95,6 +98,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "run --repeats": repeats_document([[sample_run]]),
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
         "memory": memory_document(recipe, sample_memory(), [Remedy("", 1.0, "")]),
+        "predict": predict_document(sample_foreseen(catalogue, recipe)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
         "submit": submit_document(plan.origin, [job]),
         "bulk": sample_campaign(catalogue),
@@ -122,6 +126,12 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "prepare image": image_document(sample_image(), "pyxis"),
         "prepare verify": verification_document(sample_verification()),
     }
+
+
+def sample_foreseen(catalogue: Catalogue, recipe: Recipe) -> Foreseen:
+    plan = make_plan(recipe, Choices(), device="cuda")
+    usual, gpu = default_calibration(catalogue.rates), catalogue.gpus[recipe.gpu_type]
+    return Foreseen(predict(plan, gpu, usual, catalogue.rates.errors), estimate(plan))
 
 
 def sample_memory() -> MemoryUse:

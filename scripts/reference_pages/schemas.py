@@ -11,7 +11,7 @@ from llmb.analysis.bisect import BisectReport
 from llmb.analysis.watched import Concern, State
 from llmb.bench.records import Measurement, MeasurementFile
 from llmb.catalogue.published import Expectation
-from llmb.catalogue.records import Dtype, Unspecified, Window
+from llmb.catalogue.records import Convention, Dtype, Unspecified, Window
 from llmb.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.health import records as health
 from llmb.jobs.job import Job
@@ -242,6 +242,22 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "method": Literal["exact", "estimate"],
         "capacity_gib": float | None,
         "fits": bool | None,
+    },
+    "predict": {
+        "recipe": RecipeIdentity,
+        "unspecified[]": Unspecified,
+        "ci95_s": tuple[float, float],
+        "errors": dict[str, dict[str, float | str]],
+        "breakdown_s": dict[str, float],
+        "days_per_1t_tokens": float | None,
+        "reasons": dict[str, str],
+        **{f"{name}.{each}": float | None for name in ("mfu_pct", "tflops_per_gpu") for each in Convention},
+        "memory.peak_gib": float | None,
+        "memory.fits": bool | None,
+        "memory.needed_gib": float | None,
+        "memory.capacity_gib": float | None,
+        "memory.reason": str | None,
+        "unvalidated": tuple[str, ...],
     },
     "bench": {"": MeasurementFile, "measurements[].peak_pct": float | None},
     "bench list": {"changes[]": MeasuredChange},

@@ -1,122 +1,149 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step on paper, of accounts whose times can be computed by hand."""
+"""Predicted steps: what follows by hand, what must not change with the layout, and the published ones."""
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields
 
 import pytest
+from benchmarks.predict.published_steps import compare, published_steps
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Layout
-from llmb.predict.step import RATES, SOURCES, Rates, step_on_paper
-from llmb.runs.rank_account import OWNERS, CollectiveCount, RankAccount
+from llmb.catalogue.records import Gpu
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.errors import UsageError
+from llmb.metrics.flops import model_flops
+from llmb.predict.prediction import Measured, calibrate, default_calibration, predict
+from llmb.predict.step import TERMS, Rates, nominal_step
+from llmb.predict.work import RankWork
+from llmb.runs.choices import Choices
+from llmb.runs.parallelism import Parallelism
+from llmb.runs.plan import EnginePlan, make_plan
 
-H100 = Catalogue().gpus["h100"]
-ROUND = Rates(
-    bf16_share=0.5, attention_share=0.25, memory_share=0.5, nvlink_share=0.5, network_share=0.5,
-    start_s=1e-5, nvlink_hop_s=1e-6, network_hop_s=1e-4, update_bytes=30,
-)  # fmt: skip
-
-
-def sizes(**changes: int) -> Layout:
-    given = {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "gpus": 8, "mbs": 1, "gbs": 64, "seq_len": 4096}
-    return Layout.model_validate({**given, "layers": 8, **changes})
-
-
-def account(*collectives: CollectiveCount, rank: int = 0, bf16: int = 10**15, **changes: Any) -> RankAccount:
-    given = {
-        "rank": rank,
-        "pp_stage": 0,
-        "peak_bytes": 0,
-        "bytes_by_owner": dict.fromkeys(OWNERS, 0),
-        "flops": bf16,
-        "flops_by_kind": {"bf16": bf16},
-        "moved_bytes": 0,
-        "collectives": collectives,
-    }
-    return RankAccount.model_validate({**given, **changes})
+CATALOGUE = Catalogue()
+H100 = CATALOGUE.gpus["h100"]
+USUAL = default_calibration(CATALOGUE.rates)
+NOMINAL = Rates(**dict.fromkeys((field.name for field in fields(Rates)), 1.0))
+NO_WAVES = H100.model_copy(update={"sms": None})
 
 
-def message(kind: str, group: str, size: int, count: int = 1, **beside: int) -> CollectiveCount:
-    return CollectiveCount(kind=kind, group=group, count=count, bytes=size, **beside)
+def planned(
+    size: str = "8b",
+    scale: int = 8,
+    *,
+    workload: str = "pretrain_llama3.1",
+    choices: Choices | None = None,
+    **other: int,
+) -> EnginePlan:
+    dtype = str(other.pop("dtype", "bf16"))
+    request = Request(
+        workload=workload, size=size, dtype=dtype, gpu_type="h100", scale=scale, overrides=Overrides(**other)
+    )
+    return make_plan(resolve(CATALOGUE, request), choices or Choices(), device="cuda")
 
 
-def test_work_takes_its_amount_over_the_rate() -> None:
-    """989 TFLOP/s and 3.35 TB/s, half of which is attained; a parameter updated has 8 bytes of moments."""
-    owned = dict.fromkeys(OWNERS, 0) | {"optimizer": 8 * 10**9}
-    flops = {"bf16": 989 * 10**12, "attention": 989 * 10**12}
-    one = account(flops_by_kind=flops, moved_bytes=335 * 10**10, bytes_by_owner=owned)
-    step = step_on_paper([one], sizes(gpus=1), sizes(gpus=1), H100, ROUND)
-    expected = {"products bf16": 2.0, "attention": 4.0, "memory": 2.0, "optimizer": 30e9 / 1.675e12}
-    assert step.terms == pytest.approx(expected)
-    assert step.seconds == pytest.approx(sum(expected.values()))
-    assert [name for name, _ in step.largest(2)] == ["attention", "products bf16"]
+def seconds(plan: EnginePlan, gpu: Gpu = H100) -> float:
+    return nominal_step(plan, gpu, USUAL.rates).seconds(USUAL.rates)
+
+
+@pytest.mark.parametrize("size", ["8b", "70b"])
+def test_products_and_attention_are_those_of_the_model(size: str) -> None:
+    plan = planned(size, {"8b": 8, "70b": 64}[size], tp=1, pp=1, vp=1, cp=1)
+    busy = nominal_step(plan, NO_WAVES, NOMINAL).busy
+    peak = H100.peak_tflops["bf16"] * 1e12
+    layout = plan.recipe.layout
+    # A backward pass of attention takes two and a half times its forward pass, and counts as two.
+    counted = (busy["bf16"] + busy["attention"] * 3 / 3.5) * peak * layout.gpus / layout.gbs
+    assert counted == pytest.approx(model_flops(plan.recipe.model, layout.seq_len, causal=True), rel=1e-9)
+
+
+def test_full_tiles_and_waves_take_no_longer_and_one_more_tile_takes_a_wave() -> None:
+    work = RankWork(planned(), 132)
+    assert work.filled(128 * 132, 256) == 1
+    assert work.filled(128 * 133, 256) == pytest.approx(2 * 132 / 133)
+    assert work.filled(64, 256 * 132) == 2
+
+
+def test_terms_sum_to_the_step_and_all_have_a_name() -> None:
+    step = nominal_step(planned("405b", 512), H100, USUAL.rates)
+    assert sum(step.terms(USUAL.rates).values()) == pytest.approx(step.seconds(USUAL.rates))
+    assert set(TERMS) == {field.name for field in fields(Rates)} == set(CATALOGUE.rates.rates)
+
+
+def test_published_steps_are_predicted() -> None:
+    found = compare(published_steps(CATALOGUE), H100, USUAL.rates)
+    assert len(found) == 70
+    assert sum(abs(each.error) for each in found) / len(found) < 0.02
+    assert all(abs(each.error) < 0.06 for each in found if not each.step.is_slip)
+
+
+def test_virtual_stages_divide_the_bubble() -> None:
+    bubbles = [nominal_step(planned("70b", 64, vp=vp), H100, NOMINAL).bubble["attention"] for vp in (1, 5)]
+    assert bubbles[0] == pytest.approx(5 * bubbles[1])
 
 
 @pytest.mark.parametrize(
-    ("of", "layout", "seconds"),
-    [
-        # Within a node: 8 GPUs, 225 of 900 GB/s.
-        (message("all_gather", "tp", 225 * 10**9, 2), sizes(tp=8), 7 / 8 + 2 * (1e-5 + 7e-6)),
-        (message("all_reduce", "tp", 225 * 10**9), sizes(tp=8), 2 * 7 / 8 + 1e-5 + 7e-6),
-        # One member in each of 8 nodes: one adapter, 25 of 50 GB/s. All 8 of each node: as many adapters.
-        (message("reduce_scatter", "dp", 25 * 10**9), sizes(tp=8, gpus=64), 7 / 8 + 1e-5 + 7e-4),
-        (message("reduce_scatter", "dp", 200 * 10**9), sizes(gpus=64), 63 / 64 + 1e-5 + 56e-6 + 7e-4),
-        # What stays within the node takes no network.
-        (message("all_to_all", "dp", 25 * 10**9), sizes(gpus=16), 8 / 16 + 1e-5 + 14e-6 + 1e-4),
-        (message("all_gather", "cp", 10**9), sizes(), 0),
-    ],
+    "changes",
+    [{"gbs": 256}, {"seq_len": 16384}, {"layers": 40}],
+    ids=["twice the batch", "twice the length", "more layers"],
 )
-def test_messages_take_a_latency_and_their_bytes_over_the_slowest_link(
-    of: CollectiveCount, layout: Layout, seconds: float
-) -> None:
-    step = step_on_paper([account(of)], layout, layout, H100, ROUND)
-    assert step.seconds - step.terms["products bf16"] == pytest.approx(seconds)
+def test_more_work_takes_longer(changes: dict[str, int]) -> None:
+    assert seconds(planned(**changes)) > seconds(planned()) * 1.2
 
 
-def test_products_hide_messages_that_they_run_beside() -> None:
-    half = message("all_gather", "tp", 450 * 10**9, beside_bytes=225 * 10**9, beside_flops=10**14)
-    step = step_on_paper([account(half)], sizes(tp=8), sizes(tp=8), H100, ROUND)
-    whole = 2 * 7 / 8 + 1.7e-5
-    assert step.terms["tp all-gather"] == pytest.approx(whole - 1e14 / 494.5e12)
-    long = half.model_copy(update={"beside_flops": 10**16})
-    hidden = step_on_paper([account(long)], sizes(tp=8), sizes(tp=8), H100, ROUND)
-    assert hidden.terms["tp all-gather"] == pytest.approx(whole / 2)
+def test_recomputing_and_sharding_parameters_take_longer() -> None:
+    again = planned(choices=Choices(recompute="full"))
+    assert seconds(again) == pytest.approx(seconds(planned()) * 1.3, rel=0.05)
+    sharded = planned("405b", 512, choices=Choices(parallelism=Parallelism(dp_sharding="full")))
+    assert seconds(sharded) > seconds(planned("405b", 512)) * 1.05
 
 
-def test_a_pipeline_waits_and_hides_messages_between_stages_if_a_rank_has_several() -> None:
-    received = message("recv", "pp forward 1", 25 * 10**9)
-    ranks = [account(received), account(received, rank=4, bf16=3 * 10**15)]
-    layout = sizes(pp=2, gpus=64, gbs=128)
-    plain = step_on_paper(ranks, layout, layout, H100, ROUND)
-    interleaved = step_on_paper(ranks, layout, sizes(pp=2, vp=4, gpus=64, gbs=128), H100, ROUND)
-    assert plain.rank == interleaved.rank == 4
-    passed = 1 + 1e-5 + 1e-4
-    mean = 2e15 / 494.5e12
-    assert plain.terms["pp recv"] == pytest.approx(passed)
-    assert plain.terms["pipeline bubble"] == pytest.approx((mean + passed) / 4)
-    assert interleaved.terms["pipeline bubble"] == pytest.approx(mean / 16)
-    assert "pp recv" not in interleaved.terms
+def test_adapters_leave_out_the_gradients_of_weights() -> None:
+    plan = planned("70b", 8, workload="finetune_llama3")
+    whole = plan.model_copy(update={"lora": None})
+    products, all_products = (nominal_step(each, NO_WAVES, NOMINAL).busy["bf16"] for each in (plan, whole))
+    assert products == pytest.approx(all_products * 2 / 3, rel=0.01)
 
 
-def test_more_work_takes_longer() -> None:
-    layout = sizes(tp=8, gpus=64)
-    base = account(message("all_gather", "tp", 10**9), moved_bytes=10**12)
-    more = [
-        account(message("all_gather", "tp", 10**9), moved_bytes=10**12, bf16=2 * 10**15),
-        account(message("all_gather", "tp", 10**9), moved_bytes=2 * 10**12),
-        account(message("all_gather", "tp", 2 * 10**9), moved_bytes=10**12),
-        account(message("all_gather", "tp", 10**9, 1000), moved_bytes=10**12),
-    ]
-    seconds = step_on_paper([base], layout, layout, H100).seconds
-    assert all(step_on_paper([each], layout, layout, H100).seconds > seconds for each in more)
-    assert step_on_paper([base], layout, layout, H100, replace(RATES, overlaps=False)).seconds >= seconds
+def test_a_better_machine_is_no_slower() -> None:
+    plan = planned("405b", 512)
+    for name in ("memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s"):
+        assert seconds(plan, H100.model_copy(update={name: 2 * getattr(H100, name)})) < seconds(plan)
+    peaks = {name: 2 * peak for name, peak in H100.peak_tflops.items()}
+    assert seconds(plan, H100.model_copy(update={"peak_tflops": peaks})) < 0.6 * seconds(plan)
 
 
 def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(ValueError, match="no ranks are known of the group ring"):
-        step_on_paper([account(message("all_gather", "ring", 1))], sizes(), sizes(), H100)
+    alone = H100.model_copy(update={"network_gb_s": None})
+    assert seconds(planned(), alone) > 0
+    with pytest.raises(UsageError, match="no network_gb_s is known of h100, and 16 GPUs need a network"):
+        nominal_step(planned(scale=16), alone, USUAL.rates)
+    with pytest.raises(UsageError, match="no fp8 peak is known of h100"):
+        nominal_step(planned(dtype="fp8"), H100.model_copy(update={"peak_tflops": {"bf16": 989.0}}), USUAL.rates)
 
 
-def test_every_rate_has_a_source() -> None:
-    assert set(SOURCES) == {each.name for each in fields(Rates)} - {"overlaps"}
+def test_kept_parts_change_nothing() -> None:
+    kept: dict[tuple[object, ...], dict[str, float]] = {}
+    for changes in ({}, {"tp": 8}, {"pp": 2, "vp": 1}, {"mbs": 2, "cp": 1}, {"cp": 1}):
+        plan = planned("70b", 64, **changes)
+        assert nominal_step(plan, H100, USUAL.rates, kept).busy == nominal_step(plan, H100, USUAL.rates).busy
+
+
+def test_a_run_of_the_same_recipe_scales_all_predictions() -> None:
+    small, large = planned(scale=8), planned(scale=128)
+    measured = Measured("run a", small, 1.1 * seconds(small))
+    found = calibrate(measured, large, H100, USUAL)
+    prediction = predict(large, H100, found, CATALOGUE.rates.errors)
+    assert prediction.seconds == pytest.approx(1.1 * seconds(large))
+    assert prediction.interval_s[0] < prediction.seconds < prediction.interval_s[1]
+    assert prediction.error_pct < predict(large, H100, USUAL, CATALOGUE.rates.errors).error_pct
+    other = calibrate(measured, planned("70b", 64), H100, USUAL)
+    assert (found.error, other.error) == ("recipe", "node")
+    with pytest.raises(UsageError, match="run a has dtype bf16, and the prediction is for fp8"):
+        calibrate(measured, planned("70b", 64, dtype="fp8"), H100, USUAL)
+
+
+def test_what_no_published_step_checks_is_named_and_widens_the_interval() -> None:
+    experts = predict(planned("8x7b", 64, workload="pretrain_mixtral"), H100, USUAL, CATALOGUE.rates.errors)
+    assert "experts" in " ".join(experts.unvalidated)
+    assert experts.error_pct > CATALOGUE.rates.errors["experts"].pct
+    elsewhere = planned().model_copy(update={"recipe": planned().recipe.model_copy(update={"gpu_type": "b200"})})
+    assert "this GPU type" in " ".join(predict(elsewhere, H100, USUAL, CATALOGUE.rates.errors).unvalidated)

@@ -8,7 +8,13 @@ from llmb.catalogue.records import Layout, Model
 
 
 def stage_layers(layout: Layout) -> list[range]:
-    """The layers of every stage, in the order in which a token passes them.
+    """The layers of every stage, in the order in which a token passes them."""
+    bounds = accumulate(stage_sizes(layout), initial=0)
+    return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
+def stage_sizes(layout: Layout) -> list[int]:
+    """The number of layers of every stage, in the order in which a token passes them.
 
     There are PP x VP stages of equal size, except for a first and a last stage whose size the layout may give. If the
     recipe counts the embedding and the loss as layers, the first and the last stage have one layer less.
@@ -16,14 +22,11 @@ def stage_layers(layout: Layout) -> list[range]:
     stages = layout.pp * layout.vp
     if layout.pipeline_layers != layout.layers:
         equal = layout.pipeline_layers // stages
-        sizes = [equal - 1, *[equal] * (stages - 2), equal - 1]
-    else:
-        first, last = given_sizes(layout)
-        equal_stages = stages - len(first) - len(last)
-        rest = layout.layers - sum(first) - sum(last)
-        sizes = [*first, *[rest // max(1, equal_stages)] * equal_stages, *last]
-    bounds = accumulate(sizes, initial=0)
-    return [range(start, stop) for start, stop in pairwise(bounds)]
+        return [equal - 1, *[equal] * (stages - 2), equal - 1]
+    first, last = given_sizes(layout)
+    equal_stages = stages - len(first) - len(last)
+    rest = layout.layers - sum(first) - sum(last)
+    return [*first, *[rest // max(1, equal_stages)] * equal_stages, *last]
 
 
 def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from llmb.catalogue.schema import (
     LayoutTable,
     ModelFile,
     PublishedFile,
+    RatesFile,
     WorkloadFile,
 )
 
@@ -111,13 +112,17 @@ class Catalogue:
     divisible, or a row whose printed DP or GA contradicts its other columns.
     """
 
-    def __init__(self, root: Path = DATA) -> None:
-        self.root = root
+    def __init__(self, root: Path = DATA, hardware: Path | None = None) -> None:
+        """``hardware``: a file of the user with more GPU types, which win."""
+        self.root, self.hardware = root, hardware
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:
         path = self.root / "hardware.yaml"
         gpus = {gpu.gpu_type: gpu for gpu in read_file(path, HardwareFile, wrap="gpus").gpus}
+        if self.hardware is not None:
+            path = self.hardware
+            gpus |= {gpu.gpu_type: gpu for gpu in read_file(path, HardwareFile, wrap="gpus", foreign=True).gpus}
         if problems := [
             located(path, (number, "borrows"), f"{gpu.gpu_type} borrows from '{name}', which is not a GPU type")
             for number, gpu in enumerate(gpus.values())
@@ -131,6 +136,11 @@ class Catalogue:
     def fabrics(self) -> Mapping[str, Fabric]:
         listed = read_file(self.root / "fabrics.yaml", FabricsFile, wrap="fabrics").fabrics
         return {fabric.fabric: fabric for fabric in listed}
+
+    @cached_property
+    def rates(self) -> RatesFile:
+        """At which steps are predicted, and how well."""
+        return read_file(self.root / "rates.yaml", RatesFile)
 
     @cached_property
     def documents(self) -> Mapping[str, Document]:

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -85,14 +85,16 @@ class Gpu(Record):
 
     gpu_type: str
     name: str
-    peak_tflops: dict[str, float]
-    memory_gb: float
-    memory_bandwidth_tb_s: float
-    nvlink_gb_s: float
-    nvlink_domain_gpus: int
-    network_gb_s: float | None = None
-    tdp_w: float | None = None
-    gpus_per_node: int
+    peak_tflops: dict[str, Annotated[float, Field(gt=0, lt=1e6)]]
+    memory_gb: float = Field(gt=0, lt=1e5)
+    memory_bandwidth_tb_s: float = Field(gt=0, lt=1e3)
+    nvlink_gb_s: float = Field(gt=0, lt=1e5)
+    nvlink_domain_gpus: int = Field(gt=0)
+    network_gb_s: float | None = Field(default=None, gt=0, lt=1e4)
+    tdp_w: float | None = Field(default=None, gt=0)
+    sms: int | None = Field(default=None, gt=0)
+    """Streaming multiprocessors; without them no quantization of waves is predicted."""
+    gpus_per_node: int = Field(gt=0)
     device_names: tuple[str, ...]
     """Patterns (glob) of the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
@@ -104,7 +106,7 @@ class Gpu(Record):
 
     @model_validator(mode="after")
     def _every_figure_has_a_source(self) -> Self:
-        sourced = ("peak_tflops", "memory_gb", "memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s", "tdp_w")
+        sourced = ("peak_tflops", "memory_gb", "memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s", "tdp_w", "sms")
         missing = [name for name in sourced if getattr(self, name) is not None and name not in self.sources]
         if missing:
             raise ValueError(f"{self.gpu_type} has no source for {', '.join(missing)}")

@@ -15,6 +15,35 @@ class HardwareFile(Record):
     gpus: tuple[Gpu, ...]
 
 
+class Prior(Record):
+    """What was known of a rate before any published step."""
+
+    mean: float
+    deviation: float = Field(gt=0)
+
+
+class Rate(Record):
+    """By how much work takes longer than at nominal rates, or seconds; with a prior if it was fitted."""
+
+    value: float = Field(ge=0)
+    prior: Prior | None = None
+    source: str
+
+
+class ExpectedError(Record):
+    """Within how many percent of a prediction 95 % of steps are."""
+
+    pct: float = Field(gt=0)
+    source: str
+
+
+class RatesFile(Record):
+    """``rates.yaml``."""
+
+    rates: dict[str, Rate]
+    errors: dict[str, ExpectedError]
+
+
 class ModelFile(Record):
     """``models/<model>.yaml``: each size consists of ``common`` and its own keys, which win."""
 

@@ -36,6 +36,7 @@ PANELS = {
         "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
         "report": ("llmb.cli.report", "A page of runs with verdicts, plots and tables, in one file."),
         "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
+        "predict": ("llmb.cli.predict", "How long a step will take, and why, before anything is queued."),
         "memory": ("llmb.cli.memory", "Memory, FLOPs and collectives of a rank, before anything is queued."),
         "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     },

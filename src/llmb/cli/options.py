@@ -72,27 +72,36 @@ def value_options(options: Iterable[Option], *, envvar: bool = True) -> Maker:
 
 def recipe_options() -> Maker:
     """A function that makes a Request; workload and size may be given without their flags."""
-    return _by_place(options_of(Request).values(), lambda **values: build(Request, values), required=True)
+    return _by_place(options_of(Request).values(), lambda **values: request_of(values))
+
+
+def request_of(values: dict[str, Any]) -> Request:
+    """Raises UsageError without workload and size, which may be in one word."""
+    return build(Request, _completed(values))
+
+
+def _completed(values: dict[str, Any]) -> dict[str, Any]:
+    if _is_complete(values["workload"], values["size"]):
+        return values
+    return values | dict(zip(PLACES, _model(values["workload"], values["size"]), strict=True))
 
 
 def model_options() -> Maker:
     """A function that returns workload and size, both of which may be given without their flags."""
     named = options_of(Request)
     options = [named[name] for name in PLACES]
-    return _by_place(options, lambda **values: (values["workload"], values["size"]), required=True)
+    return _by_place(options, lambda **values: tuple(map(_completed(values).get, PLACES)))
 
 
 def selection_options(options: Iterable[Option]) -> Maker:
     """A function that returns the values of options that select recipes, whose workload and size may be arguments."""
-    return _by_place(options, lambda **values: values, required=False)
+    return _by_place(options, lambda **values: values)
 
 
-def _by_place(options: Iterable[Option], make: Maker, *, required: bool) -> Maker:
+def _by_place(options: Iterable[Option], make: Maker) -> Maker:
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
         for name in PLACES:
             values[name] = given_once(name, values.pop(f"{name}_argument"), values[name])
-        if required and not _is_complete(values["workload"], values["size"]):
-            values |= dict(zip(PLACES, _model(values["workload"], values["size"]), strict=True))
         return make(**values)
 
     flags = [parameter(option) for option in options]

@@ -54,7 +54,9 @@ def model_flops(
     tokens = packing.tokens if packing else seq_len
     passes = FROZEN_PASSES if frozen else PASSES
     weights = sum(_layer_weights(model, layer) for layer in range(model.layers)) + model.hidden_size * model.vocab_size
-    scores = sum(_attention_square(model, layer, seq_len, packing) for layer in range(model.layers))
+    scores = sum(
+        attention_square(model, model.is_global_layer(layer), seq_len, packing) for layer in range(model.layers)
+    )
     width = model.attention_heads * model.head_dim
     return passes * 2 * weights * tokens + PASSES * 4 * width * scores * (0.5 if causal else 1.0)
 
@@ -81,13 +83,14 @@ def _layer_weights(model: Model, layer: int) -> int:
     return attention + matrices * hidden * active
 
 
-def _attention_square(model: Model, layer: int, seq_len: int, packing: Packing | None) -> float:
-    """Pairs of positions that one layer's attention compares, without subtracting the causal half."""
+def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
+    """Pairs of positions that a layer with global, or with chunked attention compares in a sequence, without
+    subtracting the causal half."""
     chunked = model.chunked_attention
     if packing:
         cut = packing.chunked_sum_of_squares
-        return packing.sum_of_squares if cut is None or model.is_global_layer(layer) else cut
-    if chunked is None or model.is_global_layer(layer) or seq_len <= chunked.chunk_size:
+        return packing.sum_of_squares if cut is None or attends_all else cut
+    if chunked is None or attends_all or seq_len <= chunked.chunk_size:
         return seq_len**2
     chunks, rest = divmod(seq_len, chunked.chunk_size)
     return chunks * chunked.chunk_size**2 + rest**2

@@ -98,7 +98,7 @@ def held(layout: Layout, pp_rank: int) -> Iterator[list[int]]:
             number[layout.vp - 1 - (done - ahead) // together % layout.vp] -= 1
 
 
-class _Sizes:
+class Sizes:
     """Elements on one rank. tokens: of a micro-batch; shard: of them between layers; query, key: features of heads."""
 
     def __init__(self, plan: EnginePlan) -> None:
@@ -239,7 +239,7 @@ class _Rank:
 
     def __init__(self, plan: EnginePlan, pp_rank: int) -> None:
         self.plan, self.pp_rank = plan, pp_rank
-        self.sizes = _Sizes(plan)
+        self.sizes = Sizes(plan)
         layout = plan.recipe.layout
         layers = stage_layers(layout)
         numbers = rank_stages(layout, pp_rank)

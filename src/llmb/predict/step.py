@@ -1,216 +1,307 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step on paper: the work that a rank was counted to do, at rates that nothing was fitted to. Pure.
+"""How long a training step takes: the work of its ranks at the rates that GPUs and links attain. Pure.
 
-No GPU has confirmed it. Not counted: the host, launches of kernels, clocks that fall with power, ranks that wait for
-slower ones, and casts of FP8 weights after they were gathered, 4 bytes per parameter and step.
+A pipeline takes as long as its slowest rank for all micro-batches, and the time in which it fills and empties. All
+seconds are first those of nominal rates; ``Rates`` says how many times longer each kind of work takes. Sources of the
+rates, and which of them were fitted to published steps, are in ``rates.yaml``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import log2
 from types import MappingProxyType
+from typing import Literal
 
-from llmb.catalogue.records import Gpu, Layout
-from llmb.runs.rank_account import CollectiveCount, RankAccount
+from llmb.catalogue.records import Dtype, Gpu
+from llmb.errors import UsageError
+from llmb.predict.work import Amounts, LayerKind, Message, RankWork
+from llmb.runs.plan import EnginePlan
 
-MICRO = 1e-6
+START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
+"""Base latency of a ring with the protocol Simple, and latency of a step (NCCL, src/graph/tuning.cc at 01afd20)."""
+UPDATE_BYTES = 30.1
+"""That the optimizer moves per parameter and step, with the norm (benchmarks/generated_code/bounds.yaml)."""
+CAST_BYTES = 4
+"""That casts of weights to FP8 move per parameter and step: bf16 is read, FP8 written as it is and transposed."""
+BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6
+"""Parameters that are exchanged together, and for each data-parallel rank at least (Megatron-core,
+distributed_data_parallel.py, bucket_size)."""
+
+Amount = dict[str, float]
+"""Seconds at nominal rates by the names of ``Rates``."""
+Kept = dict[tuple[object, ...], Amount]
+"""A micro-batch in a layer, an embedding or a head, by the sizes that decide it: layouts that differ in others share
+it. Of plans that are equal but for their layout and number of layers, and of one type of GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a GPU attains. Shares are of the figures of the catalogue, NVLink's in one direction; see ``SOURCES``.
+    """By how much work takes longer than at nominal rates; those that end in _s are seconds.
 
-    overlaps: whether the engine multiplies while tensor-parallel messages travel, and between stages.
+    bf16, fp8, attention, memory: products and bytes. written: outputs of products. tp, cp, ep, pp, dp: the part of
+    messages that delays a rank. tp_bf16, tp_fp8, cp_attention: by how much products and attention that are cut for
+    overlapping take longer. exposed: messages of data-parallel groups beyond what a step can hide. fp8_layer_s: in each
+    layer and micro-batch. step_s, fp8_step_s: once a step. wait_step_s, wait_micro_batch_s: for each doubling of the
+    nodes, because ranks meet once a step, and in FP8 once a micro-batch, for the maxima of all.
     """
 
-    bf16_share: float = 0.70
-    fp8_share: float = 0.60
-    fp32_share: float = 0.35
-    attention_share: float = 0.57
-    memory_share: float = 0.77
-    nvlink_share: float = 0.80
-    network_share: float = 0.90
-    start_s: float = 8.4 * MICRO
-    nvlink_hop_s: float = 3.4 * MICRO
-    network_hop_s: float = 9.6 * MICRO
-    update_bytes: float = 30.1
-    overlaps: bool = True
+    bf16: float
+    fp8: float
+    attention: float
+    memory: float
+    written: float
+    tp: float
+    tp_bf16: float
+    tp_fp8: float
+    cp: float
+    cp_attention: float
+    ep: float
+    pp: float
+    dp: float
+    exposed: float
+    fp8_layer_s: float
+    step_s: float
+    fp8_step_s: float
+    wait_step_s: float
+    wait_micro_batch_s: float
 
 
-SOURCES: Mapping[str, str] = MappingProxyType(
+TERMS: Mapping[str, str] = MappingProxyType(
     {
-        "bf16_share": "assumed: 690 of 989 TFLOP/s in large products of an H100 at 700 W",
-        "fp8_share": "assumed: 1,190 of 1,979 TFLOP/s, with fast accumulation in the forward pass only",
-        "fp32_share": "assumed, of the bf16 peak: TF32 has half of it; few products are in fp32",
-        "attention_share": "cuDNN's frontend, for cuDNN 9.19 at 8k: 644 TFLOP/s forward, 541 backward, weighed 2 to 5",
-        "memory_share": "assumed: 3.7 of 4.8 TB/s of an H200",
-        "nvlink_share": "assumed: 360 of 450 GB/s of an H100, a ring of 8 GPUs",
-        "network_share": "assumed: 45 of 50 GB/s",
-        "start_s": "NCCL, src/graph/tuning.cc at 01afd20: base latency of a ring, protocol Simple",
-        "nvlink_hop_s": "the same: latency of a step by NVLink",
-        "network_hop_s": "the same: latency of a step by the network",
-        "update_bytes": "benchmarks/generated_code/bounds.yaml: per parameter that a rank updates, with the norm",
+        "bf16": "products bf16",
+        "fp8": "products fp8",
+        "attention": "attention",
+        "memory": "memory-bound operators",
+        "written": "outputs of products",
+        "tp": "tensor-parallel messages",
+        "tp_bf16": "products cut for overlap",
+        "tp_fp8": "products cut for overlap",
+        "cp": "context-parallel messages",
+        "cp_attention": "attention cut for overlap",
+        "ep": "messages of experts",
+        "pp": "messages between stages",
+        "dp": "data-parallel messages beside work",
+        "exposed": "data-parallel messages waited for",
+        "fp8_layer_s": "FP8 scaling",
+        "step_s": "once a step",
+        "fp8_step_s": "once a step",
+        "wait_step_s": "waiting for slower ranks",
+        "wait_micro_batch_s": "waiting for slower ranks",
     }
 )
-RATES = Rates()
-PIPELINE = "pp"
-OF_STEP = ("dp", "world", "replicate")
-"""First words of groups that exchange gradients and parameters once a step."""
+"""Names of ``Rates`` for readers."""
+BUBBLE = "pipeline bubble"
 
 
 @dataclass(frozen=True, slots=True)
-class PaperStep:
-    """Seconds by term, of the rank that takes longest; they sum to the step."""
+class NominalStep:
+    """A step at nominal rates.
 
-    rank: int
-    terms: Mapping[str, float]
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.terms.values())
-
-    def largest(self, number: int) -> list[tuple[str, float]]:
-        return sorted(self.terms.items(), key=lambda each: -each[1])[:number]
-
-
-def step_on_paper(
-    accounts: Sequence[RankAccount], counted: Layout, layout: Layout, gpu: Gpu, rates: Rates = RATES
-) -> PaperStep:
-    """From some ranks of a pipeline; those that are not given are taken to be no slower.
-
-    counted: the layout that was counted, from which ``layout`` may differ in its number of data-parallel replicas.
+    busy: of the slowest rank in all micro-batches, and once a step. bubble: while a pipeline fills and empties.
     """
-    paper = [_Paper(account, counted, layout, gpu, rates) for account in accounts]
-    slowest = max(paper, key=lambda each: sum(each.busy().values()))
-    waits = (layout.pp - 1) / (layout.vp * layout.ga)
-    bubble = waits * sum(sum(each.busy().values()) for each in paper) / len(paper)
-    terms = {**slowest.busy(), **slowest.once(), "pipeline bubble": bubble}
-    return PaperStep(slowest.account.rank, {name: seconds for name, seconds in terms.items() if seconds})
+
+    busy: Amount
+    bubble: Amount
+
+    def terms(self, rates: Rates) -> dict[str, float]:
+        """Seconds by cause; they sum to the step."""
+        found: dict[str, float] = {}
+        for name, amount in self.busy.items():
+            found[TERMS[name]] = found.get(TERMS[name], 0.0) + amount * getattr(rates, name)
+        if self.bubble:
+            found[BUBBLE] = priced(self.bubble, rates)
+        return {name: seconds for name, seconds in found.items() if seconds}
+
+    def seconds(self, rates: Rates) -> float:
+        return priced(self.busy, rates) + priced(self.bubble, rates)
 
 
-class _Paper:
-    """One rank."""
+def priced(amount: Amount, rates: Rates) -> float:
+    """Seconds."""
+    values: dict[str, float] = {name: getattr(rates, name) for name in amount}
+    return sum(each * values[name] for name, each in amount.items())
 
-    def __init__(self, account: RankAccount, counted: Layout, layout: Layout, gpu: Gpu, rates: Rates) -> None:
-        self.account, self.counted, self.layout, self.gpu, self.rates = account, counted, layout, gpu, rates
 
-    def flops_per_s(self, kind: str) -> float:
-        share = {
-            "fp8": self.rates.fp8_share,
-            "bf16": self.rates.bf16_share,
-            "fp32": self.rates.fp32_share,
-            "attention": self.rates.attention_share,
-        }[kind]
-        return share * self.gpu.peak_tflops["fp8" if kind == "fp8" else "bf16"] * 1e12
+def why_not_predicted(plan: EnginePlan, gpu: Gpu) -> str | None:
+    """None if the step of a plan can be predicted."""
+    if plan.recipe.dtype is Dtype.FP32:
+        return "steps in fp32 are not predicted: the catalogue has no peak of it"
+    if plan.recipe.dtype.value not in gpu.peak_tflops:
+        return f"no {plan.recipe.dtype} peak is known of {gpu.gpu_type}"
+    nodes = plan.recipe.layout.gpus > gpu.nvlink_domain_gpus
+    if nodes and gpu.network_gb_s is None:
+        return f"no network_gb_s is known of {gpu.gpu_type}, and {plan.recipe.layout.gpus} GPUs need a network"
+    return None
+
+
+def nominal_step(plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept | None = None) -> NominalStep:
+    """``rates`` decide which rank is the slowest, and how much of the exchange of gradients it hides.
+
+    kept: what many plans for one type of GPU share, for those who predict thousands; see ``Kept``. Raises UsageError if
+    ``why_not_predicted`` has something against the plan.
+    """
+    if why := why_not_predicted(plan, gpu):
+        raise UsageError(why, do="see 'llmb list' for GPU types, or give figures with --hardware FILE")
+    return _Step(plan, gpu, rates, {} if kept is None else kept).nominal()
+
+
+class _Step:
+    def __init__(self, plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept) -> None:
+        self.plan, self.gpu, self.rates, self.kept = plan, gpu, rates, kept
+        layout = self.layout = plan.recipe.layout
+        sizes = (layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.seq_len, layout.sequence_parallel)
+        self.key = (*sizes, layout.pp > 1, plan.recompute)
+        self.work = RankWork(plan, gpu.sms)
+        self.fp8 = plan.recipe.dtype is Dtype.FP8
+
+    def nominal(self) -> NominalStep:
+        layout, alike = self.layout, self._ranks()
+        seconds = {rank: priced(amount, self.rates) for rank, amount, _ in alike}
+        slowest = max(seconds, key=seconds.__getitem__)
+        busy = {name: each * layout.ga for rank, amount, _ in alike if rank == slowest for name, each in amount.items()}
+        bubble: Amount = {}
+        if layout.pp > 1:
+            for _, amount, ranks in alike:
+                _add(bubble, amount, (layout.pp - 1) / layout.vp * ranks / layout.pp)
+            self._defer_head(busy, slowest, priced(bubble, self.rates))
+        _add(busy, self._once(slowest, seconds[slowest]))
+        return NominalStep(busy, bubble)
+
+    def _ranks(self) -> list[tuple[int, Amount, int]]:
+        """A micro-batch on the ranks of the pipeline: of those that do the same the first, what it does, and how many
+        they are."""
+        kinds = {kind: self._part(kind) for kind in self.work.examples}
+        last = self.layout.pp - 1
+        same = [(layers, rank == 0, rank == last) for rank, layers in enumerate(self.work.stages)]
+        found = []
+        for (layers, is_first, is_last), ranks in Counter(same).items():
+            amount: Amount = self._message(self.work.between_stages()) if last else {}
+            for kind, count in layers:
+                _add(amount, kinds[kind], count)
+            if is_first:
+                _add(amount, self._part("first"))
+            if is_last:
+                _add(amount, self._part("last"))
+            found.append((same.index((layers, is_first, is_last)), amount, ranks))
+        return found
+
+    def _part(self, part: LayerKind | Literal["first", "last"]) -> Amount:
+        key = (part, *self.key)
+        if key not in self.kept:
+            ends = {"first": self.work.first, "last": self.work.last}
+            self.kept[key] = self._amount(ends[part]() if isinstance(part, str) else self.work.layer(part))
+        return self.kept[key]
+
+    def _amount(self, work: Amounts) -> Amount:
+        """Seconds at nominal rates."""
+        peaks = self.gpu.peak_tflops
+        found = {kind: flops / peaks["fp8" if kind == "fp8" else "bf16"] / 1e12 for kind, flops in work.flops.items()}
+        layout = self.layout
+        if layout.tp > 1 and work.fp8_layers + (work.flops.get("attention", 0) > 0):
+            cut = "fp8" if work.fp8_layers else "bf16"
+            found[f"tp_{cut}"] = found[cut]
+        if layout.cp > 1 and "attention" in found:
+            found["cp_attention"] = found["attention"]
+        found["written"] = work.written / self.bytes_per_s
+        found["memory"] = (work.moved + work.cast) / self.bytes_per_s
+        found["fp8_layer_s"] = work.fp8_layers
+        for message in work.messages:
+            _add(found, self._message(message))
+        return found
 
     @property
     def bytes_per_s(self) -> float:
-        return self.rates.memory_share * self.gpu.memory_bandwidth_tb_s * 1e12
+        return self.gpu.memory_bandwidth_tb_s * 1e12
 
-    def busy(self) -> dict[str, float]:
-        """Seconds of all micro-batches: while others of its pipeline have nothing to do, a rank does none of this."""
-        terms = {_NAMES[kind]: number / self.flops_per_s(kind) for kind, number in self.account.flops_by_kind.items()}
-        terms["memory"] = self.account.moved_bytes / self.bytes_per_s
-        return terms | self.communication(of_step=False)
+    def _message(self, message: Message) -> Amount:
+        if message.beside:
+            return {}
+        name = {"etp": "ep", "edp": "dp"}.get(message.group, message.group)
+        return {name: self.travel(message)}
 
-    def once(self) -> dict[str, float]:
-        """Seconds at the end of a step."""
-        own = self.account.bytes_by_owner["optimizer"] / 8 * _replicas(self.counted) / _replicas(self.layout)
-        return {"optimizer": own * self.rates.update_bytes / self.bytes_per_s} | self.communication(of_step=True)
-
-    def communication(self, *, of_step: bool) -> dict[str, float]:
-        """Exposed seconds by kind and group."""
-        terms: dict[str, float] = {}
-        for each in self.account.collectives:
-            of_data = dimensions(each.group)[0] in OF_STEP and each.kind != "all_to_all"  # which experts exchange
-            if of_data == of_step and each.kind != "barrier":
-                name = f"{each.group.split()[0]} {each.kind.replace('_', '-')}"
-                terms[name] = terms.get(name, 0) + self.exposed(each)
-        return terms
-
-    def exposed(self, collective: CollectiveCount) -> float:
-        whole = self.seconds(collective, collective.bytes, collective.count)
-        if dimensions(collective.group)[0] == PIPELINE:
-            # Both ends take the same time, and with virtual stages other micro-batches pass meanwhile.
-            hidden = self.rates.overlaps and self.layout.vp > 1
-            return 0 if hidden or collective.kind == "send" else whole
-        share = collective.beside_bytes / collective.bytes if collective.bytes else 0
-        if not self.rates.overlaps:
-            return whole * (1 - share) if collective.kind == "all_gather" else whole
-        return whole - min(share * whole, collective.beside_flops / self.flops_per_s(self.main_kind))
+    def travel(self, message: Message) -> float:
+        """Seconds of messages over links at their nominal rates, with the latency of rings."""
+        ranks, within = self.groups[message.group]
+        if ranks == 1:
+            return 0.0
+        nodes = -(-ranks // within)
+        latency = START_S + (ranks - nodes) * NVLINK_HOP_S + (nodes - 1) * NETWORK_HOP_S
+        nvlink = self.gpu.nvlink_gb_s / 2 * 1e9
+        volume = message.size * (2 if message.kind == "all_reduce" else 1)
+        if message.kind == "send":
+            link = nvlink if nodes == 1 else self._network
+            return message.number * (START_S + volume / link)
+        if nodes == 1:
+            return message.number * (latency + volume * (ranks - 1) / ranks / nvlink)
+        if message.kind == "all_to_all":
+            return message.number * (latency + volume * (ranks - within) / ranks / self._network)
+        # Members of a node use as many adapters.
+        link = min(nvlink, within * self._network)
+        return message.number * (latency + volume * (ranks - 1) / ranks / link)
 
     @property
-    def main_kind(self) -> str:
-        products = {kind: flops for kind, flops in self.account.flops_by_kind.items() if kind != "attention"}
-        return max(products, key=products.__getitem__)
+    def _network(self) -> float:
+        assert self.gpu.network_gb_s is not None, "checked before"
+        return self.gpu.network_gb_s * 1e9
 
-    def seconds(self, collective: CollectiveCount, size: int, count: int) -> float:
-        """Alpha and beta: a ring's latency for each message, and bytes over the slowest link that they pass."""
-        ranks, within = self.members(collective.group)
-        if ranks == 1:
-            return 0
-        nodes = -(-ranks // within)
-        rates = self.rates
-        alpha = rates.start_s + (ranks - nodes) * rates.nvlink_hop_s + (nodes - 1) * rates.network_hop_s
-        nvlink = rates.nvlink_share * self.gpu.nvlink_gb_s / 2 * 1e9
-        volume = size * _VOLUME[collective.kind]
-        if nodes == 1:
-            return count * alpha + volume * _part(collective.kind, ranks, 1) / nvlink
-        if self.gpu.network_gb_s is None:
-            raise ValueError(f"the catalogue has no network of {self.gpu.gpu_type}")
-        network = rates.network_share * self.gpu.network_gb_s * 1e9
-        if collective.kind == "all_to_all":
-            return count * alpha + volume * _part(collective.kind, ranks, within) / network
-        # Members of a node use as many adapters.
-        return count * alpha + volume * _part(collective.kind, ranks, 1) / min(nvlink, within * network)
+    @cached_property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """Ranks of each group, and how many of them share an NVLink domain."""
+        layout, domain = self.layout, self.gpu.nvlink_domain_gpus
+        found = {
+            "tp": (layout.tp, 1),
+            "cp": (layout.cp, layout.tp),
+            "dp": (layout.cp * layout.dp, layout.tp),
+            "etp": (layout.etp, 1),
+            "ep": (layout.ep, layout.etp),
+            "edp": (layout.edp, layout.etp * layout.ep),
+            "pp": (min(layout.pp, 2), layout.gpus // layout.pp),
+        }
+        return {name: (ranks, max(1, min(ranks, domain // stride))) for name, (ranks, stride) in found.items()}
 
-    def members(self, group: str) -> tuple[int, int]:
-        """Ranks of a group, and how many of them share an NVLink domain."""
-        layout = self.layout
-        strides = {"tp": 1, "cp": layout.tp, "dp": layout.tp * layout.cp, "pp": layout.gpus // layout.pp}
-        sizes = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": min(layout.pp, 2)}
-        names = dimensions(group)
-        if names[0] == "world":
-            ranks, stride = layout.gpus, 1
-        elif names[0] == "replicate":
-            ranks, stride = layout.dp * layout.cp, layout.tp
-        elif unknown := set(names) - set(sizes):
-            raise ValueError(f"no ranks are known of the group {group}: {', '.join(sorted(unknown))}")
-        else:
-            ranks, stride = 1, min(strides[name] for name in names)
-            for name in names:
-                ranks *= sizes[name]
-        return ranks, max(1, min(ranks, self.gpu.nvlink_domain_gpus // stride))
+    def _defer_head(self, busy: Amount, slowest: int, bubble_s: float) -> None:
+        """The head's weight gradients wait for the bubble of the last rank, as far as it has room for them."""
+        if slowest != self.layout.pp - 1:
+            return
+        each = self.work.head_weight_gradient() / self.gpu.peak_tflops["bf16"] / 1e12
+        busy["bf16"] -= min(self.layout.ga * each, bubble_s / self.rates.bf16)
 
+    def _once(self, rank: int, micro_batch_s: float) -> Amount:
+        """The exchange of gradients and parameters, and the update."""
+        layout, parameters = self.layout, self.work.parameters(rank)
+        dense, experts = parameters
+        own = dense / (layout.dp * layout.cp) + experts / layout.edp
+        if self.plan.parallelism.dp_sharding == "none":
+            own = float(dense + experts)
+        moved = UPDATE_BYTES * own + (CAST_BYTES * (dense + experts) if self.fp8 and self.plan.lora is None else 0)
+        found = {"memory": moved / self.bytes_per_s, "step_s": 1.0}
+        doublings = max(0.0, log2(layout.gpus / self.gpu.gpus_per_node))
+        found["wait_step_s"] = doublings
+        if self.fp8:
+            found |= {"fp8_step_s": 1.0, "wait_micro_batch_s": doublings * layout.ga}
+        # A stage's part of the exchange begins when the stage is done: an interleaved pipeline has as many
+        # micro-batches to hide it in as ranks, another the last or the first.
+        window = micro_batch_s * (min(layout.pp, layout.ga) if layout.vp > 1 else 1)
+        for message in self.work.of_step(parameters):
+            travel = self.travel(message) + self._bucket_latency(message, dense)
+            of_window = {"reduce_scatter": 2 / 3, "all_reduce": 2 / 3, "all_gather": message.number / 3}
+            waited = max(0.0, travel - of_window[message.kind] * window)
+            _add(found, {"dp": travel, "exposed": waited})
+        return found
 
-def rates_before(layout: Layout) -> Rates:
-    """Rates of the engine before the layouts were reworked: every message is waited for, nothing is gathered again, and
-    attention under context parallelism takes FlashAttention-2, which is 1.5 times slower."""
-    slower = 1.5 if layout.cp > 1 else 1
-    return replace(RATES, attention_share=RATES.attention_share / slower, overlaps=False)
-
-
-def dimensions(group: str) -> list[str]:
-    """``dp_cp``, ``mesh_dp_cp_tp`` and ``pp forward 1`` are groups of some dimensions of a layout."""
-    return group.split()[0].removeprefix("mesh_").split("_")
-
-
-def _replicas(layout: Layout) -> int:
-    return layout.dp * layout.cp
+    def _bucket_latency(self, message: Message, elements: int) -> float:
+        """Parameters travel in buckets; the first one's latency is that of the message."""
+        ranks, within = self.groups[message.group]
+        buckets = max(1.0, elements / max(BUCKET, BUCKET_OF_REPLICA * ranks))
+        return (buckets - 1) * (-(-ranks // within) - 1) * NETWORK_HOP_S
 
 
-def _part(kind: str, ranks: int, kept: int) -> float:
-    """The part of a message that does not stay with ``kept`` of the ranks."""
-    return 1 if kind in ("send", "recv", "broadcast") else (ranks - kept) / ranks
+def _add(to: Amount, amount: Mapping[str, float], times: float = 1.0) -> None:
+    for name, each in amount.items():
+        to[name] = to.get(name, 0.0) + each * times
 
 
-_NAMES: Mapping[str, str] = MappingProxyType(
-    {"bf16": "products bf16", "fp8": "products fp8", "fp32": "products fp32", "attention": "attention"}
-)
-_VOLUME: Mapping[str, int] = MappingProxyType(
-    {"all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "send": 1, "recv": 1, "broadcast": 1, "all_reduce": 2}
-)
-
-
-def share_text(terms: Iterable[tuple[str, float]], whole: float) -> str:
-    """``products bf16 61 %, attention 12 %``."""
-    return ", ".join(f"{name} {100 * seconds / whole:.0f} %" for name, seconds in terms)
+def rate_names() -> tuple[str, ...]:
+    return tuple(field.name for field in fields(Rates))

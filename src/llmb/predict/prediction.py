@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A predicted step with its interval, what it rests on, and what no published step has checked. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from llmb.catalogue.records import Gpu
+from llmb.catalogue.schema import ExpectedError, RatesFile
+from llmb.errors import UsageError
+from llmb.predict.step import Kept, Rates, nominal_step
+from llmb.runs.plan import EnginePlan
+
+CHECKED_GPU = "h100"
+"""The only type of which there are published tables of pre-training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A step that was measured: what was trained, and how long it took."""
+
+    title: str
+    plan: EnginePlan
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the user measured.
+
+    factor: of predicted steps. error: one of the catalogue's; None if nothing tells how far off predictions then are.
+    """
+
+    text: str
+    rates: Rates
+    factor: float = 1.0
+    error: str | None = "model"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds by cause, which sum to the step."""
+
+    plan: EnginePlan
+    terms: Mapping[str, float]
+    calibration: Calibration
+    errors: Mapping[str, ExpectedError]
+    """By which a step may be longer or shorter, by their names."""
+
+    @cached_property
+    def seconds(self) -> float:
+        return sum(self.terms.values())
+
+    @property
+    def error_pct(self) -> float:
+        """Within which 95 % of steps are expected; causes are independent."""
+        return math.hypot(*(each.pct for each in self.errors.values()))
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        part = self.error_pct / 100
+        return self.seconds / (1 + part), self.seconds * (1 + part)
+
+    @property
+    def unvalidated(self) -> tuple[str, ...]:
+        """What no published step has checked."""
+        return (*(_UNCHECKED[name] for name in self.errors if name in _UNCHECKED), SOFTWARE)
+
+
+SOFTWARE = "other software than the documents': rates are of NeMo's steps, and llmb's engine was measured on no GPU"
+_UNCHECKED = {
+    "gpu": "this GPU type: rates are shares of its nominal figures that H100 attains",
+    "experts": "experts: every one is taken to get as many tokens, and nothing to run beside their messages",
+    "adapters": "adapters",
+}
+
+
+def default_calibration(rates: RatesFile) -> Calibration:
+    values = Rates(**{name: rate.value for name, rate in rates.rates.items()})
+    return Calibration("none: rates of published steps", values)
+
+
+def calibrate(measured: Measured, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
+    """From one step that was measured: all predictions are longer, or shorter, by the same part.
+
+    Raises UsageError if it was measured on another type of GPU, or in another precision.
+    """
+    mine, other = plan.recipe, measured.plan.recipe
+    for name, asked, found in (("GPU type", mine.gpu_type, other.gpu_type), ("dtype", mine.dtype, other.dtype)):
+        if asked != found:
+            raise UsageError(
+                f"{measured.title} has {name} {found}, and the prediction is for {asked}",
+                do="calibrate with a run of the same GPU type and dtype",
+            )
+    expected = nominal_step(measured.plan, gpu, usual.rates).seconds(usual.rates)
+    same = (mine.workload, mine.size, mine.release) == (other.workload, other.size, other.release)
+    factor = measured.seconds / expected
+    text = f"{measured.title} took {measured.seconds:.4g} s, {100 * (factor - 1):+.1f} % of what was predicted"
+    return replace(usual, text=text, factor=factor, error="recipe" if same else "node")
+
+
+def predict(
+    plan: EnginePlan,
+    gpu: Gpu,
+    calibration: Calibration,
+    errors: Mapping[str, ExpectedError],
+    kept: Kept | None = None,
+) -> Prediction:
+    """Raises UsageError for what is not predicted; see ``why_not_predicted``. kept: see ``nominal_step``."""
+    terms = nominal_step(plan, gpu, calibration.rates, kept).terms(calibration.rates)
+    return Prediction(
+        plan,
+        {name: seconds * calibration.factor for name, seconds in terms.items()},
+        calibration,
+        {name: errors[name] for name in _error_names(plan, calibration)},
+    )
+
+
+def _error_names(plan: EnginePlan, calibration: Calibration) -> Sequence[str]:
+    names = [calibration.error or "model"]
+    measured = calibration.error != "model"
+    if not measured and plan.recipe.gpu_type != CHECKED_GPU:
+        names.append("gpu")
+    # A run of the same recipe has the same experts and adapters.
+    if calibration.error != "recipe":
+        names += [
+            name for name, has in (("experts", plan.recipe.model.moe), ("adapters", plan.lora)) if has is not None
+        ]
+    return names

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions as tables and JSON."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llmb.errors import LlmbError
+from llmb.metrics.throughput import Throughput, throughput
+from llmb.missing import Missing
+from llmb.predict.prediction import Prediction
+from llmb.predict.rows import COLUMNS, Row
+from llmb.report.memory_report import fits_text
+from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
+from llmb.report.table import Column, Table, csv_text, interval_of, known, number, result_table, table_of
+from llmb.runs.rank_account import GIB, MemoryUse
+
+BAR = 24
+"""Letters of the longest bar."""
+LEAST = 0.001
+"""Shares of a step that have a line of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What is known of a run before it starts."""
+
+    prediction: Prediction
+    memory: MemoryUse | Missing
+
+    @property
+    def throughput(self) -> Throughput:
+        plan = self.prediction.plan
+        return throughput(plan.recipe, self.prediction.seconds, lora=plan.lora)
+
+
+def predict_document(foreseen: Foreseen) -> dict[str, Any]:
+    """The JSON of ``llmb predict``; its keys are a contract."""
+    prediction, figures = foreseen.prediction, foreseen.throughput
+    published = [each for each in prediction.plan.recipe.expectations if each.step_time_s]
+    return {
+        **identity_document(prediction.plan.recipe),
+        "step_time_s": prediction.seconds,
+        "ci95_s": prediction.interval_s,
+        "error_pct": prediction.error_pct,
+        "errors": {name: each.model_dump() for name, each in prediction.errors.items()},
+        "breakdown_s": dict(prediction.terms),
+        "tokens_per_s": figures.tokens_per_s,
+        "tokens_per_s_per_gpu": figures.tokens_per_s_per_gpu,
+        "tflops_per_gpu": figures.tflops_per_gpu,
+        "mfu_pct": figures.mfu_pct,
+        "days_per_1t_tokens": figures.days_per_1t_tokens,
+        "reasons": figures.reasons,
+        "memory": _memory_document(foreseen.memory),
+        "calibration": prediction.calibration.text,
+        "unvalidated": list(prediction.unvalidated),
+        "published": [
+            {"step_time_s": each.step_time_s, "source": each.source, "line": each.line} for each in published
+        ],
+    }
+
+
+def _memory_document(memory: MemoryUse | Missing) -> dict[str, Any]:
+    known = None if isinstance(memory, Missing) else memory
+    return {
+        "peak_gib": known and known.fullest.peak_bytes / GIB,
+        "needed_gib": known and known.needed_gib,
+        "capacity_gib": known and known.capacity_gib,
+        "fits": known and known.fits,
+        "reason": memory.reason if isinstance(memory, Missing) else None,
+    }
+
+
+def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
+    prediction, figures = foreseen.prediction, foreseen.throughput
+    recipe = prediction.plan.recipe
+    table = result_table(f"PREDICTED {recipe.title()}", "metric", "predicted", "note", right=("predicted",))
+    interval = f"95 % within {interval_of(prediction.interval_s)}, ±{prediction.error_pct:.0f} %"
+    table.add_row("step time s", number(prediction.seconds), interval)
+    for published in recipe.expectations:
+        if published.step_time_s and published.kind == "table":
+            far = 100 * (prediction.seconds / published.step_time_s - 1)
+            table.add_row("published s", number(published.step_time_s), f"the prediction is {far:+.1f} % from it")
+    table.add_row("tokens/s", f"{figures.tokens_per_s:,.0f}", "")
+    for name, title in CONVENTION_NAMES.items():
+        if (mfu := figures.mfu_pct[name]) is not None:
+            table.add_row("MFU %", number(mfu), title)
+    days = figures.days_per_1t_tokens
+    table.add_row("days per 1T tokens", known(days), figures.reasons.get("days_per_1t_tokens", ""))
+    memory = foreseen.memory
+    text = memory.reason if isinstance(memory, Missing) else fits_text(memory)
+    gib = "n/a" if isinstance(memory, Missing) else number(memory.fullest.peak_bytes / GIB)
+    table.add_row("memory GiB", gib, text)
+    table.add_row("calibration", "", prediction.calibration.text)
+    for each in prediction.unvalidated:
+        table.add_row("not validated", "", each)
+    yield table
+    yield waterfall(prediction)
+
+
+def waterfall(prediction: Prediction) -> Table:
+    """Where the time of the step goes."""
+    shares = {name: seconds / prediction.seconds for name, seconds in prediction.terms.items()}
+    shown = {name: share for name, share in shares.items() if share >= LEAST}
+    rows = sorted(shown.items(), key=lambda each: -each[1])
+    if (rest := 1 - sum(shown.values())) > 0 and len(shown) < len(shares):
+        rows.append(("others", rest))
+    return table_of(
+        "Where the step goes",
+        rows,
+        [
+            Column("cause", lambda each: each[0]),
+            Column("s", lambda each: number(each[1] * prediction.seconds), right=True),
+            Column("%", lambda each: f"{100 * each[1]:.1f}", right=True),
+            Column("", lambda each: "█" * max(1, round(BAR * each[1] / rows[0][1]))),
+        ],
+    )
+
+
+def rows_document(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    return [_row_document(row) for row in rows]
+
+
+def _row_document(row: Row) -> dict[str, Any]:
+    if isinstance(row.found, LlmbError):
+        return {"line": row.line, **row.asked, "step_time_s": None, "reason": row.found.what}
+    found = row.found
+    tokens = found.plan.recipe.layout.gbs * found.plan.recipe.layout.seq_len / found.seconds
+    low, high = found.interval_s
+    figures = {"step_time_s": found.seconds, "low_s": low, "high_s": high, "tokens_per_s": tokens}
+    return {"line": row.line, **row.asked, **figures, "reason": None}
+
+
+def rows_csv(rows: Iterable[Row]) -> str:
+    names = (*COLUMNS, "step_time_s", "low_s", "high_s", "tokens_per_s", "reason")
+    return csv_text({name: partial(_value, name) for name in names}, [_row_document(row) for row in rows])
+
+
+def _value(name: str, document: Mapping[str, Any]) -> Any:  # noqa: ANN401 (of any column)
+    return document.get(name)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llmb predict, as a user and as a script call it."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from called_here import Run, runner
+from recorded_runs import gpu_record, times_around, write_run
+
+ASKED = ("predict", "-w", "pretrain_llama3.1", "-s", "70b", "--gpu-type", "h100", "--scale", "64")
+OWN = """\
+- gpu_type: mine
+  name: A GPU of mine
+  peak_tflops: {bf16: 500}
+  memory_gb: 80
+  memory_bandwidth_tb_s: 2
+  nvlink_gb_s: 600
+  nvlink_domain_gpus: 8
+  network_gb_s: 25
+  gpus_per_node: 8
+  device_names: ["Mine*"]
+  borrows: [h100]
+  sources: {peak_tflops: me, memory_gb: me, memory_bandwidth_tb_s: me, nvlink_gb_s: me, network_gb_s: me}
+"""
+
+
+@pytest.fixture
+def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(tmp_path, tmp_path, monkeypatch, capsys)
+
+
+def test_a_prediction_says_why_and_how_sure_it_is(llmb: Run) -> None:
+    document = json.loads(llmb(*ASKED, "--json").stdout)
+    low, high = document["ci95_s"]
+    assert low < document["step_time_s"] < high
+    assert sum(document["breakdown_s"].values()) == pytest.approx(document["step_time_s"])
+    assert document["published"][0]["step_time_s"] == 14.66
+    assert document["step_time_s"] == pytest.approx(14.66, rel=0.05)
+    tokens = 128 * 8192 / document["step_time_s"]
+    assert document["tokens_per_s"] == pytest.approx(tokens)
+    assert document["memory"]["fits"] is True
+    assert 50 < document["mfu_pct"]["causal"] < document["mfu_pct"]["full"] < 60
+    assert document["calibration"].startswith("none")
+    assert document["unvalidated"]
+
+
+def test_tables_fit_a_terminal_and_name_the_largest_cause_first(llmb: Run) -> None:
+    text = llmb(*ASKED).stdout
+    assert "PREDICTED pretrain_llama3.1 70b" in text
+    causes = text[text.index("cause") :].splitlines()
+    assert causes[1].startswith("products bf16")
+    assert all(len(line) <= 80 for line in causes)
+
+
+def test_a_file_gives_a_line_for_each_and_a_bad_one_spoils_no_other(llmb: Run, tmp_path: Path) -> None:
+    file = tmp_path / "layouts.csv"
+    rows = ["workload,size,gpu_type,scale,tp", "pretrain_llama3.1,70b,h100,64,4", "pretrain_llama3.1,70b,h100,64,3"]
+    file.write_text("\n".join([*rows, "pretrain_llama3.1,70b,h100,64,many", "pretrain_llama3.1,,h100,64,4"]))
+    found = list(csv.DictReader(io.StringIO(llmb("predict", "--file", str(file)).stdout)))
+    alone = json.loads(llmb(*ASKED, "--json").stdout)
+    assert float(found[0]["step_time_s"]) == pytest.approx(alone["step_time_s"])
+    assert [bool(row["reason"]) for row in found] == [False, True, True, True]
+    assert "not divisible by TP 3" in found[1]["reason"]
+    assert found[2]["reason"] == "tp is 'many'; it must be a whole number"
+    assert found[3]["reason"] == "size is missing"
+    documents = json.loads(llmb("predict", "--file", str(file), "--json").stdout)
+    assert [each["line"] for each in documents] == [2, 3, 4, 5]
+    file.write_text("workload,nodes\npretrain_llama3.1,8\n")
+    refused = llmb("predict", "--file", str(file))
+    assert refused.returncode == 2
+    assert "unknown columns: nodes" in refused.stderr
+    assert llmb("predict", "--file", str(file), "-s", "8b").returncode == 2
+
+
+def test_hardware_of_ones_own_is_checked(llmb: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    asked = ("predict", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8", "--gpu-type", "mine")
+    file.write_text(OWN)
+    document = json.loads(llmb(*asked, "--hardware", str(file), "--json").stdout)
+    assert document["recipe"]["gpu_type"] == "mine"
+    assert "this GPU type" in " ".join(document["unvalidated"])
+    for good, bad, named in (
+        ("memory_bandwidth_tb_s: 2\n", "memory_bandwidth_tb_s: 3350\n", "memory_bandwidth_tb_s"),
+        ("bf16: 500", "bf16: -500", "peak_tflops.bf16"),
+        ("  nvlink_gb_s: 600\n", "", "nvlink_gb_s"),
+        ("network_gb_s: me}", "}", "no source for network_gb_s"),
+    ):
+        file.write_text(OWN.replace(good, bad))
+        refused = llmb(*asked, "--hardware", str(file))
+        assert refused.returncode == 2
+        assert named in refused.stderr
+        assert str(file) in refused.stderr
+    file.write_text(OWN.replace("  network_gb_s: 25\n", "").replace(", network_gb_s: me", ""))
+    assert llmb(*asked, "--hardware", str(file)).returncode == 0
+    refused = llmb(*asked[:-4], "--scale", "16", "--gpu-type", "mine", "--hardware", str(file))
+    assert "no network_gb_s is known of mine, and 16 GPUs need a network" in refused.stderr
+
+
+def test_a_cpu_is_not_predicted(llmb: Run) -> None:
+    refused = llmb("predict", "pretrain_llama3.1", "tiny", "--gpu-type", "cpu")
+    assert refused.returncode == 2
+    assert "nothing is predicted of a CPU" in refused.stderr
+
+
+def test_a_run_of_ones_own_calibrates(llmb: Run, tmp_path: Path) -> None:
+    write_run(tmp_path / "workloads" / "w" / "experiments" / "e", gpu_record(scale=8), times_around(13.0))
+    asked = ("predict", "-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--scale", "128", "--json")
+    usual, calibrated = (json.loads(llmb(*asked, *more).stdout) for more in ((), ("--calibrate", "latest")))
+    measured = json.loads(llmb(*asked[:-3], "--scale", "8", "--calibrate", "latest", "--json").stdout)
+    assert measured["step_time_s"] == pytest.approx(13.0, rel=0.01)
+    assert calibrated["error_pct"] < usual["error_pct"]
+    assert "took 13" in calibrated["calibration"]
+    refused = llmb(*asked, "--dtype", "fp8", "--calibrate", "latest")
+    assert "has dtype bf16, and the prediction is for fp8" in refused.stderr
