@@ -280,3 +280,22 @@ def test_power_is_shown_by_the_step_that_was_under_way(root: Path, page: Callabl
     assert [float(row[0]) for row in rows] == pytest.approx([step.step + 0.5 for step in steps], abs=0.01)
     assert [float(row[1]) for row in rows] == pytest.approx([200.0 + step.step for step in steps])
     assert "<b>No SM clock</b>: the driver does not report it" in html
+
+
+def test_a_step_in_the_history_is_named_with_what_changed(root: Path, page: Callable[..., str]) -> None:
+    for number in range(16):
+        record = gpu_record()
+        assert record.environment
+        driver = "580.1" if number >= 8 else "570.2"
+        environment = record.environment.model_copy(update={"driver": driver, "nccl": f"2.2{number // 12}"})
+        spread_s = 0.02 * (-1) ** number
+        times_s = times_around(12.0 + spread_s + 0.6 * (number >= 8))
+        write_run(runs_below(root), record.model_copy(update={"environment": environment}), times_s)
+    html = page()
+    rows = only(Tables(html).rows, "history-", "-data")[1:]
+    assert [(place, row[4:]) for place, row in enumerate(rows) if any(row[4:])] == [
+        (8, ["driver 570.2 to 580.1", "▼ 5.0 % slower"]),
+        (12, ["nccl 2.20 to 2.21", ""]),
+    ]
+    step = f"▼ 5.0 % slower from run {rows[8][0]} on, driver 570.2 to 580.1; without a step: nccl 2.20 to 2.21"
+    assert step in html

@@ -191,7 +191,7 @@ def series_chart(
             plot.set_xscale("log", base=2)
             plot.set_xticks(places, [f"{x:g}" for x in places])
             plot.set_ylim(0, 1.1 * max(y for line in lines for _, y in line.points))
-        _name_axes(plot, axes)
+        name_axes(plot, axes)
         if len(lines) + len(marked) > 1:
             _legend(plot)
 
@@ -210,20 +210,15 @@ def histogram_chart(
             plot.axvspan(*interval, color=RED, alpha=0.18, linewidth=0, label="95 % interval of the mean")
         plot.axvline(mean, color=RED, linewidth=1.4, label="mean")
         plot.plot(values, [0.0] * len(values), "|", color=INK, markersize=7, label="a step")
-        _name_axes(plot, axes)
+        name_axes(plot, axes)
         plot.grid(visible=False, axis="x")
         _legend(plot)
 
     return Drawing(name, draw)
 
 
-def estimates_chart(
-    name: str, estimates: Sequence[Estimate], axis: str, *, changes: Sequence[int] = (), flat: bool = False
-) -> Drawing:
-    """Values with their intervals: one below the other with their labels, or with ``flat`` in order from left to right.
-
-    ``changes`` are the places before which a vertical line stands.
-    """
+def estimates_chart(name: str, estimates: Sequence[Estimate], axis: str) -> Drawing:
+    """Values with their intervals, one below the other with their labels."""
 
     def draw(canvas: "Canvas") -> None:
         plot = canvas.add_subplot()
@@ -231,36 +226,27 @@ def estimates_chart(
         for place, one in enumerate(estimates):
             by_mark.setdefault(MARKS[one.verdict] if one.verdict else ("o", BLUE), []).append((place, one))
         for (shape, color), some in by_mark.items():
-            places, values = [place for place, _ in some], [one.value for _, one in some]
-            spread = [[_distance(one, end) for _, one in some] for end in (0, 1)]
             plot.errorbar(
-                places if flat else values,
-                values if flat else places,
-                xerr=None if flat else spread,
-                yerr=spread if flat else None,
+                [one.value for _, one in some],
+                [place for place, _ in some],
+                xerr=distances([one for _, one in some]),
                 fmt=shape,
                 color=color,
                 markersize=6,
                 elinewidth=1.2,
                 markeredgecolor=PAPER,
             )
-        for place in changes:
-            plot.axvline(place - 0.5, color=PURPLE, linewidth=1, dashes=(2, 2))
-        if flat:
-            _name_axes(plot, ("runs, the newest last", axis))
-            _label_some(plot, [one.label for one in estimates])
-            return
         plot.axvline(0, color=INK, linewidth=0.8)
         plot.set_yticks(range(len(estimates)), [one.label for one in estimates])
         plot.set_ylim(len(estimates) - 0.5, -0.5)
         plot.set_xlabel(axis)
 
-    return Drawing(name, draw, HEIGHT if flat else 60 + 24 * len(estimates))
+    return Drawing(name, draw, 60 + 24 * len(estimates))
 
 
-def _distance(estimate: Estimate, end: int) -> float:
-    """From the value to an end of its interval; not a number without one, so that nothing is drawn."""
-    return abs(estimate.interval[end] - estimate.value) if estimate.interval else math.nan
+def distances(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """From values to both ends of their intervals; not a number without one, so that nothing is drawn."""
+    return [[abs(one.interval[end] - one.value) if one.interval else math.nan for one in estimates] for end in (0, 1)]
 
 
 def parts_chart(name: str, parts: Sequence[tuple[str, str, float]], axis: str) -> Drawing:
@@ -316,12 +302,12 @@ def grid_chart(
         plot.grid(visible=False)
         for axis in (plot.xaxis, plot.yaxis):
             axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        _name_axes(plot, axes)
+        name_axes(plot, axes)
 
     return Drawing(name, draw)
 
 
-def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
+def name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
     plot.set_xlabel(axes[0])
     plot.set_ylabel(axes[1])
 
@@ -330,7 +316,7 @@ def _legend(plot: "Axes") -> None:
     plot.legend(**ABOVE)
 
 
-def _label_some(plot: "Axes", labels: Sequence[str], most: int = 6) -> None:
+def label_some(plot: "Axes", labels: Sequence[str], most: int = 4) -> None:
     """The first label, the last, and as many between them as there is space for."""
     count = min(most, len(labels))
     places = sorted({round(number * (len(labels) - 1) / max(1, count - 1)) for number in range(count)})

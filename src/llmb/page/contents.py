@@ -11,7 +11,8 @@ from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.judge_run import Against, Judged, judge_runs, title_of_run
 from llmb.missing import Missing
 from llmb.page.figure import Figure
-from llmb.page.figures import history_figure, run_figures
+from llmb.page.figures import run_figures
+from llmb.page.history import history_figure
 from llmb.page.overview import differences_figure, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time

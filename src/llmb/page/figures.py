@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of one run, and of the runs of a recipe over time."""
+"""The figures of one run."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.metrics.anomalies import find_anomalies
@@ -17,10 +16,8 @@ from llmb.page.charts import (
     ORANGE,
     PURPLE,
     RED,
-    Estimate,
     Line,
     Marked,
-    estimates_chart,
     histogram_chart,
     parts_chart,
     points_of,
@@ -28,7 +25,6 @@ from llmb.page.charts import (
 )
 from llmb.page.figure import NO_STEPS, STEP, Figure, add_first
 from llmb.page.ranks import ranks_figure
-from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.resources.read import read_samples
@@ -42,10 +38,6 @@ from llmb.traces.summary import shares
 
 FEWEST = 3
 """Values whose distribution is drawn."""
-CHANGING = ("software.", "hardware.device", "hardware.power", "release")
-"""Conditions whose change is marked in a history; keys that begin with these."""
-
-
 Found = tuple[list[Figure], list[tuple[str, str]]]
 
 
@@ -255,46 +247,3 @@ def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
         table.add_row(name, number(share))
     caption = f"step {step.step} of rank {step.rank}, {number(1e3 * step.duration_s)} ms"
     return Figure(f"breakdown-{section}", "Where the time of a step went", caption, drawing, table)
-
-
-def history_figure(section: str, runs: Sequence[AnalyzedRun]) -> Figure | Missing:
-    """Means of the runs of a recipe in order of time, with what changed between them."""
-    measured = [run for run in runs if flaw_of(run) is None and run.step_time_s]
-    if len(measured) < 2:
-        return Missing(f"{len(measured)} run of this recipe is a measurement; a history needs 2")
-    changes = [_changed(*pair) for pair in pairwise(measured)]
-    estimates = list(_estimates(measured))
-    drawing = estimates_chart(
-        f"history-{section}",
-        estimates,
-        "step time, s",
-        changes=[place for place, change in enumerate(changes, start=1) if change],
-        flat=True,
-    )
-    right = ("step time s",)
-    table = result_table("Runs of this recipe", "run", "started", *right, "95 % interval", "changed", right=right)
-    for run, change in zip(measured, ["", *changes], strict=True):
-        started = local_time(run.started_s) if run.started_s else "unknown"
-        times = run.step_time_s
-        assert times, "measured runs have a step time"
-        table.add_row(run.id, started, number(times.mean), interval_of(times.ci95), change)
-    caption = f"{len(measured)} runs with the 95 % interval of their mean"
-    if any(changes):
-        caption += f"; dashed: {'; '.join(dict.fromkeys(filter(None, changes)))}"
-    return Figure(f"history-{section}", "History", caption, drawing, table)
-
-
-def _estimates(runs: Sequence[AnalyzedRun]) -> Iterator[Estimate]:
-    for run in runs:
-        if run.step_time_s:
-            label = short_time(run.started_s) if run.started_s else run.id
-            yield Estimate(label, run.step_time_s.mean, run.step_time_s.ci95, None)
-
-
-def _changed(before: AnalyzedRun, after: AnalyzedRun) -> str:
-    """What of software and hardware differs between two runs, in a line; empty if nothing does."""
-    keys = [key for key in after.conditions if key.startswith(CHANGING)]
-    found = [key for key in keys if before.conditions.get(key) != after.conditions.get(key)]
-    return ", ".join(
-        f"{key.rpartition('.')[2]} {before.conditions.get(key)} to {after.conditions[key]}" for key in found
-    )
