@@ -62,6 +62,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/fp8_on_cpu.py
+	$(BIN)/python benchmarks/pretended_rank.py
 	$(BIN)/python benchmarks/products.py
 	$(BIN)/python benchmarks/checksums.py
 	$(BIN)/python benchmarks/packing.py

@@ -46,6 +46,15 @@ def test_fp8_on_a_cpu_is_compared_with_bf16() -> None:
 
 
 @pytest.mark.measured
+def test_ranks_alone_are_compared_with_ranks_among_others() -> None:
+    _, found = quick("pretended_rank.py", "--json")
+    assert [(one["layout"], one["rank"]) for one in found] == [
+        (layout, rank) for layout in ("TP 2", "PP 2", "CP 2", "EP 2", "FSDP 2") for rank in (0, 1)
+    ]
+    assert all(min(one["among_others_s"], one["alone_s"], one["ratio"]) > 0 for one in found)
+
+
+@pytest.mark.measured
 def test_both_sides_of_every_shape_are_multiplied() -> None:
     _, found = quick("products.py", "--json")
     assert len({one["case"] for one in found}) == len(found) == 2 * 16, (
