@@ -88,6 +88,17 @@ def test_a_run_goes_through_all_stages(name: str, run_of: Callable[[str], Path])
     assert record["result"]["status"] == "success"
 
 
+def test_a_rank_runs_alone(tmp_path: Path) -> None:
+    """Of eight, on one GPU."""
+    folder = run(tmp_path, 1, *LLAMA, "--pretend-scale", "8", "--tp", "2", "--pp", "2", "--rank", "5", "--no-compile")
+    assert [(step["loss"], step["peak_memory_rank"]) for step in steps_of(folder)] == [(None, 5)] * STEPS
+    record = json.loads((folder / "run.json").read_text())
+    assert [gpu["uuid"] for gpu in record["environment"]["gpus"]] == ["GPU-00000000"]
+    own = record["result"]["pretended"]
+    assert (own["pp_stage"], own["peak_memory_gib"]) == (1, PEAK_BYTES / 2**30)
+    assert own["compute_time_s"]["count"] == STEPS
+
+
 def test_a_run_resumes_from_a_checkpoint(run_of: Callable[[str], Path], tmp_path: Path) -> None:
     """Not compiled, which the others are, and which changes no state."""
     (saved,) = run_of("tensor-parallel").glob(f"checkpoints/step={STEPS}-*")

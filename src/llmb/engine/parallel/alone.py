@@ -6,7 +6,10 @@ it would compute among others, and nothing that it computes means anything.
 """
 
 import warnings
+from collections.abc import Callable, Mapping
 from functools import cache
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,14 +40,13 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
 
 @cache  # it ends with the result
 def stand_in(device: str) -> torch.library.Library:
-    """From here on, what this process receives has values, and what it gathers is copied by one kernel.
+    """From here on, what this process receives has values, and what it gathers or exchanges is copied by few kernels.
 
-    torch leaves received tensors as they are, with values that no pipeline sends, and copies a shard as often as there
-    are ranks, by as many kernels.
+    torch leaves received tensors as they are, with values that no pipeline sends, and copies by a kernel for each rank.
     """
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that operators are replaced
-        for name, function in (("recv_", _receive), ("_allgather_base_", _gather)):
+        for name, function in OPERATORS.items():
             library.impl(name, function, device.upper(), allow_override=True)
     return library
 
@@ -66,3 +68,31 @@ def _gather(output: Tensor, shard: Tensor, group: torch.ScriptObject, *_: object
     for others in (places[:rank], places[rank + 1 :]) if is_there else (places,):
         others.copy_(shard.view(1, -1))
     return output, FakeWork().boxed()
+
+
+def _gather_several(
+    outputs: list[Tensor], shards: list[Tensor], group: torch.ScriptObject, *_: object
+) -> torch.ScriptObject:
+    for output, shard in zip(outputs, shards, strict=True):
+        _gather(output, shard, group)
+    return FakeWork().boxed()
+
+
+@torch.no_grad()
+def _exchange(output: Tensor, rows: Tensor, *_: object) -> torch.ScriptObject:
+    received, sent = output.view(-1), rows.view(-1)
+    same = min(len(received), len(sent))
+    received[:same].copy_(sent[:same])
+    received[same:].zero_()
+    return FakeWork().boxed()
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "recv_": _receive,
+        "_allgather_base_": _gather,
+        "allgather_into_tensor_coalesced_": _gather_several,
+        "alltoall_base_": _exchange,
+    }
+)
+"""What stands in for torch's own, by name."""
