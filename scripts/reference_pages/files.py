@@ -212,7 +212,7 @@ def files_page(catalogue: Catalogue) -> str:
         ),
         *resources(meanings),
         page("## run.json", typed_table(records["record"], meanings["record"])),
-        page(PLAN, typed_table(records["plan"], meanings["plan"])),
+        page(PLAN, typed_table(records["plan"], meanings["run_plan"])),
         page("`plan.recipe`:", typed_table(records["recipe"], meanings["recipe"])),
         page("## job.json", JOB, typed_table(annotations(SubmittedJob), meanings["job"])),
         page("## job_spec.json", JOB_SPEC, typed_table(annotations(JobSpec), meanings["job_spec"])),

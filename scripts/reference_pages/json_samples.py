@@ -36,6 +36,7 @@ from llmb.metrics.throughput import throughput
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import default_calibration, predict
 from llmb.predict.remedies import Remedy
+from llmb.predict.search import Candidate
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub_access import NeededRepository, RepositoryAccess
 from llmb.prepare.sample_files import SampleFiles
@@ -50,7 +51,7 @@ from llmb.report.jobs_report import job_document, jobs_document, nodes_document,
 from llmb.report.memory_report import memory_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.plan_report import campaign_document, submit_document
-from llmb.report.predict_report import Foreseen, predict_document
+from llmb.report.predict_report import Foreseen, Proposed, predict_document, proposed_document
 from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
 from llmb.report.recipe_report import list_document, metrics_document, recipe_document
 from llmb.report.run_report import repeats_document, run_document
@@ -99,6 +100,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
         "memory": memory_document(recipe, sample_memory(), [Remedy("", 1.0, "")]),
         "predict": predict_document(sample_foreseen(catalogue, recipe)),
+        "plan": proposed_document(sample_proposed(catalogue, recipe)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
         "submit": submit_document(plan.origin, [job]),
         "bulk": sample_campaign(catalogue),
@@ -132,6 +134,13 @@ def sample_foreseen(catalogue: Catalogue, recipe: Recipe) -> Foreseen:
     plan = make_plan(recipe, Choices(), device="cuda")
     usual, gpu = default_calibration(catalogue.rates), catalogue.gpus[recipe.gpu_type]
     return Foreseen(predict(plan, gpu, usual, catalogue.rates.errors), estimate(plan))
+
+
+def sample_proposed(catalogue: Catalogue, recipe: Recipe) -> Proposed:
+    foreseen = sample_foreseen(catalogue, recipe)
+    assert isinstance(foreseen.memory, MemoryUse)
+    own = Candidate(foreseen.prediction, foreseen.memory)
+    return Proposed("step", (own,), own, 1, {"do not fit": 1}, 1.0)
 
 
 def sample_memory() -> MemoryUse:

@@ -18,8 +18,11 @@ from llmb.jobs.job import Job
 from llmb.jobs.settings_in_effect import Setting
 from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
+from llmb.predict.search import Goal
 from llmb.prepare.hub import AccessState
 from llmb.prepare.hub_access import NeededRepository, TokenSource
+from llmb.runs.choices import Recompute
+from llmb.runs.parallelism import DpSharding
 from llmb.runs.result import Result
 from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation
@@ -257,6 +260,26 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "memory.needed_gib": float | None,
         "memory.capacity_gib": float | None,
         "memory.reason": str | None,
+        "unvalidated": tuple[str, ...],
+    },
+    "plan": {
+        "recipe": RecipeIdentity,
+        "unspecified[]": Unspecified,
+        "goal": Goal,
+        **{
+            f"{place}.{name}": kind
+            for place in ("layouts[]", "recipe_layout")
+            for name, kind in {
+                "first_stage_layers": int | None,
+                "last_stage_layers": int | None,
+                "recompute": Recompute,
+                "dp_sharding": DpSharding,
+                "ci95_s": tuple[float, float],
+                "breakdown_s": dict[str, float],
+                "price_per_1t_tokens": float | None,
+            }.items()
+        },
+        "left_out": dict[str, int],
         "unvalidated": tuple[str, ...],
     },
     "bench": {"": MeasurementFile, "measurements[].peak_pct": float | None},

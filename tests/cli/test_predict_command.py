@@ -115,3 +115,29 @@ def test_a_run_of_ones_own_calibrates(llmb: Run, tmp_path: Path) -> None:
     assert "took 13" in calibrated["calibration"]
     refused = llmb(*asked, "--dtype", "fp8", "--calibrate", "latest")
     assert "has dtype bf16, and the prediction is for fp8" in refused.stderr
+
+
+PLAN = ("plan", "-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--scale", "8")
+
+
+def test_a_plan_lists_layouts_and_writes_a_campaign_that_bulk_takes(llmb: Run, tmp_path: Path) -> None:
+    file = tmp_path / "layouts.txt"
+    done = llmb(*PLAN, "--top", "3", "--price", "2", "-o", str(file), "--json")
+    document = json.loads(done.stdout)
+    assert [each["gpus"] for each in document["layouts"]] == [8, 8, 8]
+    assert document["layouts"][0]["step_time_s"] <= document["recipe_layout"]["step_time_s"]
+    first = document["layouts"][0]
+    per_token = 2 * 8 * first["step_time_s"] / 3600 / (128 * 8192)
+    assert first["price_per_1t_tokens"] == pytest.approx(per_token * 1e12)
+    assert document["searched"] > 1000
+    jobs = llmb("bulk", str(file), "--dry-run", "--gpu-type", "h100", "--account", "a", "--partition", "p", "--json")
+    assert jobs.returncode == 0, jobs.stderr
+    planned = json.loads(jobs.stdout)["jobs"]
+    assert len(planned) == 9
+
+
+def test_a_plan_compares_the_first_with_the_recipe(llmb: Run) -> None:
+    text = llmb(*PLAN, "--top", "2").stdout
+    assert "PREDICTED layouts of pretrain_llama3.1 8b bf16 on 8 x h100" in text
+    assert "The first beside the layout of the recipe" in text
+    assert all(len(line) <= 80 for line in text.splitlines() if line.startswith((" ", "cause", "recipe")))

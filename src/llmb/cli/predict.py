@@ -11,18 +11,31 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.common import Json
-from llmb.cli.options import record_options, request_of, selection_options, takes
+from llmb.cli.options import recipe_options, record_options, request_of, selection_options, takes
 from llmb.cli.root import install_here, print_unspecified, say
 from llmb.errors import UsageError
+from llmb.exchange.new_file import new_file
 from llmb.input_files import read_text_file
 from llmb.missing import Missing
 from llmb.options.option import options_of
 from llmb.predict.memory import estimate, why_not_estimated, with_whole_parameters
-from llmb.predict.prediction import Calibration, Measured, calibrate, default_calibration
+from llmb.predict.prediction import Calibration, Measured, Prediction, calibrate, default_calibration
 from llmb.predict.prediction import predict as predict_plan
 from llmb.predict.rows import predict_rows
+from llmb.predict.search import Candidate, Goal, search_for
+from llmb.predict.step import Kept
 from llmb.report.output import print_json, print_tables, print_text
-from llmb.report.predict_report import Foreseen, predict_document, predict_tables, rows_csv, rows_document
+from llmb.report.predict_report import (
+    Foreseen,
+    Proposed,
+    campaign_text,
+    predict_document,
+    predict_tables,
+    proposed_document,
+    proposed_tables,
+    rows_csv,
+    rows_document,
+)
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 
@@ -124,3 +137,68 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -
     known = trained if isinstance(trained, EnginePlan) else make_plan(run.recipe, Choices(), device="cuda")
     measured = Measured(f"run {run.id}", known, run.step_time_s.mean)
     return calibrate(measured, plan, catalogue.gpus[run.recipe.gpu_type], usual)
+
+
+@app.command()
+@takes(recipe_options(), record_options(Choices))
+def plan(
+    request: Request,
+    choices: Choices,
+    goal: Annotated[
+        Goal,
+        typer.Option(
+            "--goal",
+            help="step: the fastest step; token: the cheapest token, on as many GPUs or fewer; seq-len: the longest "
+            "sequence; micro-batch: the largest.",
+        ),
+    ] = "step",
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Layouts that are listed.")] = 10,
+    price: Annotated[
+        float | None, typer.Option("--price", min=0, help="Price of a GPU hour, for the price of a trillion tokens.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write a campaign for 'llmb bulk'.")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each layout in that campaign.")] = 3,
+    calibrate_with: Calibrate = None,
+    hardware: Hardware = None,
+    json: Json = False,
+) -> None:
+    """The fastest layouts of a training, before anything is queued.
+
+    All layouts that are valid are searched: tensor, pipeline, virtual, context and expert parallel sizes,
+    micro-batches, recomputation and sharding. Those that do not fit by the estimate of memory, with some doubt to
+    spare, are left out; the others are listed by their predicted step, and the first is compared with the recipe's own
+    term by term. A campaign of the list settles which one it is.
+
+    Examples:
+
+    - `llmb plan -w pretrain_llama3.1 -s 405b --scale 512 --gpu-type h100`
+
+    - `llmb plan -w pretrain_llama3.1 -s 70b --scale 64 --gpu-type h100 --top 5 -o layouts.txt`
+
+    - `llmb plan -w pretrain_llama3.1 -s 8b --scale 64 --gpu-type h100 --goal token --price 2.5`
+    """
+    catalogue = Catalogue(hardware=hardware)
+    asked = _plan(resolve(catalogue, request), choices, catalogue)
+    if why := why_not_estimated(asked):
+        raise UsageError(f"layouts cannot be compared: {why}", do="leave out what is not estimated")
+    calibration = _calibration(catalogue, calibrate_with, asked)
+    gpu = catalogue.gpus[asked.recipe.gpu_type]
+
+    def predicted(one: EnginePlan, kept: Kept) -> Prediction:
+        return predict_plan(one, gpu, calibration, catalogue.rates.errors, kept)
+
+    say(f"searching the layouts of {asked.recipe.title()}, which takes seconds")
+    found = search_for(goal, asked, predicted)
+    own = Candidate(predicted(asked, {}), estimate(asked))
+    proposed = Proposed(goal, found.found[:top], own, found.searched, found.left_out, price)
+    if output is not None:
+        with new_file(output) as partial:
+            partial.write_text(campaign_text(proposed, repeats))
+        say(f"written: {output}; 'llmb bulk {output} --dry-run' shows its jobs")
+    if json:
+        print_json(proposed_document(proposed))
+    else:
+        print_unspecified(asked.recipe.unspecified)
+        print_tables(proposed_tables(proposed))

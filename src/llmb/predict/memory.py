@@ -7,7 +7,9 @@ the backward pass of a block, of stages without a loss; or where the gradients o
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from math import ceil
+from operator import ge, mul
 
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import ADAPTED, Dtype, Layout
@@ -79,23 +81,37 @@ def with_whole_parameters(plan: EnginePlan) -> EnginePlan:
     return whole if use is not None and clearly_fits(use) else plan
 
 
-def held(layout: Layout, pp_rank: int) -> Iterator[list[int]]:
-    """How many micro-batches each of a rank's stages holds, whenever a forward pass has ended.
+def held(layout: Layout, pp_rank: int) -> frozenset[tuple[int, ...]]:
+    """How many micro-batches each of a rank's stages may hold at a time, whenever a forward pass has ended.
 
     1F1B and interleaved 1F1B (Narayanan et al., 2021), as torch's schedules have them.
     """
-    number = [0] * layout.vp
-    whole, together = layout.ga * layout.vp, layout.ga
-    if layout.vp == 1:
-        ahead = min(whole, layout.pp - 1 - pp_rank)
+    return _held(layout.pp, layout.vp, layout.ga, pp_rank)
+
+
+@cache
+def _held(pp: int, vp: int, micro_batches: int, pp_rank: int) -> frozenset[tuple[int, ...]]:
+    found: set[tuple[int, ...]] = set()
+    number = [0] * vp
+    whole, together = micro_batches * vp, micro_batches
+    if vp == 1:
+        ahead = min(whole, pp - 1 - pp_rank)
     else:
-        together = layout.ga // max(1, layout.ga // layout.pp)
-        ahead = min(whole, (layout.vp - 1) * together + 2 * (layout.pp - 1 - pp_rank))
-    for done in range(min(whole, ahead + 2 * together * layout.vp)):
-        number[done // together % layout.vp] += 1
-        yield list(number)
+        together = micro_batches // max(1, micro_batches // pp)
+        ahead = min(whole, (vp - 1) * together + 2 * (pp - 1 - pp_rank))
+    for done in range(min(whole, ahead + 2 * together * vp)):
+        number[done // together % vp] += 1
+        found.add(tuple(number))
         if done >= ahead:
-            number[layout.vp - 1 - (done - ahead) // together % layout.vp] -= 1
+            number[vp - 1 - (done - ahead) // together % vp] -= 1
+    return frozenset(_largest(found))
+
+
+def _largest(found: set[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """Without those that another is at least as large as, in every stage."""
+    for one in found:
+        if not any(other != one and all(map(ge, other, one)) for other in found):
+            yield one
 
 
 class Sizes:
@@ -322,7 +338,7 @@ class _Rank:
         kept = [sum(map(sizes.kept, stage)) for stage in self.stages]
         output = BF16 * sizes.hidden * sizes.shard
         holds = [each + output * (self.layout.pp > 1) for each in kept]
-        most = max(sum(map(int.__mul__, number, holds)) for number in held(self.layout, self.pp_rank))
+        most = max(sum(map(mul, number, holds)) for number in held(self.layout, self.pp_rank))
         working = max(map(sizes.working, self.layers), default=0)
         if self.is_last:
             working = max(working, sizes.head())

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from llmb.catalogue.records import PARALLEL
 from llmb.errors import LlmbError
 from llmb.metrics.throughput import Throughput, throughput
 from llmb.missing import Missing
 from llmb.predict.prediction import Prediction
 from llmb.predict.rows import COLUMNS, Row
+from llmb.predict.search import Candidate
 from llmb.report.memory_report import fits_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
-from llmb.report.table import Column, Table, csv_text, interval_of, known, number, result_table, table_of
+from llmb.report.table import Column, Table, csv_text, interval_of, known, number, number_column, result_table, table_of
 from llmb.runs.rank_account import GIB, MemoryUse
 
+SECONDS_PER_HOUR = 3600
 BAR = 24
 """Letters of the longest bar."""
 LEAST = 0.001
@@ -139,3 +142,134 @@ def rows_csv(rows: Iterable[Row]) -> str:
 
 def _value(name: str, document: Mapping[str, Any]) -> Any:  # noqa: ANN401 (of any column)
     return document.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """Layouts that fit, the best first, and the recipe's own, which may not; price: of a GPU hour."""
+
+    goal: str
+    layouts: tuple[Candidate, ...]
+    own: Candidate
+    searched: int
+    left_out: Mapping[str, int]
+    price: float | None = None
+
+    def price_per_1t(self, one: Candidate) -> float | None:
+        """What a trillion tokens cost."""
+        if self.price is None:
+            return None
+        layout, seconds = one.plan.recipe.layout, one.prediction.seconds
+        return self.price * layout.gpus * seconds / SECONDS_PER_HOUR / (layout.gbs * layout.seq_len) * 1e12
+
+
+def proposed_document(proposed: Proposed) -> dict[str, Any]:
+    """The JSON of ``llmb plan``; its keys are a contract."""
+    return {
+        **identity_document(proposed.own.plan.recipe),
+        "goal": proposed.goal,
+        "layouts": [_layout_document(proposed, each) for each in proposed.layouts],
+        "recipe_layout": {**_layout_document(proposed, proposed.own), "fits": proposed.own.memory.fits},
+        "searched": proposed.searched,
+        "left_out": dict(proposed.left_out),
+        "calibration": proposed.own.prediction.calibration.text,
+        "unvalidated": list(proposed.own.prediction.unvalidated),
+    }
+
+
+def _layout_document(proposed: Proposed, one: Candidate) -> dict[str, Any]:
+    layout, plan = one.plan.recipe.layout, one.plan
+    names = ("gpus", *PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
+    return {
+        **{name: getattr(layout, name) for name in names},
+        "recompute": plan.recompute,
+        "dp_sharding": plan.parallelism.dp_sharding,
+        "step_time_s": one.prediction.seconds,
+        "ci95_s": one.prediction.interval_s,
+        "breakdown_s": dict(one.prediction.terms),
+        "tokens_per_s_per_gpu": _tokens_per_gpu(one),
+        "peak_gib": one.memory.fullest.peak_bytes / GIB,
+        "needed_gib": one.memory.needed_gib,
+        "price_per_1t_tokens": proposed.price_per_1t(one),
+    }
+
+
+def _tokens_per_gpu(one: Candidate) -> float:
+    layout = one.plan.recipe.layout
+    return layout.gbs * layout.seq_len / one.prediction.seconds / layout.gpus
+
+
+def proposed_tables(proposed: Proposed) -> Iterator[Table]:
+    own = proposed.own
+    recipe = own.plan.recipe
+    rows = [*((str(place), each) for place, each in enumerate(proposed.layouts, start=1)), ("recipe", own)]
+    columns: list[Column[tuple[str, Candidate]]] = [
+        Column("", lambda row: row[0], right=True),
+        *(_size_column(name) for name in ("gpus", "seq_len", *PARALLEL, "mbs")),
+        Column("recompute", lambda row: row[1].plan.recompute),
+        Column("sharding", lambda row: row[1].plan.parallelism.dp_sharding),
+        number_column("step s", lambda row: row[1].prediction.seconds),
+        number_column("tokens/s/GPU", lambda row: _tokens_per_gpu(row[1])),
+        Column("GiB", lambda row: f"{row[1].memory.needed_gib:.0f}", right=True),
+    ]
+    varied = {name for name in ("gpus", "seq_len", "ep", "etp") if len({_size(row[1], name) for row in rows}) > 1}
+    fixed = {"gpus", "seq_len", "ep", "etp"} - varied
+    columns = [each for each in columns if each.header not in fixed]
+    if proposed.price is not None:
+        columns.append(number_column("price/1T tokens", lambda row: proposed.price_per_1t(row[1])))
+    table = table_of(
+        f"PREDICTED layouts of {recipe.model_name} {recipe.dtype} on {recipe.layout.gpus} x {recipe.gpu_type}",
+        rows,
+        columns,
+    )
+    reasons = sorted(proposed.left_out.items(), key=lambda each: -each[1])
+    left = ", ".join(f"{number:,} {reason}" for reason, number in reasons if number)
+    table.caption = f"of {proposed.searched:,} ways {left}; steps are within ±{own.prediction.error_pct:.0f} %"
+    yield table
+    if proposed.layouts:
+        yield _differences(proposed.layouts[0].prediction, own.prediction)
+
+
+def _size_column(name: str) -> Column[tuple[str, Candidate]]:
+    return Column(name, lambda row: _size(row[1], name), right=True)
+
+
+def _size(one: Candidate, name: str) -> int | None:
+    value: int | None = getattr(one.plan.recipe.layout, name)
+    return value
+
+
+def _differences(best: Prediction, own: Prediction) -> Table:
+    """Term by term."""
+    changes = {name: abs(_of(best, name) - _of(own, name)) for name in (*own.terms, *best.terms)}
+    shown = [name for name, change in changes.items() if change >= LEAST * own.seconds]
+    rows = sorted(shown, key=changes.__getitem__, reverse=True)
+    return table_of(
+        "The first beside the layout of the recipe",
+        [*rows, "step"],
+        [
+            Column("cause", lambda name: name),
+            number_column("recipe s", lambda name: _of(own, name)),
+            number_column("first s", lambda name: _of(best, name)),
+            Column("difference s", lambda name: f"{_of(best, name) - _of(own, name):+.3f}", right=True),
+        ],
+    )
+
+
+def _of(prediction: Prediction, name: str) -> float:
+    return prediction.seconds if name == "step" else prediction.terms.get(name, 0.0)
+
+
+def campaign_text(proposed: Proposed, repeats: int) -> str:
+    """A file for ``llmb bulk`` that settles which of the layouts is the fastest."""
+    lines = [f"# The layouts that 'llmb plan' proposes for {proposed.own.plan.recipe.title()}, the best first."]
+    lines += [_campaign_line(each, repeats) for each in proposed.layouts]
+    return "\n".join(lines) + "\n"
+
+
+def _campaign_line(one: Candidate, repeats: int) -> str:
+    recipe, plan = one.plan.recipe, one.plan
+    names = (*PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
+    sizes = " ".join(f"{name}={value}" for name in names if (value := _size(one, name)) is not None)
+    ways = f"recompute={plan.recompute} dp_sharding={plan.parallelism.dp_sharding} repeats={repeats}"
+    return f"{recipe.workload} {recipe.size} {recipe.dtype} {recipe.scale} {sizes} {ways}"

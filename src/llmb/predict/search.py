@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The best layout of a training on a number of GPUs: all that are valid, without those that do not fit, by their
+predicted step. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from llmb.catalogue.layout_check import check_layout
+from llmb.catalogue.records import Layout, Model
+from llmb.predict.memory import clearly_fits, estimate
+from llmb.predict.prediction import Prediction
+from llmb.predict.step import Kept
+from llmb.runs.choices import Recompute
+from llmb.runs.parallelism import DpSharding
+from llmb.runs.plan import EnginePlan
+from llmb.runs.rank_account import MemoryUse, fullest_ranks
+
+MICRO_BATCHES = (1, 2, 4, 8)
+CONTEXT = (1, 2, 4, 8)
+MOST_STAGES = 64
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+SHARDINGS: tuple[DpSharding, ...] = ("optimizer", "full")
+"""Both in the order in which they take less memory."""
+NOT_DIVISIBLE = "do not divide"
+NO_MICRO_BATCHES = "have too few micro-batches for their pipeline"
+TOO_LARGE = "do not fit"
+SLOWER = "fit with less recomputed or sharded"
+"""They are slower than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layout that fits."""
+
+    prediction: Prediction
+    memory: MemoryUse
+
+    @property
+    def plan(self) -> EnginePlan:
+        return self.prediction.plan
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The layouts that fit, the fastest first, and how many were left out, by reason."""
+
+    found: tuple[Candidate, ...]
+    searched: int
+    left_out: Mapping[str, int]
+
+
+Predicted = Callable[[EnginePlan, Kept], Prediction]
+"""What is predicted of a plan; see ``nominal_step`` for what is kept."""
+Goal = Literal["step", "token", "seq-len", "micro-batch"]
+
+
+def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted) -> Search:
+    """The fastest step; the cheapest token on as many GPUs or fewer; the fastest step of each sequence length or
+    micro-batch, the longest or largest first."""
+    if goal == "step":
+        return search(plan, predicted)
+    plans = {"token": at_fewer_gpus, "seq-len": at_longer_sequences}.get(goal, lambda one: iter([one]))(plan)
+    searches = [search(each, predicted) for each in plans]
+    left_out: Counter[str] = sum((Counter(each.left_out) for each in searches), Counter())
+    found = [one for each in searches for one in each.found]
+    if goal == "token":
+        found.sort(key=lambda one: one.prediction.seconds * one.plan.recipe.layout.gpus)
+    else:
+        size = "seq_len" if goal == "seq-len" else "mbs"
+        fastest: dict[int, Candidate] = {}
+        for one in found:  # of each search the fastest first
+            fastest.setdefault(getattr(one.plan.recipe.layout, size), one)
+        found = [fastest[each] for each in sorted(fastest, reverse=True)]
+    return Search(tuple(found), sum(each.searched for each in searches), left_out)
+
+
+def search(plan: EnginePlan, predicted: Predicted) -> Search:
+    """All layouts of ``plan``'s model, GPUs, batch and sequence.
+
+    Of each layout, ways to recompute and to shard are tried in the order of their time until one fits. Raises
+    UsageError if memory or time cannot be predicted.
+    """
+    kept: Kept = {}
+    left_out: Counter[str] = Counter()
+    found, searched = [], 0
+    for layout in layouts(plan, left_out):
+        ways = [_with(plan, layout, *way) for way in product(RECOMPUTES, SHARDINGS)]
+        searched += len(ways)
+        if not clearly_fits(_memory(ways[-1])):
+            left_out[TOO_LARGE] += len(ways)
+            continue
+        ordered = sorted((predicted(way, kept) for way in ways), key=lambda each: each.seconds)
+        for place, prediction in enumerate(ordered):
+            memory = _memory(prediction.plan)
+            if clearly_fits(memory):
+                found.append(Candidate(prediction, memory))
+                left_out[SLOWER] += len(ordered) - place - 1
+                break
+            left_out[TOO_LARGE] += 1
+    found.sort(key=lambda each: each.prediction.seconds)
+    return Search(tuple(found), searched + left_out[NOT_DIVISIBLE] + left_out[NO_MICRO_BATCHES], left_out)
+
+
+def _memory(plan: EnginePlan) -> MemoryUse:
+    return estimate(plan, fullest_ranks(plan.recipe.layout))
+
+
+def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
+    """One training on all GPUs, on half of them, and so on."""
+    gpus = plan.recipe.layout.gpus
+    while True:
+        yield _resized(plan, {"gpus": gpus})
+        if gpus % 2:
+            return
+        gpus //= 2
+
+
+def at_longer_sequences(plan: EnginePlan) -> Iterator[EnginePlan]:
+    """As many sequences of one length, of twice the length, and so on, up to what the model is for."""
+    length = plan.recipe.layout.seq_len
+    while length <= plan.recipe.model.max_seq_len:
+        yield _resized(plan, {"seq_len": length})
+        length *= 2
+
+
+def _resized(plan: EnginePlan, sizes: dict[str, int]) -> EnginePlan:
+    layout = plan.recipe.layout.model_copy(update=sizes)
+    return plan.model_copy(update={"recipe": plan.recipe.model_copy(update={"layout": layout, "scale": layout.gpus})})
+
+
+def layouts(plan: EnginePlan, left_out: Counter[str]) -> Iterator[Layout]:
+    """All valid ones; the others are counted."""
+    recipe = plan.recipe
+    base = recipe.layout
+    for sizes in _sizes(recipe.model, base):
+        layout = base.model_copy(update=sizes)
+        if layout.gpus % (layout.tp * layout.pp * layout.cp) or layout.gbs % (layout.mbs * layout.dp):
+            left_out[NOT_DIVISIBLE] += 1
+        elif (layout.pp > 1 and layout.ga < layout.pp) or (layout.vp > 1 and layout.ga % layout.pp):
+            left_out[NO_MICRO_BATCHES] += 1
+        elif check_layout(recipe.model, layout):
+            left_out[NOT_DIVISIBLE] += 1
+        else:
+            yield layout
+
+
+def _sizes(model: Model, base: Layout) -> Iterator[dict[str, object]]:
+    """Sizes to try. Tensor parallelism stays within a node of 8 GPUs; so does that of experts, which is all or none."""
+    stages = [pp for pp in range(1, min(MOST_STAGES, base.layers + 2) + 1) if base.gpus % pp == 0]
+    experts = _divisors(model.moe.experts) if model.moe else [1]
+    for tp, pp, cp, mbs, ep in product((1, 2, 4, 8), stages, CONTEXT, MICRO_BATCHES, experts):
+        for split in _splits(base.layers, pp):
+            for etp in {1, tp} if model.moe else {1}:
+                yield {
+                    "tp": tp,
+                    "pp": pp,
+                    "cp": cp,
+                    "mbs": mbs,
+                    "ep": ep,
+                    "etp": etp,
+                    "sequence_parallel": True,
+                } | split
+
+
+def _splits(layers: int, pp: int) -> Iterator[dict[str, object]]:
+    """Virtual stages that divide the layers; or all but a layer of the first and the last stage, which have embedding
+    and loss."""
+    ends: dict[str, object] = {
+        "counts_embedding_and_loss": False,
+        "first_stage_layers": None,
+        "last_stage_layers": None,
+    }
+    if pp == 1:
+        yield {"vp": 1, **ends}
+        return
+    if layers % pp == 0:
+        yield from ({"vp": vp, **ends} for vp in _divisors(layers // pp))
+    if (layers + 2) % pp == 0:
+        for vp in _divisors((layers + 2) // pp):
+            less = (layers + 2) // (pp * vp) - 1
+            yield {"vp": vp, **ends, "first_stage_layers": less, "last_stage_layers": less}
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _with(plan: EnginePlan, layout: Layout, recompute: Recompute, sharding: DpSharding) -> EnginePlan:
+    recipe = plan.recipe.model_copy(update={"layout": layout})
+    parallelism = plan.parallelism.model_copy(update={"dp_sharding": sharding, "dp_shard_size": None})
+    return plan.model_copy(update={"recipe": recipe, "recompute": recompute, "parallelism": parallelism})

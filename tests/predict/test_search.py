@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for layouts: nothing that fits is lost, and nothing that does not is proposed."""
+
+from collections import Counter
+
+import pytest
+
+from llmb.catalogue.layout_check import check_layout
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request, resolve
+from llmb.predict.memory import clearly_fits, estimate
+from llmb.predict.prediction import Prediction, default_calibration, predict
+from llmb.predict.search import layouts, search, search_for
+from llmb.predict.step import Kept
+from llmb.runs.choices import Choices
+from llmb.runs.plan import EnginePlan, make_plan
+
+CATALOGUE = Catalogue()
+USUAL = default_calibration(CATALOGUE.rates)
+
+
+def planned(size: str = "8b", scale: int = 8, workload: str = "pretrain_llama3.1") -> EnginePlan:
+    request = Request(workload=workload, size=size, dtype="bf16", gpu_type="h100", scale=scale)
+    return make_plan(resolve(CATALOGUE, request), Choices(), device="cuda")
+
+
+def predicted(plan: EnginePlan, kept: Kept) -> Prediction:
+    return predict(plan, CATALOGUE.gpus["h100"], USUAL, CATALOGUE.rates.errors, kept)
+
+
+@pytest.mark.parametrize("size, scale", [("8b", 8), ("8b", 128), ("70b", 64), ("405b", 512), ("405b", 128)])
+def test_the_published_layout_is_among_those_that_are_tried(size: str, scale: int) -> None:
+    plan = planned(size, scale)
+    wanted = plan.recipe.layout
+    if wanted.counts_embedding_and_loss and wanted.pp > 1:
+        less = wanted.pipeline_layers // (wanted.pp * wanted.vp) - 1
+        ends = {"counts_embedding_and_loss": False, "first_stage_layers": less, "last_stage_layers": less}
+        wanted = wanted.model_copy(update=ends)
+    else:
+        wanted = wanted.model_copy(update={"counts_embedding_and_loss": False})
+    tried = list(layouts(plan, Counter()))
+    assert wanted in tried
+    assert len(set(tried)) == len(tried)
+    assert not any(check_layout(plan.recipe.model, each) for each in tried)
+
+
+def test_what_is_proposed_fits_and_the_fastest_is_first() -> None:
+    plan = planned()
+    found = search(plan, predicted)
+    times = [each.prediction.seconds for each in found.found]
+    assert times == sorted(times)
+    assert times[0] <= predicted(plan, {}).seconds
+    assert all(clearly_fits(estimate(each.plan)) for each in found.found)
+    assert found.searched == len(found.found) + sum(found.left_out.values())
+    for each in found.found[:5]:
+        layout = each.plan.recipe.layout
+        assert (layout.gpus, layout.gbs, layout.seq_len) == (8, 128, 8192)
+        assert predicted(each.plan, {}).seconds == pytest.approx(each.prediction.seconds)
+
+
+def test_experts_are_spread() -> None:
+    found = search(planned("8x7b", 64, "pretrain_mixtral"), predicted).found
+    assert {each.plan.recipe.layout.ep for each in found} >= {4, 8}
+    assert all(each.plan.recipe.layout.etp in (1, each.plan.recipe.layout.tp) for each in found)
+
+
+@pytest.mark.slow
+def test_goals_order_by_what_they_say() -> None:
+    plan = planned("8b", 16)
+    prices = [one.prediction.seconds * one.plan.recipe.scale for one in search_for("token", plan, predicted).found]
+    assert prices == sorted(prices)
+    lengths = [one.plan.recipe.layout.seq_len for one in search_for("seq-len", plan, predicted).found]
+    assert lengths == sorted(set(lengths), reverse=True)
+    assert lengths[0] > 8192
+    batches = [one.plan.recipe.layout.mbs for one in search_for("micro-batch", plan, predicted).found]
+    assert batches == sorted(set(batches), reverse=True)
+    assert batches[0] > 1
