@@ -23,6 +23,7 @@ from llmb.cli.runs import print_repeats, print_result
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.local_run import LocalRun, plan_here
 from llmb.jobs.repeats import Turn, earlier_runs, interleaved, remaining, turn_of
+from llmb.options.forms import RANKS, numbers_of, parse_ranges
 from llmb.options.option import arguments_of
 from llmb.programs.conclude import EndedRun
 from llmb.programs.engine.memory_check import check_memory, memory_warnings
@@ -49,10 +50,13 @@ def run(
     start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False,
     pretend_scale: Annotated[
         int | None,
-        typer.Option("--pretend-scale", metavar="N", help="Run one rank of a run on N GPUs alone, on one."),
+        typer.Option("--pretend-scale", metavar="N", min=1, help="Run one rank of a run on N GPUs alone, on one."),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", metavar="N", help="With --pretend-scale: which one, from 0. Default: 0.")
+        str | None,
+        typer.Option(
+            "--rank", metavar="RANKS", help="With --pretend-scale: which, such as 0 or 0,64, in turn. Default: 0."
+        ),
     ] = None,
     force: Force = False,
     json: Json = False,
@@ -87,20 +91,20 @@ def run(
 
     - `llmb run -w pretrain_llama3.1 -s tiny --dtype fp32,bf16 --repeats 5 --label before`
 
-    - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 511`
+    - `llmb run -w pretrain_llama3.1 -s 405b --pretend-scale 512 --rank 0,448`
     """
     if start_new and choices.label is None:
         raise UsageError("--new has no effect without --label: every run is new", do="leave it out, or add --label")
-    request, pretended = pretended_of(request, pretend_scale, rank)
-    catalogue, install, requests = Catalogue(), install_here(), requests_of(request)
-    if len(requests) * repeats > 1:
-        locals_ = [plan_here(catalogue, one, choices, os.environ, install, pretended) for one in requests]
+    request, ranks = pretended_of(request, pretend_scale, rank)
+    catalogue, install, asked = Catalogue(), install_here(), list(product(requests_of(request), ranks))
+    if len(asked) * repeats > 1:
+        locals_ = [plan_here(catalogue, one, choices, os.environ, install, alone) for one, alone in asked]
         if dry_run:
             print_order(locals_, repeats, start_new=start_new, json=json)
         else:
             run_several(locals_, repeats, start_new=start_new, json=json)
         return
-    local = plan_here(catalogue, request, choices, os.environ, install, pretended)
+    local = plan_here(catalogue, request, choices, os.environ, install, ranks[0])
     if dry_run:
         if local.missing:
             say(f"warning: {local.missing.warning}")
@@ -109,15 +113,25 @@ def run(
     _run_one(local, ctx, force=force, json=json)
 
 
-def pretended_of(request: Request, scale: int | None, rank: int | None) -> tuple[Request, int | None]:
-    """The request at the scale that is pretended, and the rank that runs; None for all of them. Raises UsageError."""
+def pretended_of(request: Request, scale: int | None, ranks: str | None) -> tuple[Request, Sequence[int | None]]:
+    """The request at the scale that is pretended, and the ranks that run alone; None for a run of all.
+
+    Raises UsageError.
+    """
     if scale is None:
-        if rank is not None:
+        if ranks is not None:
             raise UsageError("--rank is of a run that is pretended", do="add --pretend-scale, or leave --rank out")
-        return request, None
+        return request, [None]
     if request.scale not in (None, scale):
         raise UsageError(f"--scale is {request.scale}, and --pretend-scale {scale}", do="leave --scale out")
-    return replace(request, scale=scale), rank or 0
+    text = ranks or "0"
+    try:
+        spans = parse_ranges(text)
+    except ValueError as error:
+        raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="ranks are numbered from 0") from error
+    if any(span.last >= scale for span in spans):
+        raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="name ranks of the layout")
+    return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))
 
 
 def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) -> None:

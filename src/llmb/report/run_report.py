@@ -299,6 +299,8 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
         Column("status", lambda run: run.result.status),
         number_column("step s", lambda run: run.mean_s, known),
         number_column("CV %", _cv_pct, known),
+        Column("compute s", _compute_s, known, right=True, optional=True),
+        Column("peak GiB", _own_peak_gib, known, right=True, optional=True),
         Column("verdict", lambda run: run.result.verdict_name),
         Column("reason", _reason),
     ]
@@ -312,6 +314,17 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
 def _cv_pct(run: EndedRun) -> float | None:
     times = run.result.step_time_s
     return 100 * times.cv if run.mean_s is not None and times and times.cv is not None else None
+
+
+def _compute_s(run: EndedRun) -> float | None:
+    """Mean of a pretended rank."""
+    times = run.result.pretended.compute_time_s if run.result.pretended else None
+    return times.mean if times else None
+
+
+def _own_peak_gib(run: EndedRun) -> float | None:
+    """That of a pretended rank alone."""
+    return run.result.pretended.peak_memory_gib if run.result.pretended else None
 
 
 def _reason(run: EndedRun) -> str | None:

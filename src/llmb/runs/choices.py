@@ -276,11 +276,8 @@ class Choices(Record):
             yield f"--capacity-factor is {factor:g}; an expert has all tokens at {most}: give at most that"
 
     def _pretend_problems(self, recipe: Recipe) -> Iterator[str]:
-        rank = recipe.pretended_rank
-        if rank is None:
+        if recipe.pretended_rank is None:
             return
-        if not 0 <= rank < recipe.scale:
-            yield f"--rank is {rank}; the layout has ranks 0 to {recipe.scale - 1}"
         inputs, saved, recorded = "starts from random weights and synthetic data", "learns nothing", "is not profiled"
         refused = (
             ("--load-checkpoint", self.load_checkpoint, inputs),

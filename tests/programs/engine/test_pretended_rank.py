@@ -111,8 +111,19 @@ def test_every_list_says_that_it_was_pretended(llmb: Run, pretended: dict[str, A
     assert (exported["pretended_rank"], exported["step_time_mean_s"], exported["peak_memory_gib"]) == ("1", "", "")
     own = pretended["pretended"]
     assert float(exported["compute_time_mean_s"]) == own["compute_time_s"]["mean"]
+    assert llmb("export", pretended["id"], "--format", "mlperf", "-o", str(tmp_path / "logs")).stdout == ""
     assert llmb("report", pretended["id"], "-o", str(tmp_path / "page.html")).returncode == 0
     assert "PRETEND (rank 1 of 2 alone)" in (tmp_path / "page.html").read_text()
+
+
+def test_several_ranks_run_in_turn(llmb: Run) -> None:
+    layout = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--pretend-scale", "4", "--pp", "2")
+    planned = json.loads(llmb(*layout, "--rank", "2,0", "--dry-run", "--json").stdout)
+    titles = [run["title"] for run in planned["runs"]]
+    assert [title.partition("PRETEND (")[2].partition(")")[0] for title in titles] == [
+        "rank 2 of 4 alone",
+        "rank 0 of 4 alone",
+    ]
 
 
 def test_a_dry_run_names_the_command_of_the_same_run(llmb: Run) -> None:
