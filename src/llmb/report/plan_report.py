@@ -15,7 +15,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.metrics.window import STEADY
-from llmb.predict.memory import estimate_here
+from llmb.programs.engine.memory_check import estimated
 from llmb.report.recipe_report import identity_document, trained_text
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
 from llmb.runs.attention import fp8_product
@@ -85,6 +85,9 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     _add_origin(table, plan)
     for decision in plan.recipe.decisions:
         table.add_row("note", decision)
+    if (rank := plan.recipe.pretended_rank) is not None:
+        stage = layout.pp * rank // layout.gpus
+        table.add_row("pretend", f"rank {rank}, on stage {stage}: collectives complete at once, with its own values")
     over = "the steady state" if window.rule == STEADY else f"steps {window.first}-{window.last}"
     table.add_row("steps", f"{plan.steps}, statistics over {over}")
     if reason := no_measurement(plan):
@@ -96,7 +99,7 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
     if plan.lora:
         table.add_row("trained", trained_text(plan.recipe.model, plan.lora))
-    if (use := estimate_here(plan)) is not None:
+    if (use := estimated(plan)) is not None:
         table.add_row("memory", f"about {use.needed_gib:.1f} of {use.capacity_gib:g} GiB on rank {use.fullest.rank}")
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)

@@ -40,9 +40,9 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
 
 @cache  # it ends with the result
 def stand_in(device: str) -> torch.library.Library:
-    """From here on, what this process receives has values, and what it gathers or exchanges is copied by few kernels.
+    """From here on, what comes of this process's collectives has values, copied by few kernels.
 
-    torch leaves received tensors as they are, with values that no pipeline sends, and copies by a kernel for each rank.
+    torch leaves some as they are, which ones depends on its version, and fills the others by a kernel for each rank.
     """
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that operators are replaced
@@ -79,6 +79,20 @@ def _gather_several(
 
 
 @torch.no_grad()
+def _scatter(output: Tensor, full: Tensor, group: torch.ScriptObject, *_: object) -> tuple[Tensor, torch.ScriptObject]:
+    output.copy_(full.view(-1, *output.shape)[dist.ProcessGroup.unbox(group).rank()])
+    return output, FakeWork().boxed()
+
+
+def _scatter_several(
+    outputs: list[Tensor], fulls: list[Tensor], group: torch.ScriptObject, *_: object
+) -> torch.ScriptObject:
+    for output, full in zip(outputs, fulls, strict=True):
+        _scatter(output, full, group)
+    return FakeWork().boxed()
+
+
+@torch.no_grad()
 def _exchange(output: Tensor, rows: Tensor, *_: object) -> torch.ScriptObject:
     received, sent = output.view(-1), rows.view(-1)
     same = min(len(received), len(sent))
@@ -92,6 +106,8 @@ OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "recv_": _receive,
         "_allgather_base_": _gather,
         "allgather_into_tensor_coalesced_": _gather_several,
+        "_reduce_scatter_base_": _scatter,
+        "reduce_scatter_tensor_coalesced_": _scatter_several,
         "alltoall_base_": _exchange,
     }
 )

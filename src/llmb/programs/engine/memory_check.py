@@ -22,7 +22,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
 
     Raises UsageError if its tensors alone, as the account counts them, are more than a GPU has, unless ``force``.
     """
-    if (use := _estimated(plan)) is None or clearly_fits(use):
+    if (use := estimated(plan)) is None or clearly_fits(use):
         return
     assert isinstance(plan, EnginePlan)
     text = memory_text(use)
@@ -42,8 +42,8 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
     say(memory_text(exact) if exact.fits else f"warning: {memory_text(exact)}: it may not fit")
 
 
-def _estimated(plan: Plan) -> MemoryUse | None:
-    """Only ranks that run; None for what is not estimated."""
+def estimated(plan: Plan) -> MemoryUse | None:
+    """``estimate_here`` of the rank that runs alone, if one does."""
     use, rank = estimate_here(plan), plan.recipe.pretended_rank
     if use is None or rank is None:
         return use
@@ -87,6 +87,6 @@ def memory_text(use: MemoryUse) -> str:
 
 def memory_warnings(plan: Plan) -> Iterator[str]:
     """By the estimate alone, for many plans at a time."""
-    use = _estimated(plan)
+    use = estimated(plan)
     if use is not None and not use.fits:
         yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; 'llmb memory' counts it"
