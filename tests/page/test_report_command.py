@@ -97,6 +97,18 @@ def test_addresses_are_the_same_on_a_page_with_other_runs(root: Path, page: Call
     assert both[name] == alone[name]
 
 
+@pytest.mark.parametrize(("mean_s", "where"), [(13.0, "dotted"), (20.0, "not drawn")])
+def test_the_published_step_time_is_a_line_of_its_own(
+    root: Path, page: Callable[..., str], mean_s: float, where: str
+) -> None:
+    record = gpu_record()
+    write_run(runs_below(root), record, times_around(mean_s))
+    html = page()
+    expected = record.plan.recipe.expectations[0]
+    assert f"{where}: {expected.step_time_s:.4g} s, published in {expected.source} line {expected.line}" in html
+    assert (">published</text>" in html) == (where == "dotted")
+
+
 def test_figures_are_those_of_the_result(
     root: Path, page: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +229,10 @@ def test_plots_of_several_recipes_have_the_figures_of_the_runs(
     rows = tables["scaling-1-data"][1:]
     assert [row[0] for row in rows] == ["8", "16"]
     assert float(rows[1][2]) == pytest.approx(100 * per_gpu[1] / per_gpu[0], abs=0.06)
+    known = [result["expectations"][0] for result in results]
+    published = [one["tokens_per_s"] / scale for one, scale in zip(known, (8, 16), strict=True)]
+    assert [float(row[3].replace(",", "")) for row in rows] == pytest.approx(published, rel=1e-3)
+    assert [row[6] for row in rows] == [f"{one['source']} line {one['line']}" for one in known]
     deltas = sorted(float(row[1]) for row in tables["differences-data"][1:])
     assert deltas == pytest.approx(sorted(result["verdict"]["delta_pct"] for result in results), abs=0.01)
 

@@ -68,6 +68,7 @@ ABOVE: Mapping[str, Any] = {
     "columnspacing": 1,
 }
 """Where a legend covers nothing."""
+PUBLISHED = "published"
 STRONGEST_PCT = (5.0, 50.0)
 MARKS: Mapping[VerdictName, tuple[str, str]] = {
     "pass": ("o", GREEN),
@@ -167,9 +168,11 @@ def series_chart(
     marked: Sequence[Marked] = (),
     window: tuple[float, float] | None = None,
     level: float | None = None,
+    published: float | None = None,
     doubling: bool = False,
 ) -> Drawing:
-    """Lines over steps or time; ``axes`` are the titles of x and y, ``window`` is shaded, ``level`` a dashed line.
+    """Lines over steps or time; ``axes`` are the titles of x and y, ``window`` is shaded, ``level`` a dashed line,
+    ``published`` a dotted one.
 
     With ``doubling``, each doubling of x is as wide, and each point has its x beside the axis.
     """
@@ -180,6 +183,8 @@ def series_chart(
             plot.axvspan(*window, color=BLUE, alpha=0.1, linewidth=0)
         if level is not None:
             plot.axhline(level, color=INK, linewidth=0.8, dashes=(4, 3))
+        if published is not None:
+            plot.axhline(published, color=ORANGE, linewidth=1.6, dashes=(1, 1.5), label=PUBLISHED)
         for line in lines:
             points = thinned(line.points)
             plot.plot([x for x, _ in points], [y for _, y in points], color=line.color, label=line.label)
@@ -187,12 +192,15 @@ def series_chart(
             x, y = [x for x, _ in one.points], [y for _, y in one.points]
             plot.plot(x, y, one.shape, color=one.color, label=one.label, markersize=7, markeredgecolor=PAPER, zorder=3)
         if doubling:
-            places = sorted({x for line in lines for x, _ in line.points})
+            shown = [
+                point for one in (*(line.points for line in lines), *(one.points for one in marked)) for point in one
+            ]
+            places = sorted({x for x, _ in shown})
             plot.set_xscale("log", base=2)
             plot.set_xticks(places, [f"{x:g}" for x in places])
-            plot.set_ylim(0, 1.1 * max(y for line in lines for _, y in line.points))
+            plot.set_ylim(0, 1.1 * max(y for _, y in shown))
         name_axes(plot, axes)
-        if len(lines) + len(marked) > 1:
+        if len(lines) + len(marked) + (published is not None) > 1:
             _legend(plot)
 
     return Drawing(name, draw)

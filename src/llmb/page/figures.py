@@ -23,7 +23,7 @@ from llmb.page.charts import (
     points_of,
     series_chart,
 )
-from llmb.page.figure import NO_STEPS, STEP, Figure, add_first
+from llmb.page.figure import NO_STEPS, STEP, Figure, add_first, published_source
 from llmb.page.ranks import ranks_figure
 from llmb.report.table import interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
@@ -38,6 +38,8 @@ from llmb.traces.summary import shares
 
 FEWEST = 3
 """Values whose distribution is drawn."""
+FARTHEST = 0.25
+"""How far from the mean a published step time may be, as a share of it, to be drawn beside the steps."""
 Found = tuple[list[Figure], list[tuple[str, str]]]
 
 
@@ -80,8 +82,15 @@ def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> 
     ]
     shaded = (window.first - 0.5, window.last + 0.5) if window and run.step_time_s else None
     mean = run.step_time_s.mean if run.step_time_s else None
+    expected = run.recipe.expectations[0].step_time_s if run.recipe and run.recipe.expectations else None
     drawing = series_chart(
-        f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"), marked=marked, window=shaded, level=mean
+        f"step-times-{section}",
+        [Line("step time", BLUE, times)],
+        (STEP, "s"),
+        marked=marked,
+        window=shaded,
+        level=mean,
+        published=expected if _is_near(expected, mean) else None,
     )
     table = result_table(f"Steps of run {run.id}", STEP, "step time s", "note", right=(STEP, "step time s"))
     rows = []
@@ -97,11 +106,20 @@ def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int]) -> str:
     parts = [f"run {run.id}, {count} steps"]
     if run.window and run.step_time_s:
         parts.append(f"shaded: the window, steps {run.window.first} to {run.window.last}; dashed: its mean")
+    for expected in run.recipe.expectations[:1] if run.recipe else ():
+        drawn = _is_near(expected.step_time_s, run.step_time_s.mean if run.step_time_s else None)
+        what = f"{number(expected.step_time_s)} s, published in {published_source(expected)}"
+        parts.append(f"{'dotted' if drawn else 'not drawn'}: {what}")
     if odd:
         parts.append(f"{len(odd)} outlier{'s' if len(odd) > 1 else ''} beyond five times the spread")
     if count > MOST_POINTS:
         parts.append("of each group of steps the shortest and the longest")
     return "; ".join(parts)
+
+
+def _is_near(expected_s: float | None, mean_s: float | None) -> bool:
+    """One that is far from what was measured would leave the steps a flat line."""
+    return expected_s is not None and mean_s is not None and abs(expected_s / mean_s - 1) <= FARTHEST
 
 
 def _logged_step_times(section: str, run: AnalyzedRun) -> Figure | Missing:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.judge_run import Judged
-from llmb.page.charts import BLUE, Estimate, Line, estimates_chart, series_chart
-from llmb.page.figure import Figure
-from llmb.report.table import number, result_table
+from llmb.page.charts import BLUE, ORANGE, PUBLISHED, Estimate, Line, Marked, estimates_chart, series_chart
+from llmb.page.figure import Figure, published_source
+from llmb.report.table import known, number, result_table
 from llmb.verdict.sentence import percent
 
 FEWEST = 2
@@ -55,18 +55,33 @@ def _scaling_figure(place: int, recipe: str, scales: Mapping[int, AnalyzedRun]) 
     first = points[0][1]
     batches = {run.recipe.layout.gbs for run in scales.values() if run.recipe}
     kind = "the same global batch size" if len(batches) == 1 else "larger global batch sizes"
-    right = ("GPUs", "tokens/s per GPU", "efficiency %", "global batch size")
-    table = result_table(f"Scaling of {recipe}", *right, "run", right=right)
+    published = {gpus: found for gpus, run in scales.items() if (found := _published_per_gpu(run))}
+    right = ("GPUs", "tokens/s per GPU", "efficiency %", "published tokens/s per GPU", "global batch size")
+    table = result_table(f"Scaling of {recipe}", *right, "run", "published in", right=right)
     for (gpus, value), run in zip(points, scales.values(), strict=True):
         batch = str(run.recipe.layout.gbs) if run.recipe else "unknown"
-        table.add_row(f"{gpus:g}", number(value), percent(100 * value / first), batch, run.id)
+        figure, source = published.get(int(gpus), (None, ""))
+        efficiency = percent(100 * value / first)
+        table.add_row(f"{gpus:g}", number(value), efficiency, known(figure), batch, run.id, source)
     name = f"scaling-{place}"
-    line = Line("tokens/s per GPU", BLUE, points)
-    drawing = series_chart(name, [line], ("GPUs", "tokens/s per GPU"), level=first, doubling=True)
+    line = Line("measured", BLUE, points)
+    theirs = [Marked(PUBLISHED, "D", ORANGE, [(gpus, figure) for gpus, (figure, _) in published.items()])]
+    marked = [Marked("", "o", BLUE, points), *(theirs if published else [])]
+    drawing = series_chart(name, [line], ("GPUs", "tokens/s per GPU"), marked=marked, level=first, doubling=True)
     last, value = points[-1]
     efficiency = percent(100 * value / first)
     caption = f"with {kind}; dashed: as at {points[0][0]:g} GPUs; at {last:g} GPUs {efficiency} % of it"
+    if published:
+        caption += f"; diamonds: published in {', '.join(dict.fromkeys(source for _, source in published.values()))}"
     return Figure(name, f"Scaling of {recipe}", caption, drawing, table)
+
+
+def _published_per_gpu(run: AnalyzedRun) -> tuple[float, str] | None:
+    """The figure of a run's own scale, and its source."""
+    expected = next(iter(run.recipe.expectations), None) if run.recipe else None
+    if expected is None or run.recipe is None or expected.tokens_per_s is None:
+        return None
+    return expected.tokens_per_s / run.recipe.layout.gpus, published_source(expected)
 
 
 def _tokens_per_gpu(run: AnalyzedRun) -> float | None:
