@@ -325,9 +325,8 @@ def _legend(plot: "Axes") -> None:
 
 
 def label_some(plot: "Axes", labels: Sequence[str], most: int = 4) -> None:
-    """The first label, the last, and as many between them as there is space for."""
-    count = min(most, len(labels))
-    places = sorted({round(number * (len(labels) - 1) / max(1, count - 1)) for number in range(count)})
+    """The last label, and at equal distances as many before it as there is space for."""
+    places = range(len(labels) - 1, -1, -math.ceil(len(labels) / most))
     plot.set_xticks(places, [labels[place] for place in places])
     plot.set_xlim(-0.5, len(labels) - 0.5)
 
