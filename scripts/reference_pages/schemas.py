@@ -18,11 +18,13 @@ from llmb.jobs.job import Job
 from llmb.jobs.settings_in_effect import Setting
 from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
+from llmb.predict.scale import Goodput
 from llmb.predict.search import Goal
 from llmb.prepare.hub import AccessState
 from llmb.prepare.hub_access import NeededRepository, TokenSource
 from llmb.runs.choices import Recompute
 from llmb.runs.parallelism import DpSharding
+from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result
 from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation
@@ -172,6 +174,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "window": Window,
         "expectations": tuple[Expectation, ...],
         "expectations_reason": str | None,
+        "predicted": PredictedStep | None,
     },
     "parse": {
         "results[].status": Status,
@@ -252,6 +255,9 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "ci95_s": tuple[float, float],
         "errors": dict[str, dict[str, float | str]],
         "breakdown_s": dict[str, float],
+        "energy_j_per_token_at_most": float | None,
+        "scaling": dict[str, Any] | None,
+        "goodput": Goodput | None,
         "days_per_1t_tokens": float | None,
         "reasons": dict[str, str],
         **{f"{name}.{each}": float | None for name in ("mfu_pct", "tflops_per_gpu") for each in Convention},

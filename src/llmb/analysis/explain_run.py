@@ -48,7 +48,9 @@ def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdi
     steps = _steps_of(run)
     found = verdict or (run.record.result.verdict or None if run.record and run.record.result else None)
     reference = _baseline(run, against, steps) if against else _of_verdict(found, run, steps)
-    return explain_evidence(_evidence(run, run.step_time_s.mean, steps), reference, _words(run))
+    explained = explain_evidence(_evidence(run, run.step_time_s.mean, steps), reference, _words(run))
+    predicted = run.record.plan.predicted if run.record else None
+    return explained.model_copy(update={"predicted_s": predicted and predicted.breakdown_s})
 
 
 def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Evidence:

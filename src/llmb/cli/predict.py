@@ -22,6 +22,7 @@ from llmb.predict.memory import estimate, why_not_estimated, with_whole_paramete
 from llmb.predict.prediction import Calibration, Measured, Prediction, calibrate, default_calibration
 from llmb.predict.prediction import predict as predict_plan
 from llmb.predict.rows import predict_rows
+from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
 from llmb.predict.search import Candidate, Goal, search_for
 from llmb.predict.step import Kept
 from llmb.report.output import print_json, print_tables, print_text
@@ -62,6 +63,18 @@ def predict(
         Path | None,
         typer.Option("--file", metavar="FILE", help="A CSV file with a recipe and sizes in each line; prints one."),
     ] = None,
+    scaling: Annotated[
+        Scaling | None,
+        typer.Option("--scaling", help="Also at more GPUs: weak, with a batch that grows, or strong, with this one."),
+    ] = None,
+    gpu_mtbf_h: Annotated[
+        float | None,
+        typer.Option("--gpu-mtbf-h", metavar="HOURS", min=1, help="Hours between failures of a GPU, for the goodput."),
+    ] = None,
+    save_s: Annotated[float, typer.Option("--save-s", min=0, help="Seconds that a checkpoint costs.")] = 60.0,
+    restart_s: Annotated[
+        float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")
+    ] = 600.0,
     json: Json = False,
 ) -> None:
     """How long a training step will take, and why, before anything is queued.
@@ -81,6 +94,8 @@ def predict(
 
     - `llmb predict -w pretrain_llama3.1 -s 8b --scale 512 --gpu-type h100 --calibrate latest --json`
 
+    - `llmb predict -w pretrain_llama3.1 -s 405b --scale 512 --gpu-type h100 --scaling strong --gpu-mtbf-h 50000`
+
     - `llmb predict --file layouts.csv > predicted.csv`
     """
     catalogue = Catalogue(hardware=hardware)
@@ -95,9 +110,19 @@ def predict(
     plan = _plan(resolve(catalogue, request), choices, catalogue)
     calibration = _calibration(catalogue, calibrate_with, plan)
     gpu = catalogue.gpus[plan.recipe.gpu_type]
-    found = predict_plan(plan, gpu, calibration, catalogue.rates.errors)
+
+    def predicted(one: EnginePlan, kept: Kept) -> Prediction:
+        return predict_plan(one, gpu, calibration, catalogue.rates.errors, kept)
+
+    found = predicted(plan, {})
     reason = why_not_estimated(plan)
-    foreseen = Foreseen(found, Missing(reason) if reason else estimate(plan))
+    foreseen = Foreseen(
+        found,
+        Missing(reason) if reason else estimate(plan),
+        joules_per_token(found, gpu),
+        scale_up(plan, scaling, predicted) if scaling else None,
+        goodput(plan.recipe.scale, gpu_mtbf_h, save_s, restart_s) if gpu_mtbf_h else None,
+    )
     if json:
         print_json(predict_document(foreseen))
     else:

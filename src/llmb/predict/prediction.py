@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.schema import ExpectedError, RatesFile
 from llmb.errors import UsageError
-from llmb.predict.step import Kept, Rates, nominal_step
-from llmb.runs.plan import EnginePlan
+from llmb.predict.step import Kept, Rates, nominal_step, why_not_predicted
+from llmb.runs.plan import EnginePlan, PredictedStep
 
 CHECKED_GPU = "h100"
 """The only type of which there are published tables of pre-training."""
@@ -115,6 +116,15 @@ def predict(
         calibration,
         {name: errors[name] for name in _error_names(plan, calibration)},
     )
+
+
+def predicted_step(catalogue: Catalogue, plan: EnginePlan) -> PredictedStep | None:
+    """None for CPUs, unknown GPUs and ways to compute, and for a rank that runs alone."""
+    gpu = catalogue.gpus.get(plan.recipe.gpu_type)
+    if plan.device != "cuda" or gpu is None or plan.recipe.pretended_rank is not None or why_not_predicted(plan, gpu):
+        return None
+    found = predict(plan, gpu, default_calibration(catalogue.rates), catalogue.rates.errors)
+    return PredictedStep(step_time_s=found.seconds, ci95_s=found.interval_s, breakdown_s=dict(found.terms))
 
 
 def _error_names(plan: EnginePlan, calibration: Calibration) -> Sequence[str]:

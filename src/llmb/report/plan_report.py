@@ -17,11 +17,11 @@ from llmb.metrics.parameters import checkpoint_bytes
 from llmb.metrics.window import STEADY
 from llmb.programs.engine.memory_check import estimated
 from llmb.report.recipe_report import identity_document, trained_text
-from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
+from llmb.report.table import Column, Table, interval_of, number, number_column, result_table, table_of, unknown
 from llmb.runs.attention import fp8_product
 from llmb.runs.folder import RunFolder
 from llmb.runs.logits import logits_text
-from llmb.runs.plan import EnginePlan, Plan, scale_warnings
+from llmb.runs.plan import EnginePlan, Plan, PredictedStep, scale_warnings
 from llmb.runs.profiling import Profile
 from llmb.runs.result import no_measurement
 from llmb.runs.stall import ranks_text
@@ -52,7 +52,13 @@ def start_lines(plan: Plan) -> list[str]:
     if isinstance(plan, EnginePlan) and plan.fp8_recipe:
         product = fp8_product(plan.device, emulate=plan.emulate_fp8)
         lines.append(f"FP8 products are computed in {product.dtype}: {product.why}")
+    if plan.predicted:
+        lines.append(f"predicted: {predicted_text(plan.predicted)}")
     return [*lines, *recipe.decisions]
+
+
+def predicted_text(predicted: PredictedStep) -> str:
+    return f"{number(predicted.step_time_s)} s a step, 95 % within {interval_of(predicted.ci95_s)} s"
 
 
 def plan_title(plan: Plan) -> str:
@@ -101,6 +107,8 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
         table.add_row("trained", trained_text(plan.recipe.model, plan.lora))
     if (use := estimated(plan)) is not None:
         table.add_row("memory", f"about {use.needed_gib:.1f} of {use.capacity_gib:g} GiB on rank {use.fullest.rank}")
+    if plan.predicted:
+        table.add_row("predicted", predicted_text(plan.predicted))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
     table.add_row("logits", logits_text(plan.recipe, kept=plan.keep_logits))

@@ -2,7 +2,7 @@
 """Predictions as tables and JSON."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,22 @@ from llmb.metrics.throughput import Throughput, throughput
 from llmb.missing import Missing
 from llmb.predict.prediction import Prediction
 from llmb.predict.rows import COLUMNS, Row
+from llmb.predict.scale import PUBLISHED_GPUS, Curve, Goodput
 from llmb.predict.search import Candidate
 from llmb.report.memory_report import fits_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
-from llmb.report.table import Column, Table, csv_text, interval_of, known, number, number_column, result_table, table_of
+from llmb.report.table import (
+    Column,
+    Table,
+    csv_text,
+    duration,
+    interval_of,
+    known,
+    number,
+    number_column,
+    result_table,
+    table_of,
+)
 from llmb.runs.rank_account import GIB, MemoryUse
 
 SECONDS_PER_HOUR = 3600
@@ -31,6 +43,9 @@ class Foreseen:
 
     prediction: Prediction
     memory: MemoryUse | Missing
+    energy_j_per_token: float | None = None
+    curve: Curve | None = None
+    goodput: Goodput | None = None
 
     @property
     def throughput(self) -> Throughput:
@@ -56,6 +71,9 @@ def predict_document(foreseen: Foreseen) -> dict[str, Any]:
         "days_per_1t_tokens": figures.days_per_1t_tokens,
         "reasons": figures.reasons,
         "memory": _memory_document(foreseen.memory),
+        "energy_j_per_token_at_most": foreseen.energy_j_per_token,
+        "scaling": foreseen.curve and _curve_document(foreseen.curve),
+        "goodput": foreseen.goodput and asdict(foreseen.goodput),
         "calibration": prediction.calibration.text,
         "unvalidated": list(prediction.unvalidated),
         "published": [
@@ -73,6 +91,21 @@ def _memory_document(memory: MemoryUse | Missing) -> dict[str, Any]:
         "fits": known and known.fits,
         "reason": memory.reason if isinstance(memory, Missing) else None,
     }
+
+
+def _curve_document(curve: Curve) -> dict[str, Any]:
+    scales = [
+        {
+            "gpus": each.gpus,
+            "gbs": each.prediction.plan.recipe.layout.gbs,
+            "step_time_s": each.prediction.seconds,
+            "ci95_s": each.prediction.interval_s,
+            "efficiency": each.efficiency,
+            "grew": each.grew and each.grew[0],
+        }
+        for each in curve.scales
+    ]
+    return {"scales": scales, "ends": curve.ends}
 
 
 def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
@@ -95,11 +128,35 @@ def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
     text = memory.reason if isinstance(memory, Missing) else fits_text(memory)
     gib = "n/a" if isinstance(memory, Missing) else number(memory.fullest.peak_bytes / GIB)
     table.add_row("memory GiB", gib, text)
+    if foreseen.energy_j_per_token is not None:
+        table.add_row("J per token", number(foreseen.energy_j_per_token), "at most: GPUs alone, at their power limit")
+    if good := foreseen.goodput:
+        failures = f"a failure every {duration(good.between_failures_s)}, checkpoints every {duration(good.interval_s)}"
+        table.add_row("goodput %", f"{100 * good.part:.1f}", failures)
     table.add_row("calibration", "", prediction.calibration.text)
     for each in prediction.unvalidated:
         table.add_row("not validated", "", each)
     yield table
     yield waterfall(prediction)
+    if foreseen.curve:
+        yield _curve_table(foreseen.curve)
+
+
+def _curve_table(curve: Curve) -> Table:
+    table = table_of(
+        "PREDICTED scaling",
+        curve.scales,
+        [
+            number_column("GPUs", lambda each: each.gpus, lambda gpus: f"{gpus:,}"),
+            number_column("batch", lambda each: each.prediction.plan.recipe.layout.gbs, lambda batch: f"{batch:,}"),
+            number_column("step s", lambda each: each.prediction.seconds),
+            Column("efficiency %", lambda each: f"{100 * each.efficiency:.1f}", right=True),
+            Column("grew most", lambda each: f"{each.grew[0]}, +{100 * each.grew[1]:.1f} %" if each.grew else ""),
+        ],
+    )
+    above = f"; above {PUBLISHED_GPUS:,} GPUs no published step checks it" if curve.goes_beyond else ""
+    table.caption = f"no further: {curve.ends}{above}"
+    return table
 
 
 def waterfall(prediction: Prediction) -> Table:

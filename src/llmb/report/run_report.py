@@ -11,14 +11,14 @@ from llmb.jobs.repeats import Spread, spread_of
 from llmb.metrics.statistics import Statistics
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
-from llmb.report.plan_report import plan_title
+from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.sparkline import window_sparkline
 from llmb.report.table import Column, Table, interval_of, known, number, number_column, result_table, table_of
 from llmb.report.trace_report import shown_parts
 from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoint_report import CheckpointReport
-from llmb.runs.plan import Plan
+from llmb.runs.plan import Plan, PredictedStep
 from llmb.runs.result import PretendedRank, Result
 from llmb.runs.steps import Step
 from llmb.traces.summary import shares
@@ -45,6 +45,7 @@ def run_document(run: EndedRun) -> dict[str, Any]:
         "window": (result.window or plan.window).model_dump(mode="json"),
         "expectations": [expectation.model_dump(mode="json") for expectation in plan.recipe.expectations],
         "expectations_reason": plan.recipe.expectations_reason,
+        "predicted": plan.predicted and plan.predicted.model_dump(mode="json"),
     }
 
 
@@ -73,6 +74,8 @@ def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
     for name, text in _content_rows(plan, result):
         table.add_row(name, "", "", text)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
+    if plan.predicted:
+        table.add_row("step time s, predicted", "", "", _predicted_note(plan.predicted, result))
     if line := window_sparkline(steps, window):
         table.add_row("step times, [window]", "", "", line)
     _add_throughput(table, result, expected)
@@ -117,6 +120,16 @@ def _add_step_time(table: Table, result: Result, expected: Expectation | None, r
     source = f"{expected.source} line {expected.line}" if expected else reason or "no published figure"
     table.add_row("step time s, mean", number(times.mean), number(expected.step_time_s) if expected else "n/a", source)
     _add_spread(table, "step time s", times)
+
+
+def _predicted_note(predicted: PredictedStep, result: Result) -> str:
+    times = result.step_time_s
+    if result.pretended or isinstance(times, Missing):
+        return predicted_text(predicted)
+    low, high = predicted.ci95_s
+    inside = "inside" if low <= times.mean <= high else "outside"
+    far = 100 * (times.mean / predicted.step_time_s - 1)
+    return f"{predicted_text(predicted)}; measured is {far:+.1f} % from it, {inside} of that"
 
 
 def _add_spread(table: Table, name: str, times: Statistics) -> None:

@@ -2,7 +2,7 @@
 """Verdicts as tables and JSON documents."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -204,7 +204,26 @@ def explanation_tables(explanation: Explanation) -> list[Table]:
     tables = [_causes_table(explanation)]
     if explanation.not_known:
         tables.append(_unknown_table(explanation))
+    if explanation.predicted_s:
+        tables.append(_predicted_table(explanation.predicted_s, explanation.step_time_s))
     return tables
+
+
+def _predicted_table(predicted_s: Mapping[str, float], measured_s: float) -> Table:
+    """Parts that take a hundredth of the step or more, the longest first."""
+    seconds = sum(predicted_s.values())
+    parts = sorted(predicted_s.items(), key=lambda each: -each[1])
+    table = table_of(
+        "what a step was predicted to consist of",
+        [each for each in parts if each[1] >= seconds / 100],
+        [
+            Column("part", lambda each: each[0]),
+            number_column("s/step", lambda each: each[1]),
+            Column("%", lambda each: f"{100 * each[1] / seconds:.0f}", right=True),
+        ],
+    )
+    table.caption = f"predicted {number(seconds)} s, measured {number(measured_s)} s"
+    return table
 
 
 def _causes_table(explanation: Explanation) -> Table:

@@ -65,6 +65,17 @@ class TrainingInputs(Record):
     """Statistics of ``dataset`` for the attention of the run's model; with ``dataset`` alone."""
 
 
+class PredictedStep(Record):
+    """What ``llmb predict`` says of a run before it starts.
+
+    Seconds by cause sum to the step; 95 % of steps are expected within the interval.
+    """
+
+    step_time_s: float
+    ci95_s: tuple[float, float]
+    breakdown_s: dict[str, float]
+
+
 class Plan(Record):
     """The part of a run's plan that every program needs; each adds its own."""
 
@@ -92,6 +103,8 @@ class Plan(Record):
     """Whether the checksums of ``start`` are verified before it is loaded."""
     profile: Profile | None = None
     nccl_trace: bool = False
+    predicted: PredictedStep | None = None
+    """None for what is not predicted, such as a CPU."""
     declared_origin: Origin | None = None
     """Origin of a program other than the engine, which has weights and data of its own."""
 

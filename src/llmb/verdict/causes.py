@@ -59,6 +59,8 @@ class Explanation(Record):
     """What of the gap no cause accounts for."""
     causes: tuple[Cause, ...]
     not_known: tuple[UnknownCause, ...]
+    predicted_s: dict[str, float] | None = None
+    """What each part of the step was predicted to take before the run; None if nothing was."""
 
 
 Words = Mapping[str, str]

@@ -15,6 +15,7 @@ from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.predict.memory import with_whole_parameters
+from llmb.predict.prediction import predicted_step
 from llmb.programs.engine.nsys import with_profiler, worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.programs.nsys import export_report
@@ -117,10 +118,11 @@ class EngineProgram(Program):
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """``plan_training``, with the sharding that memory permits where none was chosen."""
+    """``plan_training``, with the sharding that memory permits where none was chosen, and the predicted step."""
 
     def sharded(plan: EnginePlan) -> EnginePlan:
-        return plan if choices.parallelism.dp_sharding else with_whole_parameters(plan)
+        settled = plan if choices.parallelism.dp_sharding else with_whole_parameters(plan)
+        return settled.model_copy(update={"predicted": predicted_step(catalogue, settled)})
 
     try:
         return sharded(plan_training(catalogue, recipe, choices, install))

@@ -18,6 +18,7 @@ from llmb.logs.reader import read_log
 from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
+from llmb.predict.prediction import predicted_step
 from llmb.programs.megatron_bridge.command import (
     bridge_command,
     bridge_data,
@@ -33,7 +34,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Plan
+from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profile_report import ProfileReport, report_profile
 from llmb.runs.record import RunRecord
 from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status, figures_of
@@ -176,7 +177,9 @@ class MegatronBridge(Program):
     ) -> Plan:
         squad = None if choices.synthetic else prepared_squad(catalogue, recipe, install)
         origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
-        return bridge_plan(catalogue, recipe, choices, origin, packed=packed)
+        plan = bridge_plan(catalogue, recipe, choices, origin, packed=packed)
+        predicted = predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda"))
+        return plan.model_copy(update={"predicted": predicted})
 
     def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:
         save_dir = str(folder.checkpoints_of(plan))

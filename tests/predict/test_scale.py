@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales, failures and energy on paper."""
+
+import random
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request, resolve
+from llmb.predict.prediction import Prediction, default_calibration, predict
+from llmb.predict.scale import MOST_GPUS, goodput, joules_per_token, scale_up
+from llmb.predict.step import Kept
+from llmb.runs.choices import Choices
+from llmb.runs.plan import EnginePlan, make_plan
+
+CATALOGUE = Catalogue()
+H100 = CATALOGUE.gpus["h100"]
+
+
+def planned(size: str, scale: int) -> EnginePlan:
+    request = Request(workload="pretrain_llama3.1", size=size, dtype="bf16", gpu_type="h100", scale=scale)
+    return make_plan(resolve(CATALOGUE, request), Choices(), device="cuda")
+
+
+def predicted(plan: EnginePlan, kept: Kept) -> Prediction:
+    return predict(plan, H100, default_calibration(CATALOGUE.rates), CATALOGUE.rates.errors, kept)
+
+
+def test_weak_scaling_keeps_the_work_of_a_gpu_and_loses_little() -> None:
+    curve = scale_up(planned("8b", 8), "weak", predicted)
+    assert curve.scales[-1].gpus == MOST_GPUS
+    assert len({one.prediction.plan.recipe.layout.ga for one in curve.scales}) == 1
+    efficiencies = [one.efficiency for one in curve.scales]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+    assert efficiencies[0] == 1
+    assert efficiencies[4] == pytest.approx(12.27 / 12.33, abs=0.01)  # as published on 8 and 128 GPUs
+
+
+def test_strong_scaling_ends_with_the_batch_and_names_what_grew() -> None:
+    curve = scale_up(planned("405b", 512), "strong", predicted)
+    assert [one.gpus for one in curve.scales] == [512, 1024, 2048, 4096]
+    assert {one.prediction.plan.recipe.layout.gbs for one in curve.scales} == {256}
+    assert curve.scales[-1].grew
+    assert curve.scales[-1].grew[0] == "pipeline bubble"
+    assert curve.ends.startswith("batch size: 256 sequences leave a replica 8 micro-batches")
+
+
+def test_goodput_is_that_of_simulated_failures() -> None:
+    gpus, mtbf_h, save_s, restart_s = 2048, 50_000.0, 60.0, 600.0
+    found = goodput(gpus, mtbf_h, save_s, restart_s)
+    drawn, trained, passed = random.Random(3), 0.0, 0.0
+    failure = drawn.expovariate(1 / found.between_failures_s)
+    for _ in range(200_000):
+        segment = found.interval_s + save_s
+        if failure < segment:
+            passed += failure + restart_s
+            failure = drawn.expovariate(1 / found.between_failures_s)
+            continue
+        trained += found.interval_s
+        passed += segment
+        failure -= segment
+    assert found.part == pytest.approx(trained / passed, abs=0.005)
+    more, fewer = (goodput(gpus * scale, mtbf_h, save_s, restart_s).part for scale in (8, 1))
+    assert 0 < more < fewer < 1
+    assert goodput(10**6, 100.0, save_s, restart_s).part == 0
+
+
+def test_energy_is_at_most_that_of_the_power_limit() -> None:
+    prediction = predicted(planned("8b", 8), {})
+    joules = joules_per_token(prediction, H100)
+    assert joules == pytest.approx(700 * 8 * prediction.seconds / (128 * 8192))
+    assert joules_per_token(prediction, H100.model_copy(update={"tdp_w": None})) is None
