@@ -57,6 +57,7 @@ def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path:
         "job_spec.json",
         f"log-{name}.out",
         "metrics.jsonl",
+        "rank_times.jsonl",
         "resources",
         "run.json",
     ]
