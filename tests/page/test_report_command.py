@@ -97,16 +97,20 @@ def test_addresses_are_the_same_on_a_page_with_other_runs(root: Path, page: Call
     assert both[name] == alone[name]
 
 
-@pytest.mark.parametrize(("mean_s", "where"), [(13.0, "dotted"), (20.0, "not drawn")])
-def test_the_published_step_time_is_a_line_of_its_own(
-    root: Path, page: Callable[..., str], mean_s: float, where: str
+@pytest.mark.parametrize(("mean_s", "drawn"), [(12.5, ""), (20.0, ", not drawn")])
+def test_the_published_and_the_predicted_step_time_are_lines_of_their_own(
+    root: Path, page: Callable[..., str], capsys: pytest.CaptureFixture[str], mean_s: float, drawn: str
 ) -> None:
     record = gpu_record()
     write_run(runs_below(root), record, times_around(mean_s))
     html = page()
     expected = record.plan.recipe.expectations[0]
-    assert f"{where}: {expected.step_time_s:.4g} s, published in {expected.source} line {expected.line}" in html
-    assert (">published</text>" in html) == (where == "dotted")
+    assert f"published{drawn}: {expected.step_time_s:.4g} s, {expected.source} line {expected.line}" in html
+    recipe = ("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "8", "--gpu-type", "h100")
+    predicted = json.loads(printed(capsys, "predict", *recipe, "--json"))
+    assert f"predicted{drawn}: {predicted['step_time_s']:.4g} s" in html
+    for name in ("published", "predicted"):
+        assert (f">{name}</text>" in html) == (not drawn)
 
 
 def test_figures_are_those_of_the_result(
@@ -231,8 +235,9 @@ def test_plots_of_several_recipes_have_the_figures_of_the_runs(
     assert float(rows[1][2]) == pytest.approx(100 * per_gpu[1] / per_gpu[0], abs=0.06)
     known = [result["expectations"][0] for result in results]
     published = [one["tokens_per_s"] / scale for one, scale in zip(known, (8, 16), strict=True)]
-    assert [float(row[3].replace(",", "")) for row in rows] == pytest.approx(published, rel=1e-3)
-    assert [row[6] for row in rows] == [f"{one['source']} line {one['line']}" for one in known]
+    assert [float(row[4].replace(",", "")) for row in rows] == pytest.approx(published, rel=1e-3)
+    sources = [f"published: {one['source']} line {one['line']}" for one in known]
+    assert [source for source, row in zip(sources, rows, strict=True) if source not in row[7]] == []
     deltas = sorted(float(row[1]) for row in tables["differences-data"][1:])
     assert deltas == pytest.approx(sorted(result["verdict"]["delta_pct"] for result in results), abs=0.01)
 

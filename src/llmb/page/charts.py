@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from llmb.errors import EnvironmentProblem
@@ -68,7 +69,12 @@ ABOVE: Mapping[str, Any] = {
     "columnspacing": 1,
 }
 """Where a legend covers nothing."""
-PUBLISHED = "published"
+PUBLISHED, PREDICTED = "published", "predicted"
+BESIDE: Mapping[str, tuple[str, str, float, tuple[float, ...]]] = {
+    PREDICTED: (PURPLE, "P", 12, (5, 1.5, 1, 1.5)),
+    PUBLISHED: (ORANGE, "D", 6, (1, 1.5)),
+}
+"""Color, mark, its size, and dashes of figures that were not measured; the smaller mark is above."""
 STRONGEST_PCT = (5.0, 50.0)
 MARKS: Mapping[VerdictName, tuple[str, str]] = {
     "pass": ("o", GREEN),
@@ -125,6 +131,7 @@ class Marked:
     shape: str
     color: str
     points: Sequence[tuple[float, float]]
+    size: float = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +175,11 @@ def series_chart(
     marked: Sequence[Marked] = (),
     window: tuple[float, float] | None = None,
     level: float | None = None,
-    published: float | None = None,
+    beside: Mapping[str, float] = MappingProxyType({}),
     doubling: bool = False,
 ) -> Drawing:
     """Lines over steps or time; ``axes`` are the titles of x and y, ``window`` is shaded, ``level`` a dashed line,
-    ``published`` a dotted one.
+    and each of ``beside`` a line in its style.
 
     With ``doubling``, each doubling of x is as wide, and each point has its x beside the axis.
     """
@@ -183,14 +190,17 @@ def series_chart(
             plot.axvspan(*window, color=BLUE, alpha=0.1, linewidth=0)
         if level is not None:
             plot.axhline(level, color=INK, linewidth=0.8, dashes=(4, 3))
-        if published is not None:
-            plot.axhline(published, color=ORANGE, linewidth=1.6, dashes=(1, 1.5), label=PUBLISHED)
+        for kind, value in beside.items():
+            color, _, _, dashes = BESIDE[kind]
+            plot.axhline(value, color=color, linewidth=1.6, dashes=dashes, label=kind)
         for line in lines:
             points = thinned(line.points)
             plot.plot([x for x, _ in points], [y for _, y in points], color=line.color, label=line.label)
         for one in marked:
             x, y = [x for x, _ in one.points], [y for _, y in one.points]
-            plot.plot(x, y, one.shape, color=one.color, label=one.label, markersize=7, markeredgecolor=PAPER, zorder=3)
+            plot.plot(
+                x, y, one.shape, color=one.color, label=one.label, markersize=one.size, markeredgecolor=PAPER, zorder=3
+            )
         if doubling:
             shown = [
                 point for one in (*(line.points for line in lines), *(one.points for one in marked)) for point in one
@@ -200,7 +210,7 @@ def series_chart(
             plot.set_xticks(places, [f"{x:g}" for x in places])
             plot.set_ylim(0, 1.1 * max(y for _, y in shown))
         name_axes(plot, axes)
-        if len(lines) + len(marked) + (published is not None) > 1:
+        if len(lines) + len(marked) + len(beside) > 1:
             _legend(plot)
 
     return Drawing(name, draw)

@@ -4,16 +4,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmb.catalogue.published import Expectation
 from llmb.page.charts import MOST_POINTS, Drawing
 from llmb.report.table import Table
 
 STEP = "step"
 NO_STEPS = "the steps are not recorded one by one; a log has them as text"
-
-
-def published_source(expected: Expectation) -> str:
-    return f"{expected.source} line {expected.line}"
 
 
 @dataclass(frozen=True, slots=True)

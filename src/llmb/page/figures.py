@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.metrics.anomalies import find_anomalies
 from llmb.missing import Missing
+from llmb.page.beside import Beside, figures_beside
 from llmb.page.charts import (
     BLUE,
     GREEN,
@@ -23,7 +24,7 @@ from llmb.page.charts import (
     points_of,
     series_chart,
 )
-from llmb.page.figure import NO_STEPS, STEP, Figure, add_first, published_source
+from llmb.page.figure import NO_STEPS, STEP, Figure, add_first
 from llmb.page.ranks import ranks_figure
 from llmb.report.table import interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
@@ -39,7 +40,7 @@ from llmb.traces.summary import shares
 FEWEST = 3
 """Values whose distribution is drawn."""
 FARTHEST = 0.25
-"""How far from the mean a published step time may be, as a share of it, to be drawn beside the steps."""
+"""How far from the mean another step time may be, as a share of it, to be drawn beside the steps."""
 Found = tuple[list[Figure], list[tuple[str, str]]]
 
 
@@ -82,7 +83,7 @@ def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> 
     ]
     shaded = (window.first - 0.5, window.last + 0.5) if window and run.step_time_s else None
     mean = run.step_time_s.mean if run.step_time_s else None
-    expected = run.recipe.expectations[0].step_time_s if run.recipe and run.recipe.expectations else None
+    others = figures_beside(run)
     drawing = series_chart(
         f"step-times-{section}",
         [Line("step time", BLUE, times)],
@@ -90,7 +91,7 @@ def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> 
         marked=marked,
         window=shaded,
         level=mean,
-        published=expected if _is_near(expected, mean) else None,
+        beside={one.name: one.step_time_s for one in others if one.step_time_s and _is_near(one.step_time_s, mean)},
     )
     table = result_table(f"Steps of run {run.id}", STEP, "step time s", "note", right=(STEP, "step time s"))
     rows = []
@@ -99,17 +100,19 @@ def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> 
         inside = window is not None and window.first <= step.step <= window.last
         rows.append((str(step.step), f"{step.step_time_s:.6g}", ", ".join(["window"] * inside + notes)))
     add_first(table, rows)
-    return Figure(f"step-times-{section}", "Step times", _step_times_caption(run, len(steps), odd), drawing, table)
+    caption = _step_times_caption(run, len(steps), odd, others)
+    return Figure(f"step-times-{section}", "Step times", caption, drawing, table)
 
 
-def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int]) -> str:
+def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int], others: Sequence[Beside]) -> str:
     parts = [f"run {run.id}, {count} steps"]
     if run.window and run.step_time_s:
         parts.append(f"shaded: the window, steps {run.window.first} to {run.window.last}; dashed: its mean")
-    for expected in run.recipe.expectations[:1] if run.recipe else ():
-        drawn = _is_near(expected.step_time_s, run.step_time_s.mean if run.step_time_s else None)
-        what = f"{number(expected.step_time_s)} s, published in {published_source(expected)}"
-        parts.append(f"{'dotted' if drawn else 'not drawn'}: {what}")
+    mean = run.step_time_s.mean if run.step_time_s else None
+    for one in others:
+        if one.step_time_s:
+            drawn = "" if _is_near(one.step_time_s, mean) else ", not drawn"
+            parts.append(f"{one.name}{drawn}: {number(one.step_time_s)} s, {one.source}")
     if odd:
         parts.append(f"{len(odd)} outlier{'s' if len(odd) > 1 else ''} beyond five times the spread")
     if count > MOST_POINTS:
@@ -117,9 +120,9 @@ def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int]) -> str:
     return "; ".join(parts)
 
 
-def _is_near(expected_s: float | None, mean_s: float | None) -> bool:
+def _is_near(other_s: float, mean_s: float | None) -> bool:
     """One that is far from what was measured would leave the steps a flat line."""
-    return expected_s is not None and mean_s is not None and abs(expected_s / mean_s - 1) <= FARTHEST
+    return mean_s is not None and abs(other_s / mean_s - 1) <= FARTHEST
 
 
 def _logged_step_times(section: str, run: AnalyzedRun) -> Figure | Missing:

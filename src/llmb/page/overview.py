@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.judge_run import Judged
-from llmb.page.charts import BLUE, ORANGE, PUBLISHED, Estimate, Line, Marked, estimates_chart, series_chart
-from llmb.page.figure import Figure, published_source
+from llmb.page.beside import Beside, figures_beside
+from llmb.page.charts import BESIDE, BLUE, Estimate, Line, Marked, estimates_chart, points_of, series_chart
+from llmb.page.figure import Figure
 from llmb.report.table import known, number, result_table
 from llmb.verdict.sentence import percent
 
@@ -55,33 +56,35 @@ def _scaling_figure(place: int, recipe: str, scales: Mapping[int, AnalyzedRun]) 
     first = points[0][1]
     batches = {run.recipe.layout.gbs for run in scales.values() if run.recipe}
     kind = "the same global batch size" if len(batches) == 1 else "larger global batch sizes"
-    published = {gpus: found for gpus, run in scales.items() if (found := _published_per_gpu(run))}
-    right = ("GPUs", "tokens/s per GPU", "efficiency %", "published tokens/s per GPU", "global batch size")
-    table = result_table(f"Scaling of {recipe}", *right, "run", "published in", right=right)
+    others = {gpus: {one.name: one for one in figures_beside(run)} for gpus, run in scales.items()}
+    right = ("GPUs", "tokens/s per GPU", "efficiency %", *BESIDE, "global batch size")
+    table = result_table(f"Scaling of {recipe}", *right, "run", "sources", right=right)
     for (gpus, value), run in zip(points, scales.values(), strict=True):
         batch = str(run.recipe.layout.gbs) if run.recipe else "unknown"
-        figure, source = published.get(int(gpus), (None, ""))
-        efficiency = percent(100 * value / first)
-        table.add_row(f"{gpus:g}", number(value), efficiency, known(figure), batch, run.id, source)
+        found = others[int(gpus)]
+        beside = [known(found[kind].tokens_per_s_per_gpu) if kind in found else "" for kind in BESIDE]
+        efficiency, sources = (
+            percent(100 * value / first),
+            "; ".join(f"{one.name}: {one.source}" for one in found.values()),
+        )
+        table.add_row(f"{gpus:g}", number(value), efficiency, *beside, batch, run.id, sources)
     name = f"scaling-{place}"
     line = Line("measured", BLUE, points)
-    theirs = [Marked(PUBLISHED, "D", ORANGE, [(gpus, figure) for gpus, (figure, _) in published.items()])]
-    marked = [Marked("", "o", BLUE, points), *(theirs if published else [])]
+    marked = [Marked("", "o", BLUE, points), *_marks(others)]
     drawing = series_chart(name, [line], ("GPUs", "tokens/s per GPU"), marked=marked, level=first, doubling=True)
     last, value = points[-1]
     efficiency = percent(100 * value / first)
     caption = f"with {kind}; dashed: as at {points[0][0]:g} GPUs; at {last:g} GPUs {efficiency} % of it"
-    if published:
-        caption += f"; diamonds: published in {', '.join(dict.fromkeys(source for _, source in published.values()))}"
-    return Figure(name, f"Scaling of {recipe}", caption, drawing, table)
+    named = dict.fromkeys(f"{one.name}: {one.source}" for found in others.values() for one in found.values())
+    return Figure(name, f"Scaling of {recipe}", "; ".join([caption, *named]), drawing, table)
 
 
-def _published_per_gpu(run: AnalyzedRun) -> tuple[float, str] | None:
-    """The figure of a run's own scale, and its source."""
-    expected = next(iter(run.recipe.expectations), None) if run.recipe else None
-    if expected is None or run.recipe is None or expected.tokens_per_s is None:
-        return None
-    return expected.tokens_per_s / run.recipe.layout.gpus, published_source(expected)
+def _marks(others: Mapping[int, Mapping[str, Beside]]) -> Iterator[Marked]:
+    """By what kind of figure it is, those of each scale."""
+    for kind, (color, shape, size, _) in BESIDE.items():
+        found = [(float(gpus), one[kind].tokens_per_s_per_gpu) for gpus, one in others.items() if kind in one]
+        if points := list(points_of(found)):
+            yield Marked(kind, shape, color, points, size)
 
 
 def _tokens_per_gpu(run: AnalyzedRun) -> float | None:
