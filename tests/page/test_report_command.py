@@ -320,3 +320,14 @@ def test_a_step_in_the_history_is_named_with_what_changed(root: Path, page: Call
     ]
     step = f"▼ 5.0 % slower from run {rows[8][0]} on, driver 570.2 to 580.1; without a step: nccl 2.20 to 2.21"
     assert step in html
+
+
+def test_the_report_that_the_documentation_links_is_one_small_file() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "gallery.html").read_text()
+    assert len(text.encode()) < 400_000
+    found = Tables(text)
+    assert not [value for _, values in found.tags for name, value in values.items() if name == "src"]
+    statuses = [row[3] for row in found.rows["runs-table"][1:]]
+    assert {"success", "invalid"} <= set(statuses)
+    for name in ("history-", "scaling-", "ranks-", "breakdown-"):
+        assert any(table.startswith(name) for table in found.rows), f"there is no {name}"
