@@ -73,6 +73,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/resource_sampling.py
 	$(BIN)/python benchmarks/report_page.py
 	$(BIN)/python -m benchmarks.generated_code
+	$(BIN)/python -m benchmarks.predict.speed
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev

@@ -126,6 +126,13 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     return table
 
 
+def _add_foreseen(table: Table, plan: EnginePlan) -> None:
+    if (use := estimate_here(plan)) is not None:
+        table.add_row("memory", f"about {use.needed_gib:.1f} of {use.capacity_gib:g} GiB on rank {use.fullest.rank}")
+    if plan.predicted:
+        table.add_row("predicted", predicted_text(plan.predicted))
+
+
 def _add_origin(table: Table, plan: Plan) -> None:
     origin = plan.origin
     for name, part in (("weights", origin.weights), ("data", origin.data)):
