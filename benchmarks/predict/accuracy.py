@@ -156,7 +156,7 @@ def page(catalogue: Catalogue) -> str:
     rate_rows = [
         [
             f"`{name}`",
-            f"{getattr(values, name):.4g}",
+            f"{values[name]:.4g}",
             f"{rate.prior.mean:.4g} ± {rate.prior.deviation:.2g}" if rate.prior else "not fitted",
             rate.source,
         ]

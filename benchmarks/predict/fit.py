@@ -42,7 +42,7 @@ def main() -> None:
     content = yaml.load(path.read_text())
     for name, rate in rates.items():
         if rate.prior:
-            content["rates"][name]["value"] = float(f"{getattr(found, name):.{DIGITS}g}")
+            content["rates"][name]["value"] = float(f"{found[name]:.{DIGITS}g}")
             sys.stdout.write(f"{name:14s} prior {rate.prior.mean:.4g} +- {rate.prior.deviation:.4g}, fitted ")
             sys.stdout.write(f"{content['rates'][name]['value']:.4g}\n")
     for name, held_out in HELD_OUT.items():

@@ -74,7 +74,7 @@ def published_steps(catalogue: Catalogue) -> list[PublishedStep]:
 
 def means(rates: Mapping[str, Rate]) -> Rates:
     """What was known before any published step."""
-    return Rates(**{name: rate.prior.mean if rate.prior else rate.value for name, rate in rates.items()})
+    return {name: rate.prior.mean if rate.prior else rate.value for name, rate in rates.items()}
 
 
 def fit(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, Rate]) -> Rates:
@@ -102,7 +102,7 @@ def fit(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, Rate]) -> 
             aims.append(whitened @ (1 - np.array([priced(each, found) for each in assumed]) / seconds))
         solved = lsq_linear(np.concatenate(rows), np.concatenate(aims), bounds=(0, np.inf)).x
         values = dict(zip(free, map(float, solved), strict=True))
-        found = Rates(**{name: values.get(name, rate.value) for name, rate in rates.items()})
+        found = {name: values.get(name, rate.value) for name, rate in rates.items()}
     return found
 
 

@@ -78,7 +78,7 @@ _UNCHECKED = {
 
 
 def default_calibration(rates: RatesFile) -> Calibration:
-    values = Rates(**{name: rate.value for name, rate in rates.rates.items()})
+    values = {name: rate.value for name, rate in rates.rates.items()}
     return Calibration("none: rates of published steps", values)
 
 

@@ -8,7 +8,7 @@ rates, and which of them were fitted to published steps, are in ``rates.yaml``.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from math import log2
 from types import MappingProxyType
@@ -30,44 +30,21 @@ BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6
 distributed_data_parallel.py, bucket_size)."""
 
 Amount = dict[str, float]
-"""Seconds at nominal rates by the names of ``Rates``."""
+"""Seconds at nominal rates by the names of ``TERMS``."""
 Kept = dict[tuple[object, ...], Amount]
 """A micro-batch in a layer, an embedding or a head, by the sizes that decide it: layouts that differ in others share
 it. Of plans that are equal but for their layout and number of layers, and of one type of GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """By how much work takes longer than at nominal rates; those that end in _s are seconds.
+Rates = Mapping[str, float]
+"""By how much work takes longer than at nominal rates, by the names of ``TERMS``; those that end in _s are seconds.
 
-    bf16, fp8, attention, memory: products and bytes. written: outputs of products. tp, cp, ep, pp, dp: the part of
-    messages that delays a rank. tp_bf16, tp_fp8, cp_attention: by how much products and attention that are cut for
-    overlapping take longer. exposed: messages of data-parallel groups beyond what a step can hide. fp8_layer_s: in each
-    layer and micro-batch. step_s, fp8_step_s: once a step. wait_step_s, wait_micro_batch_s: for each doubling of the
-    nodes, because ranks meet once a step, and in FP8 once a micro-batch, for the maxima of all.
-    """
-
-    bf16: float
-    fp8: float
-    attention: float
-    memory: float
-    written: float
-    tp: float
-    tp_bf16: float
-    tp_fp8: float
-    cp: float
-    cp_attention: float
-    ep: float
-    pp: float
-    dp: float
-    exposed: float
-    fp8_layer_s: float
-    step_s: float
-    fp8_step_s: float
-    wait_step_s: float
-    wait_micro_batch_s: float
-
-
+bf16, fp8, attention, memory: products and bytes. written: outputs of products. tp, cp, ep, pp, dp: the part of messages
+that delays a rank. tp_bf16, tp_fp8, cp_attention: by how much products and attention that are cut for overlapping take
+longer. exposed: messages of data-parallel groups beyond what a step can hide. fp8_layer_s: in each layer and
+micro-batch. step_s, fp8_step_s: once a step. wait_step_s, wait_micro_batch_s: for each doubling of the nodes, because
+ranks meet once a step, and in FP8 once a micro-batch, for the maxima of all.
+"""
 TERMS: Mapping[str, str] = MappingProxyType(
     {
         "bf16": "products bf16",
@@ -91,7 +68,7 @@ TERMS: Mapping[str, str] = MappingProxyType(
         "wait_micro_batch_s": "waiting for slower ranks",
     }
 )
-"""Names of ``Rates`` for readers."""
+"""Names of rates, and what readers see of them."""
 BUBBLE = "pipeline bubble"
 
 
@@ -109,7 +86,7 @@ class NominalStep:
         """Seconds by cause; they sum to the step."""
         found: dict[str, float] = {}
         for name, amount in self.busy.items():
-            found[TERMS[name]] = found.get(TERMS[name], 0.0) + amount * getattr(rates, name)
+            found[TERMS[name]] = found.get(TERMS[name], 0.0) + amount * rates[name]
         if self.bubble:
             found[BUBBLE] = priced(self.bubble, rates)
         return {name: seconds for name, seconds in found.items() if seconds}
@@ -120,8 +97,10 @@ class NominalStep:
 
 def priced(amount: Amount, rates: Rates) -> float:
     """Seconds."""
-    values: dict[str, float] = {name: getattr(rates, name) for name in amount}
-    return sum(each * values[name] for name, each in amount.items())
+    seconds = 0.0
+    for name, each in amount.items():
+        seconds += each * rates[name]
+    return seconds
 
 
 def why_not_predicted(plan: EnginePlan, gpu: Gpu) -> str | None:
@@ -266,7 +245,7 @@ class _Step:
         if slowest != self.layout.pp - 1:
             return
         each = self.work.head_weight_gradient() / self.gpu.peak_tflops["bf16"] / 1e12
-        busy["bf16"] -= min(self.layout.ga * each, bubble_s / self.rates.bf16)
+        busy["bf16"] -= min(self.layout.ga * each, bubble_s / self.rates["bf16"])
 
     def _once(self, rank: int, micro_batch_s: float) -> Amount:
         """The exchange of gradients and parameters, and the update."""
@@ -301,7 +280,3 @@ class _Step:
 def _add(to: Amount, amount: Mapping[str, float], times: float = 1.0) -> None:
     for name, each in amount.items():
         to[name] = to.get(name, 0.0) + each * times
-
-
-def rate_names() -> tuple[str, ...]:
-    return tuple(field.name for field in fields(Rates))

@@ -105,10 +105,7 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
     if plan.lora:
         table.add_row("trained", trained_text(plan.recipe.model, plan.lora))
-    if (use := estimated(plan)) is not None:
-        table.add_row("memory", f"about {use.needed_gib:.1f} of {use.capacity_gib:g} GiB on rank {use.fullest.rank}")
-    if plan.predicted:
-        table.add_row("predicted", predicted_text(plan.predicted))
+    _add_foreseen(table, plan)
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
     table.add_row("logits", logits_text(plan.recipe, kept=plan.keep_logits))
@@ -127,7 +124,7 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
 
 
 def _add_foreseen(table: Table, plan: EnginePlan) -> None:
-    if (use := estimate_here(plan)) is not None:
+    if (use := estimated(plan)) is not None:
         table.add_row("memory", f"about {use.needed_gib:.1f} of {use.capacity_gib:g} GiB on rank {use.fullest.rank}")
     if plan.predicted:
         table.add_row("predicted", predicted_text(plan.predicted))
