@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is drawn beside the figures of a run: what a document publishes for its recipe, and what its plan predicts."""
+"""What is drawn beside the figures of a run: what a document publishes for its recipe, and what was predicted of it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 from llmb.analysis.analyzed_run import AnalyzedRun
-from llmb.catalogue.load import Catalogue
-from llmb.errors import UsageError
 from llmb.page.charts import PREDICTED, PUBLISHED
-from llmb.predict.prediction import default_calibration, predict
-from llmb.predict.step import why_not_predicted
-from llmb.runs.plan import EnginePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +32,8 @@ def _published(run: AnalyzedRun) -> Iterator[Beside]:
 
 def _predicted(run: AnalyzedRun) -> Iterator[Beside]:
     plan = run.record.plan if run.record else None
-    if not isinstance(plan, EnginePlan) or plan.device != "cuda" or plan.recipe.pretended_rank is not None:
-        return
-    catalogue, layout = _catalogue(), plan.recipe.layout
-    gpu = catalogue.gpus.get(plan.recipe.gpu_type)
-    if gpu is None or why_not_predicted(plan, gpu):
-        return
-    try:
-        found = predict(plan, gpu, default_calibration(catalogue.rates), catalogue.rates.errors)
-    except UsageError:  # of a layout that is not predicted
-        return
-    tokens = layout.gbs * layout.seq_len / found.seconds / layout.gpus
-    yield Beside(PREDICTED, found.seconds, tokens, f"as 'llmb predict' has it, within {found.error_pct:.0f} %")
-
-
-@cache
-def _catalogue() -> Catalogue:
-    """Loaded once for all runs of a page."""
-    return Catalogue()
+    if plan and (found := plan.predicted):
+        layout, (low, high) = plan.recipe.layout, found.ci95_s
+        tokens = layout.gbs * layout.seq_len / found.step_time_s / layout.gpus
+        source = f"by llmb before the run, from {low:.4g} to {high:.4g} s"
+        yield Beside(PREDICTED, found.step_time_s, tokens, source)
