@@ -98,7 +98,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "run": run_document(sample_run),
         "run --repeats": repeats_document([[sample_run]]),
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
-        "memory": memory_document(recipe, sample_memory(), [Remedy("", 1.0, "")]),
+        "memory": memory_document(recipe, sample_memory(), [Remedy("", 1.0, "", 1.0)]),
         "predict": predict_document(sample_foreseen(catalogue, recipe)),
         "plan": proposed_document(sample_proposed(catalogue, recipe)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),

@@ -248,6 +248,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "method": Literal["exact", "estimate"],
         "capacity_gib": float | None,
         "fits": bool | None,
+        "remedies[].slower_pct": float | None,
     },
     "predict": {
         "recipe": RecipeIdentity,

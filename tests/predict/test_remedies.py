@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes with which a run that does not fit its GPUs would."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.memory import estimate
+from llmb.predict.prediction import predicted_seconds
 from llmb.predict.remedies import remedies
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
@@ -49,7 +51,9 @@ def test_a_remedy_is_options_with_which_the_same_run_fits(size: str, scale: int,
 
 
 def test_single_changes_come_first_and_none_is_repeated_with_another() -> None:
-    found = [{*remedy.options.split("--")[1:]} for remedy in remedies(planned("405b", 512, {}, {"tp": 4}))]
+    priced = remedies(planned("405b", 512, {}, {"tp": 4}), partial(predicted_seconds, Catalogue()))
+    assert all(remedy.slower_pct is not None and -5 < remedy.slower_pct < 60 for remedy in priced)
+    found = [{*remedy.options.split("--")[1:]} for remedy in priced]
     assert [len(options) for options in found] == sorted(len(options) for options in found)
     assert not any(one < other for one in found for other in found)
 

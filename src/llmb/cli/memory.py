@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb memory``."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from llmb.cli.common import Json
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.root import print_unspecified, say
 from llmb.predict.memory import estimate, with_whole_parameters
+from llmb.predict.prediction import predicted_seconds
 from llmb.predict.remedies import remedies
 from llmb.programs.engine.memory_check import count_ranks
 from llmb.report.memory_report import memory_document, memory_tables
@@ -53,12 +55,13 @@ def memory(
 
     - `llmb memory -w pretrain_llama3.1 -s 70b --scale 64 --gpu-type h100 --tp 8 --recompute selective`
     """
-    recipe = resolve(Catalogue(), request)
+    catalogue = Catalogue()
+    recipe = resolve(catalogue, request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda")
     plan = plan if choices.parallelism.dp_sharding else with_whole_parameters(plan)
     ranks = asked_ranks(recipe.layout, rank, all_stages=all_stages)
     use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, say)
-    found = remedies(plan) if use.fits is False else []
+    found = remedies(plan, partial(predicted_seconds, catalogue)) if use.fits is False else []
     if json:
         print_json(memory_document(recipe, use, found))
     else:

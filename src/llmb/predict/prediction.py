@@ -127,6 +127,11 @@ def predicted_step(catalogue: Catalogue, plan: EnginePlan) -> PredictedStep | No
     return PredictedStep(step_time_s=found.seconds, ci95_s=found.interval_s, breakdown_s=dict(found.terms))
 
 
+def predicted_seconds(catalogue: Catalogue, plan: EnginePlan) -> float | None:
+    found = predicted_step(catalogue, plan)
+    return None if found is None else found.step_time_s
+
+
 def _error_names(plan: EnginePlan, calibration: Calibration) -> Sequence[str]:
     names = [calibration.error or "model"]
     measured = calibration.error != "model"

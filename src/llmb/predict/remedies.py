@@ -22,11 +22,13 @@ MOST_TP = 8
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Options with which the run fits, what the fullest rank then needs, and what they cost, in words."""
+    """Options with which the run fits, what the fullest rank then needs, and what they cost: in words, and in percent
+    of the predicted step; None where nothing is predicted."""
 
     options: str
     needed_gib: float
     cost: str
+    slower_pct: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,11 @@ class _Change:
     apply: Callable[[EnginePlan], EnginePlan | None]
 
 
-def remedies(plan: EnginePlan) -> list[Remedy]:
+StepTime = Callable[[EnginePlan], float | None]
+"""Seconds that a step is predicted to take, or None."""
+
+
+def remedies(plan: EnginePlan, step_time: StepTime = lambda _: None) -> list[Remedy]:
     """The cheapest changes that suffice, single ones before those of several options; empty if none is known."""
     found: list[tuple[set[str], Remedy]] = []
     changes = list(_changes(plan))
@@ -47,21 +53,28 @@ def remedies(plan: EnginePlan) -> list[Remedy]:
             options = {change.option for change in chosen}
             if len(found) == MOST_REMEDIES or any(known <= options for known, _ in found):
                 continue
-            if (needed_gib := _needed(plan, chosen)) is not None:
-                costs = "; ".join(change.cost for change in chosen)
-                found.append((options, Remedy(" ".join(change.option for change in chosen), needed_gib, costs)))
+            if fitting := _fitting(plan, chosen):
+                changed, needed_gib = fitting
+                costs, words = "; ".join(change.cost for change in chosen), " ".join(each.option for each in chosen)
+                found.append((options, Remedy(words, needed_gib, costs, _slower_pct(plan, changed, step_time))))
     return [remedy for _, remedy in found]
 
 
-def _needed(plan: EnginePlan, changes: tuple[_Change, ...]) -> float | None:
-    """What the fullest rank needs with these changes, or None if it does not fit, or they exclude each other."""
+def _slower_pct(plan: EnginePlan, changed: EnginePlan, step_time: StepTime) -> float | None:
+    before, after = step_time(plan), step_time(changed)
+    return None if before is None or after is None else 100 * (after / before - 1)
+
+
+def _fitting(plan: EnginePlan, changes: tuple[_Change, ...]) -> tuple[EnginePlan, float] | None:
+    """The plan with these changes, and what its fullest rank needs; None if it does not fit, or they exclude each
+    other."""
     changed: EnginePlan | None = plan
     for change in changes:
         changed = change.apply(changed) if changed else None
     if changed is None or why_not_estimated(changed):
         return None
     use = estimate(changed)
-    return use.needed_gib if use.fits else None
+    return (changed, use.needed_gib) if use.fits else None
 
 
 def _changes(plan: EnginePlan) -> Iterator[_Change]:

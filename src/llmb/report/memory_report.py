@@ -84,6 +84,7 @@ def _remedy_table(found: Sequence[Remedy]) -> Table:
     columns = [
         Column[Remedy]("with", lambda each: each.options),
         number_column("needs about GiB", lambda each: each.needed_gib),
+        Column[Remedy]("step", lambda each: "" if each.slower_pct is None else f"{each.slower_pct:+.1f} %", right=True),
         Column[Remedy]("at the cost of", lambda each: each.cost),
     ]
     table = table_of("it would fit", found, columns)
