@@ -33,6 +33,7 @@ CASES = {
     "EP2": Case({"ep": 2}, MAVERICK, choices={"force_load_balancing": True}),
     "FSDP2": Case({}, choices={"parallelism": FULL}),
     "ZeRO-1": Case({}, choices={"parallelism": OPTIMIZER}),
+    "DDP": Case({}, choices={"parallelism": Parallelism(dp_sharding="none")}),
     "FP8": Case({}, choices={"dtype": "fp8"}),
     "LoRA TP2": Case({"tp": 2}, LORA),
 }

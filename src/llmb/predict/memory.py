@@ -6,24 +6,21 @@ rank is fullest at one of three moments: at the loss, where everything in flight
 the backward pass of a block, of stages without a loss; or where the gradients of a step are complete and reduced.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from math import ceil
 from operator import ge, mul
+from typing import NamedTuple
 
 from llmb.catalogue.layout_check import rank_stages, stage_layers
-from llmb.catalogue.records import ADAPTED, Dtype, Layout
+from llmb.catalogue.records import Dtype, Layout
 from llmb.errors import UsageError
+from llmb.predict.sizes import BF16, FP32, Sizes
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable, stage_ranks
 
-BF16, FP32 = 2, 4
-"""Bytes of an element; of FP8 it is one."""
 MASTER, MOMENTS = FP32, 2 * FP32
 DOUBT = 0.05
 """By how much the account may be above an estimate, as a fraction of it."""
-GATHERED_STAGES = 3
-"""Stages of a rank whose parameters an interleaved schedule has gathered at a time."""
 
 
 def why_not_estimated(plan: EnginePlan) -> str | None:
@@ -81,173 +78,86 @@ def with_whole_parameters(plan: EnginePlan) -> EnginePlan:
     return whole if use is not None and clearly_fits(use) else plan
 
 
-def held(layout: Layout, pp_rank: int) -> frozenset[tuple[int, ...]]:
-    """How many micro-batches each of a rank's stages may hold at a time, whenever a forward pass has ended.
+class Moment(NamedTuple):
+    """When a forward or a backward pass of a rank ends.
+
+    held: how many micro-batches each of its stages holds. begun: stages that have gradients. gathered: stages whose
+    sharded parameters are whole, from a forward pass to the end of a backward pass. passes: whether the next pass finds
+    all of this: what it computes comes on top.
+    """
+
+    held: tuple[int, ...]
+    begun: tuple[bool, ...]
+    gathered: tuple[bool, ...]
+    passes: bool
+
+    def amounts(self, *, begins: bool, gathers: bool) -> tuple[int, ...]:
+        parts = (*(self.begun if begins else ()), *(self.gathered if gathers else ()))
+        return (*self.held, *parts, self.passes, not self.passes)
+
+
+def moments(layout: Layout, pp_rank: int, *, begins: bool, gathers: bool) -> frozenset[Moment]:
+    """Finds when a rank may be fullest, until its pipeline is in its steady state, and at its end.
+
+    Whether it matters which stages have gradients (``begins``), and which are gathered (``gathers``).
 
     1F1B and interleaved 1F1B (Narayanan et al., 2021), as torch's schedules have them.
     """
-    return _held(layout.pp, layout.vp, layout.ga, pp_rank)
+    return _moments(layout.pp, layout.vp, layout.ga, pp_rank, begins=begins, gathers=gathers)
 
 
 @cache
-def _held(pp: int, vp: int, micro_batches: int, pp_rank: int) -> frozenset[tuple[int, ...]]:
-    found: set[tuple[int, ...]] = set()
-    number = [0] * vp
+def _moments(pp: int, vp: int, micro_batches: int, pp_rank: int, *, begins: bool, gathers: bool) -> frozenset[Moment]:
     whole, together = micro_batches * vp, micro_batches
     if vp == 1:
         ahead = min(whole, pp - 1 - pp_rank)
     else:
         together = micro_batches // max(1, micro_batches // pp)
         ahead = min(whole, (vp - 1) * together + 2 * (pp - 1 - pp_rank))
-    for done in range(min(whole, ahead + 2 * together * vp)):
-        number[done // together % vp] += 1
-        found.add(tuple(number))
-        if done >= ahead:
-            number[vp - 1 - (done - ahead) // together % vp] -= 1
-    return frozenset(_largest(found))
+    forward = [done // together % vp for done in range(min(whole, ahead + 2 * together * vp))]
+    backward = [vp - 1 - stage for stage in forward]
+    every = _after_passes(vp, forward, backward, ahead)
+    found = {each.amounts(begins=begins, gathers=gathers): each for each in every}
+    return frozenset(found[amounts] for amounts in _largest(found))
 
 
-def _largest(found: set[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """Without those that another is at least as large as, in every stage."""
-    for one in found:
-        if not any(other != one and all(map(ge, other, one)) for other in found):
-            yield one
+def _after_passes(vp: int, forward: Sequence[int], backward: Sequence[int], ahead: int) -> Iterator[Moment]:
+    """Stages of passes in their order; ``ahead`` forward passes precede the first backward pass."""
+    held, begun, gathered = [0] * vp, [False] * vp, [False] * vp
+    for done in range(len(forward) + ahead):
+        if done < len(forward):
+            held[forward[done]] += 1
+            gathered[forward[done]] = True
+        if done < ahead:
+            yield Moment(tuple(held), tuple(begun), tuple(gathered), passes=True)
+            continue
+        stage = backward[done - ahead]
+        gathered[stage] = True
+        yield Moment(tuple(held), tuple(begun), tuple(gathered), passes=True)
+        held[stage] -= 1
+        begun[stage] = True
+        yield Moment(tuple(held), tuple(begun), tuple(gathered), passes=False)
+        gathered[stage] = False
 
 
-class Sizes:
-    """Elements on one rank. tokens: of a micro-batch; shard: of them between layers; query, key: features of heads."""
+def _largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Without those than which another is at least as large, at every place."""
+    largest: list[tuple[int, ...]] = []
+    for one in sorted(found, key=sum, reverse=True):
+        if not any(all(map(ge, other, one)) for other in largest):
+            largest.append(one)
+    return largest
 
-    def __init__(self, plan: EnginePlan) -> None:
-        model, layout = plan.recipe.model, plan.recipe.layout
-        self.plan, self.model, self.layout = plan, model, layout
-        self.fp8 = plan.fp8_recipe is not None
-        self.hidden = model.hidden_size
-        self.tokens = layout.mbs * layout.seq_len // layout.cp
-        self.shard = self.tokens // layout.tp
-        self.query = model.attention_heads * model.head_dim // layout.tp
-        self.key = model.kv_heads * model.head_dim // layout.tp
-        self.vocabulary = model.vocab_size // layout.tp
-        self.norm = model.hidden_size * (2 if model.norm == "layernorm1p" else 1)
-        self.products = 2 if model.mlp == "swiglu" else 1
-        """Matrices of a feed-forward layer before its activation."""
 
-    def attention_matrices(self) -> int:
-        return 2 * self.hidden * (self.query + self.key)
+def _total(by_owner: Mapping[str, int]) -> int:
+    return sum(by_owner.values())
 
-    def dense_matrices(self, features: int) -> int:
-        return (self.products + 1) * self.hidden * features // self.layout.tp
 
-    def expert_matrices(self) -> int:
-        moe, layout = self.model.moe, self.layout
-        return 0 if moe is None else 3 * self.hidden * moe.experts // layout.ep * moe.ffn_hidden_size // layout.etp
+class _Bucket(NamedTuple):
+    """Parameters whose gradients are reduced together, and in how many pieces they are updated."""
 
-    def matrices(self, layer: int) -> int:
-        """Elements of the matrices of a block, without routed experts."""
-        moe = self.model.moe
-        if moe is None or not self.model.is_moe_layer(layer):
-            return self.attention_matrices() + self.dense_matrices(self.model.ffn_hidden_size)
-        return self.attention_matrices() + self.dense_matrices(moe.shared_ffn_hidden_size or 0)
-
-    def others(self, layer: int) -> int:
-        """Elements of a block that FP8 does not cast: norms and a router."""
-        moe = self.model.moe
-        router = moe.experts * self.hidden if moe and self.model.is_moe_layer(layer) else 0
-        return 2 * self.norm + router
-
-    def adapters(self) -> int:
-        """Elements of the adapters of a block: A and B, of which tensor parallelism shards one."""
-        lora, layout = self.plan.lora, self.layout
-        if lora is None:
-            return 0
-        inputs = {"o_proj": self.query, "down_proj": self.model.ffn_hidden_size // layout.tp}
-        outputs = {"q_proj": self.query, "k_proj": self.key, "v_proj": self.key, "o_proj": self.hidden}
-        inner = self.model.ffn_hidden_size // layout.tp
-        outputs |= {"gate_proj": inner, "up_proj": inner, "down_proj": self.hidden}
-        names = ADAPTED[lora.targets]
-        shared = self.hidden if lora.fused else sum(inputs.get(name, self.hidden) for name in names)
-        return lora.rank * (shared + sum(outputs[name] for name in names))
-
-    def computes_fp8(self, layer: int) -> bool:
-        """With the recipe ``current`` the first and the last block stay in bf16."""
-        return self.fp8 and not (self.plan.fp8_recipe == "current" and layer in (0, self.model.layers - 1))
-
-    def kept(self, layer: int) -> int:
-        """Bytes that a block keeps of a micro-batch for its backward pass."""
-        if self.plan.recompute == "full":
-            return BF16 * self.hidden * self.shard
-        return self.computed(layer)
-
-    def computed(self, layer: int) -> int:
-        """Bytes that a block keeps unless it is recomputed."""
-        between = BF16 * self.hidden * self.shard
-        fp8, trained = self.computes_fp8(layer), self.plan.lora is None
-        attended = self.query * self.tokens
-        heads = BF16 * (attended + 2 * self.key * self.tokens * self.layout.cp)
-        # What norms read; what products read, for the gradients of their weights.
-        kept = 2 * between + heads + BF16 * attended + FP32 * self.tokens * self.query // self.model.head_dim
-        if self.model.qk_norm is not None:
-            kept += BF16 * (attended + 2 * self.key * self.tokens)  # the product, which norms of heads read
-        of_input = self.hidden * self.shard * (1 if fp8 else BF16)
-        moe = self.model.moe if self.model.is_moe_layer(layer) else None
-        if trained:
-            casts_again = self.plan.fp8_recipe == "delayed" and self.layout.pp > 1  # as apply_fp8 decides
-            kept += of_input + (attended if fp8 and not casts_again else 0)
-            kept += of_input if moe is None else BF16 * self.hidden * self.shard
-        else:
-            kept += between  # an adapter's input
-        if moe is None:
-            return kept + self._kept_within(self.model.ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
-        rows = self.expert_rows()
-        kept += self._kept_within(moe.ffn_hidden_size // self.layout.etp, rows, fp8, trained)
-        kept += self.hidden * rows * (1 if fp8 else BF16)
-        if moe.router == "softmax-weighted-outputs":
-            kept += BF16 * self.hidden * self.shard * moe.top_k
-        if moe.shared_ffn_hidden_size:
-            kept += self._kept_within(moe.shared_ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
-            kept += self.hidden * self.shard if fp8 else 0
-        return kept
-
-    def _kept_within(self, features: int, rows: int, fp8: bool, trained: bool) -> int:
-        """What an activation reads, and what it computes, which the next product reads."""
-        computed = (1 if fp8 else BF16) if trained else 0
-        again = 0 if self.plan.recompute == "selective" and not fp8 else computed
-        return rows * features * (BF16 * self.products + again)
-
-    def expert_rows(self) -> int:
-        moe, layout = self.model.moe, self.layout
-        if moe is None:
-            return 0
-        factor = self.plan.capacity_factor or 1
-        return ceil(self.shard * moe.top_k * factor) * layout.etp
-
-    def working(self, layer: int) -> int:
-        """Bytes that the backward pass of a block has beside what all blocks keep."""
-        whole = BF16 * self.hidden * self.tokens
-        if self.model.moe and self.model.is_moe_layer(layer):
-            inner = self.expert_rows() * self.model.moe.ffn_hidden_size // self.layout.etp
-            if self.computes_fp8(layer):
-                rows = BF16 * self.hidden * self.expert_rows()
-                return BF16 * self.expert_matrices() + 2 * 2 * inner + BF16 * inner + rows
-            return 2 * BF16 * inner + whole
-        again = self.computed(layer) if self.plan.recompute == "full" else 0
-        # Of what the activation computes, and of what it reads.
-        gradient = BF16 * (1 + self.products) * self.tokens * self.model.ffn_hidden_size // self.layout.tp
-        # Compiled code returns the gradients of a block's matrices together, unless products add them to sums.
-        of_matrices = 0 if self.adds_in_products or self.plan.lora else BF16 * self.matrices(layer)
-        return again + max(gradient + 2 * whole, of_matrices + BF16 * self.hidden * self.shard)
-
-    @property
-    def adds_in_products(self) -> bool:
-        """Whether gradients of matrices are added where they are computed; their sums then stay in memory."""
-        exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
-        return not (self.fp8 or exact or self.plan.parallelism.dp_sharding == "full") and self.layout.ga > 1
-
-    def head(self) -> int:
-        """Bytes at the end of the loss: input and its gradient, logits, and the gradient of the head."""
-        logits = self.tokens * self.vocabulary
-        trained = BF16 * self.vocabulary * self.hidden if self.plan.lora is None else 0
-        of_logits = BF16 * logits if self.plan.keep_logits else FP32 * logits // 16
-        return 2 * BF16 * self.hidden * self.tokens + 2 * FP32 * self.hidden * self.shard + of_logits + trained
+    elements: int
+    pieces: int
 
 
 class _Rank:
@@ -272,18 +182,22 @@ class _Rank:
 
     def ends(self) -> int:
         """Elements outside of blocks."""
-        table = self.sizes.vocabulary * self.sizes.hidden
+        return self.first_table() + self.last_table()
+
+    def first_table(self) -> int:
+        return self.is_first * self.sizes.vocabulary * self.sizes.hidden
+
+    def last_table(self) -> int:
+        """With the norm before it."""
         tied = self.is_first and self.plan.recipe.model.tied_embeddings
-        tables = self.is_first + (self.is_last and not tied)
-        return tables * table + self.is_last * self.sizes.norm
+        return self.is_last * (self.sizes.norm + (0 if tied else self.sizes.vocabulary * self.sizes.hidden))
 
-    def experts(self) -> int:
-        moe_layers = sum(map(self.plan.recipe.model.is_moe_layer, self.layers))
-        return moe_layers * self.sizes.expert_matrices()
+    def experts(self, layers: Sequence[int]) -> int:
+        return sum(map(self.plan.recipe.model.is_moe_layer, layers)) * self.sizes.expert_matrices()
 
-    def dense(self) -> int:
+    def blocks(self, layers: Sequence[int]) -> int:
         """Elements, without routed experts and adapters."""
-        return self.ends() + sum(self.sizes.matrices(each) + self.sizes.others(each) for each in self.layers)
+        return sum(self.sizes.matrices(each) + self.sizes.others(each) for each in layers)
 
     def cast(self) -> int:
         """Elements of matrices that FP8 casts."""
@@ -295,65 +209,132 @@ class _Rank:
         )
 
     def memory(self, rank: int) -> RankMemory:
-        moments = (self.at_loss_or_block(), self.at_reduction())
-        by_owner = max(moments, key=lambda each: sum(each.values()))
+        by_owner = max(self.at_loss_or_block(), self.at_reduction(), self.at_reduction_of_experts(), key=_total)
         found = {owner: by_owner.get(owner, 0) for owner in OWNERS}
         return RankMemory(rank=rank, pp_stage=self.pp_rank, peak_bytes=sum(found.values()), bytes_by_owner=found)
 
-    def trained(self) -> tuple[int, int]:
-        """Elements that are trained, dense and of routed experts."""
-        if self.plan.lora is not None:
-            return len(self.layers) * self.sizes.adapters(), 0
-        return self.dense(), self.experts()
+    def trained(self, stage: int | None = None) -> tuple[int, int]:
+        """Elements that are trained, dense and of routed experts; of one of the rank's stages, or of all."""
+        layers = self.layers if stage is None else self.stages[stage]
+        return self.whole(stage) if self.plan.lora is None else (len(layers) * self.sizes.adapters(), 0)
 
-    def state(self) -> dict[str, int]:
-        """Bytes that are there through the passes of a step, without gradients."""
+    def whole(self, stage: int | None = None) -> tuple[int, int]:
+        """Counts what has the size of the model, trained or frozen: elements without adapters, dense and of experts."""
+        layers = self.layers if stage is None else self.stages[stage]
+        first = self.first_table() if stage in (None, 0) else 0
+        last = self.last_table() if stage in (None, len(self.stages) - 1) else 0
+        return self.blocks(layers) + first + last, self.experts(layers)
+
+    def state(self, *, passes: bool = True) -> dict[str, int]:
+        """Bytes that are there through the passes of a step, or after them, without gradients."""
         dense, experts = self.trained()
         own = dense // self.pieces + experts // self.expert_pieces
         weights = MASTER * own
         if self.sharding == "full":
-            weights += BF16 * self.gathered(dense, experts)
+            weights += BF16 * self.gathered_blocks() * (self.layout.pp == 1 and self.plan.lora is None)
         else:
             weights += BF16 * (dense + experts)
         if self.plan.lora is not None:
-            weights += BF16 * (self.dense() + self.experts())
-        if self.sizes.fp8 and (self.sharding != "full" or self.layout.pp > 1):
+            weights += BF16 * self.frozen()
+        if self.sizes.fp8 and (self.casts_by_update or (passes and (self.sharding != "full" or self.layout.pp > 1))):
             weights += 2 * self.cast()
         return {"weights": weights, "optimizer": MOMENTS * own}
 
-    def gathered(self, dense: int, experts: int) -> int:
-        """Elements of sharded parameters that are whole at a time: two blocks, and what is in none; or stages."""
-        if self.layout.pp > 1:
-            return (dense + experts) * min(self.layout.vp, GATHERED_STAGES) // self.layout.vp
-        return self.ends() + 2 * (dense + experts - self.ends()) // max(1, len(self.layers))
+    def frozen(self) -> int:
+        """Elements of a model with adapters that are there at a time: also shards, if it is sharded."""
+        every = sum(self.whole())
+        if self.sharding != "full":
+            return every
+        return every // self.pieces + (self.gathered_blocks() if self.layout.pp == 1 else 0)
+
+    @property
+    def casts_by_update(self) -> bool:
+        """Whether casts of weights are renewed by the update; else they are dropped when the passes of a step end."""
+        return self.plan.fp8_recipe == "delayed" and (not self.exchanges or self.sharding == "none")
+
+    def gathered_blocks(self) -> int:
+        """Elements of sharded parameters that are whole at a time, without a pipeline: two blocks and the tables."""
+        return self.ends() + 2 * (sum(self.whole()) - self.ends()) // max(1, len(self.layers))
 
     def sums(self) -> int:
         """Bytes of the gradients of a step, summed over its micro-batches."""
-        dense, experts = self.trained()
-        size = FP32 if self.plan.recipe.training.grad_reduce_dtype == "fp32" and self.layout.ga > 1 else BF16
-        return size * (dense + experts)
+        return self.gradient_bytes * sum(self.trained())
+
+    @property
+    def exact(self) -> bool:
+        return self.plan.recipe.training.grad_reduce_dtype == "fp32"
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of a gradient: fp32 only where it is added to others, or put into a bucket."""
+        several = self.layout.ga > 1 or (self.exchanges and self.sharding != "full")
+        return FP32 if self.exact and several else BF16
 
     def at_loss_or_block(self) -> dict[str, int]:
         sizes = self.sizes
-        kept = [sum(map(sizes.kept, stage)) for stage in self.stages]
         output = BF16 * sizes.hidden * sizes.shard
-        holds = [each + output * (self.layout.pp > 1) for each in kept]
-        most = max(sum(map(mul, number, holds)) for number in held(self.layout, self.pp_rank))
+        holds = [sum(map(sizes.kept, stage)) + output * (self.layout.pp > 1) for stage in self.stages]
+        by_stage = self.sharding == "full" and self.layout.pp > 1
         working = max(map(sizes.working, self.layers), default=0)
         if self.is_last:
             working = max(working, sizes.head())
-        gradients = self.sums() if self.layout.ga > 1 else 0
-        return {**self.state(), "gradients": gradients, "activations": most + working}
+        # The gradient of the embedding comes last, and is then added to that of earlier micro-batches.
+        table = BF16 * self.first_table() if self.plan.lora is None else 0
+        stages = range(len(self.stages))
+        sums = [0 if sizes.adds_in_products else self.gradient_bytes * sum(self.trained(stage)) for stage in stages]
+        whole = [BF16 * sum(self.whole(stage)) if by_stage else 0 for stage in stages]
+        found = (
+            (
+                sum(map(mul, each.held, holds)) + (working if each.passes else table),
+                sum(map(mul, each.begun, sums)),
+                sum(map(mul, each.gathered, whole)) if by_stage else 0,
+            )
+            for each in moments(self.layout, self.pp_rank, begins=not sizes.adds_in_products, gathers=by_stage)
+        )
+        activations, gradients, gathered = max(found, key=sum)
+        state = self.state()
+        return {
+            "weights": state["weights"] + gathered,
+            "gradients": self.sums() if sizes.adds_in_products else gradients,
+            "optimizer": state["optimizer"],
+            "activations": activations,
+        }
 
     def at_reduction(self) -> dict[str, int]:
+        """Gradients are copied into buckets, two of which are there at a time; what is reduced stays."""
         buckets = self.buckets() if self.exchanges and self.sharding != "full" else []
-        # A bucket is copied before gradients are freed, and two are there at a time.
-        copied = sorted(buckets)[-2:] if self.sizes.adds_in_products else buckets[:1]
-        return {**self.state(), "gradients": self.sums(), "activations": sum(copied)}
+        size = FP32 if self.exact else BF16
+        most, left, reduced, before = 0, sum(bucket.elements for bucket in buckets), 0, 0
+        for bucket in buckets:
+            copied = size * bucket.elements
+            reduces = copied // bucket.pieces if bucket.pieces > 1 else 0  # else it is summed where it is
+            for remain, result in ((left, 0), (left - bucket.elements, reduces)):
+                freed = 0 if self.sizes.adds_in_products else self.sums() - self.gradient_bytes * remain
+                most = max(most, reduced + before + copied + result - freed)
+            left -= bucket.elements
+            reduced += reduces or copied
+            before = copied if reduces else 0
+        return {**self.state(passes=False), "gradients": self.sums(), "activations": most}
 
-    def buckets(self) -> list[int]:
-        """Bytes of parameters that are reduced together: of blocks, and of what is in none."""
+    def at_reduction_of_experts(self) -> dict[str, int]:
+        """When a pipeline with sharded parameters reduces its last block, they are whole, and gradients of experts are
+        put in another order before they are copied; those of the second product are there three times.
+        """
+        if self.sharding != "full" or self.layout.pp == 1 or not self.experts(self.layers):
+            return {}
+        state, size = self.state(passes=False), FP32 if self.exact else BF16
+        gradients = size * self.sizes.expert_matrices()
+        weights = state["weights"] + BF16 * sum(self.trained()) + gradients
+        return {**state, "weights": weights, "gradients": gradients * 4 // 3}
+
+    def buckets(self) -> list[_Bucket]:
+        """Each block has one, its experts another, and what is in no block."""
+        pieces, expert_pieces = (1, 1) if self.sharding == "none" else (self.pieces, self.expert_pieces)
         if self.plan.lora is not None:
-            return [BF16 * self.sizes.adapters()]
-        blocks = [BF16 * (self.sizes.matrices(each) + self.sizes.others(each)) for each in self.layers]
-        return [*blocks, BF16 * self.ends()]
+            return [_Bucket(self.sizes.adapters(), pieces) for _ in self.layers]
+        found = []
+        for each in self.layers:
+            found.append(_Bucket(self.sizes.matrices(each) + self.sizes.others(each), pieces))
+            if self.plan.recipe.model.is_moe_layer(each):
+                found.append(_Bucket(self.sizes.expert_matrices(), expert_pieces))
+        return [*found, _Bucket(self.ends(), pieces)]

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from llmb.catalogue.layout_check import stage_layers, stage_sizes
 from llmb.metrics.flops import attention_square
-from llmb.predict.memory import BF16, FP32, Sizes
+from llmb.predict.sizes import BF16, FP32, Sizes
 from llmb.runs.plan import EnginePlan
 
 TILE_ROWS, TILE_COLUMNS = 128, 256

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,14 @@ UNCOUNTED = ("_wrap_tensor_autograd",)
 """Operators on results of collectives, which send nothing."""
 
 
+class _Started(NamedTuple):
+    """A collective that was not waited for: its place in the list, FLOPs before it, and what it may still read."""
+
+    at: int
+    flops: int
+    arguments: Any
+
+
 class Ledger(TorchDispatchMode):
     """Counts while it is a context. Of real tensors, or above a mode of fake ones.
 
@@ -128,7 +136,7 @@ class Ledger(TorchDispatchMode):
         self.flops: Counter[str] = Counter()
         self.moved = 0
         self.collectives: list[Message] = []
-        self.started: dict[int, tuple[int, int]] = {}
+        self.started: dict[int, _Started] = {}
         self.parameters: set[nn.Parameter] = set()
         self.gathered: dict[nn.Module, list[Tensor]] = {}
         self.inside = 0
@@ -191,11 +199,13 @@ class Ledger(TorchDispatchMode):
     def _communicates(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:  # noqa: ANN401 (torch's interface)
         if is_collective(func):
             if isinstance(result, Tensor):
-                self.started[result.untyped_storage()._cdata] = len(self.collectives), self.flops.total()
+                key = result.untyped_storage()._cdata
+                self.started[key] = _Started(len(self.collectives), self.flops.total(), args)
             self.collectives.append(collective_of(func, args, kwargs, result))
         elif name_of(func) == "wait_tensor":
-            at, before = self.started.pop(args[0].untyped_storage()._cdata, (None, 0))
-            if at is not None:
+            key = args[0].untyped_storage()._cdata
+            if key in self.started:
+                at, before, _ = self.started.pop(key)
                 self.collectives[at] = self.collectives[at]._replace(beside=self.flops.total() - before)
         elif name_of(func) not in UNCOUNTED:
             raise NotImplementedError(f"the collective {func} is not counted")
@@ -208,6 +218,8 @@ class Ledger(TorchDispatchMode):
             self.moved += traffic(func, name_of(func), args, kwargs, result)
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 (torch's interface)
+        if name_of(func) == "wait_tensor" and isinstance(args[0], FakeTensor):
+            return args[0]  # as of real tensors; of fake ones it would be a copy
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         if not given or any(isinstance(each, FakeTensor) or each.is_meta for each in given):
             if func is torch.ops.aten._local_scalar_dense.default and given:

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of a model's parts on one rank, and of what a block keeps and computes."""
+
+from math import ceil
+
+from llmb.catalogue.records import ADAPTED
+from llmb.runs.plan import EnginePlan
+
+BF16, FP32 = 2, 4
+"""Bytes of an element; of FP8 it is one."""
+
+
+class Sizes:
+    """Elements on one rank. tokens: of a micro-batch; shard: of them between layers; query, key: features of heads."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        model, layout = plan.recipe.model, plan.recipe.layout
+        self.plan, self.model, self.layout = plan, model, layout
+        self.fp8 = plan.fp8_recipe is not None
+        self.hidden = model.hidden_size
+        self.tokens = layout.mbs * layout.seq_len // layout.cp
+        self.shard = self.tokens // layout.tp
+        self.query = model.attention_heads * model.head_dim // layout.tp
+        self.key = model.kv_heads * model.head_dim // layout.tp
+        self.vocabulary = model.vocab_size // layout.tp
+        self.norm = model.hidden_size * (2 if model.norm == "layernorm1p" else 1)
+        self.products = 2 if model.mlp == "swiglu" else 1
+        """Matrices of a feed-forward layer before its activation."""
+
+    def attention_matrices(self) -> int:
+        return 2 * self.hidden * (self.query + self.key)
+
+    def dense_matrices(self, features: int) -> int:
+        return (self.products + 1) * self.hidden * features // self.layout.tp
+
+    def expert_matrices(self) -> int:
+        moe, layout = self.model.moe, self.layout
+        return 0 if moe is None else 3 * self.hidden * moe.experts // layout.ep * moe.ffn_hidden_size // layout.etp
+
+    def matrices(self, layer: int) -> int:
+        """Elements of the matrices of a block, without routed experts."""
+        moe = self.model.moe
+        if moe is None or not self.model.is_moe_layer(layer):
+            return self.attention_matrices() + self.dense_matrices(self.model.ffn_hidden_size)
+        return self.attention_matrices() + self.dense_matrices(moe.shared_ffn_hidden_size or 0)
+
+    def others(self, layer: int) -> int:
+        """Elements of a block that FP8 does not cast: norms and a router."""
+        moe = self.model.moe
+        router = moe.experts * self.hidden if moe and self.model.is_moe_layer(layer) else 0
+        return 2 * self.norm + router
+
+    def adapters(self) -> int:
+        """Elements of the adapters of a block: A and B, of which tensor parallelism shards one."""
+        lora, layout = self.plan.lora, self.layout
+        if lora is None:
+            return 0
+        inputs = {"o_proj": self.query, "down_proj": self.model.ffn_hidden_size // layout.tp}
+        outputs = {"q_proj": self.query, "k_proj": self.key, "v_proj": self.key, "o_proj": self.hidden}
+        inner = self.model.ffn_hidden_size // layout.tp
+        outputs |= {"gate_proj": inner, "up_proj": inner, "down_proj": self.hidden}
+        names = ADAPTED[lora.targets]
+        shared = self.hidden if lora.fused else sum(inputs.get(name, self.hidden) for name in names)
+        return lora.rank * (shared + sum(outputs[name] for name in names))
+
+    def computes_fp8(self, layer: int) -> bool:
+        """With the recipe ``current`` the first and the last block stay in bf16."""
+        return self.fp8 and not (self.plan.fp8_recipe == "current" and layer in (0, self.model.layers - 1))
+
+    def kept(self, layer: int) -> int:
+        """Bytes that a block keeps of a micro-batch for its backward pass."""
+        if self.plan.recompute == "full":
+            return BF16 * self.hidden * self.shard
+        return self.computed(layer)
+
+    def computed(self, layer: int) -> int:
+        """Bytes that a block keeps unless it is recomputed."""
+        between = BF16 * self.hidden * self.shard
+        fp8, trained = self.computes_fp8(layer), self.plan.lora is None
+        attended = self.query * self.tokens
+        heads = BF16 * (attended + 2 * self.key * self.tokens * self.layout.cp)
+        # What norms read; what products read, for the gradients of their weights.
+        kept = 2 * between + heads + BF16 * attended + FP32 * self.tokens * self.query // self.model.head_dim
+        if self.model.qk_norm is not None:
+            kept += BF16 * (attended + 2 * self.key * self.tokens)  # the product, which norms of heads read
+        normed = 0 if self.plan.recompute == "selective" and not fp8 else 1 if fp8 else BF16  # recomputed
+        of_input = self.hidden * self.shard * normed
+        moe = self.model.moe if self.model.is_moe_layer(layer) else None
+        if trained:
+            casts_again = self.plan.fp8_recipe == "delayed" and self.layout.pp > 1  # as apply_fp8 decides
+            kept += of_input + (attended if fp8 and not casts_again else 0)
+            kept += of_input if moe is None else BF16 * self.hidden * self.shard
+        else:
+            kept += between  # an adapter's input
+        if moe is None:
+            return kept + self._kept_within(self.model.ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
+        rows = self.expert_rows()
+        kept += self._kept_within(moe.ffn_hidden_size // self.layout.etp, rows, fp8, trained)
+        kept += self.hidden * rows * (1 if fp8 else BF16)
+        if moe.router == "softmax-weighted-outputs":
+            kept += BF16 * self.hidden * self.shard * moe.top_k
+        if moe.shared_ffn_hidden_size:
+            kept += self._kept_within(moe.shared_ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
+            kept += self.hidden * self.shard if fp8 else 0
+        return kept
+
+    def _kept_within(self, features: int, rows: int, fp8: bool, trained: bool) -> int:
+        """What an activation reads, and what it computes, which the next product reads."""
+        computed = (1 if fp8 else BF16) if trained else 0
+        again = 0 if self.plan.recompute == "selective" and not fp8 else computed
+        return rows * features * (BF16 * self.products + again)
+
+    def expert_rows(self) -> int:
+        moe, layout = self.model.moe, self.layout
+        if moe is None:
+            return 0
+        factor = self.plan.capacity_factor or 1
+        return ceil(self.shard * moe.top_k * factor) * layout.etp
+
+    def working(self, layer: int) -> int:
+        """Bytes that the backward pass of a block has beside what all blocks keep."""
+        whole = BF16 * self.hidden * self.tokens
+        if self.model.moe and self.model.is_moe_layer(layer):
+            inner = self.expert_rows() * self.model.moe.ffn_hidden_size // self.layout.etp
+            if self.computes_fp8(layer):
+                rows = BF16 * self.hidden * self.expert_rows()
+                # Of both products at once, or of the first, which has two of three matrices.
+                of_matrices = BF16 * self.expert_matrices() * (3 if self.plan.fp8_recipe == "delayed" else 2) // 3
+                return of_matrices + 2 * 2 * inner + BF16 * inner + rows
+            return 2 * BF16 * inner + whole
+        again = self.computed(layer) if self.plan.recompute == "full" else 0
+        # Of what the activation computes, and of what it reads.
+        gradient = BF16 * (1 + self.products) * self.tokens * self.model.ffn_hidden_size // self.layout.tp
+        # Compiled code returns the gradients of a block's matrices together, unless products add them to sums.
+        of_matrices = 0 if self.adds_in_products or self.plan.lora else BF16 * self.matrices(layer)
+        return again + max(gradient + 2 * whole, of_matrices + BF16 * self.hidden * self.shard)
+
+    @property
+    def adds_in_products(self) -> bool:
+        """Whether gradients of matrices are added where they are computed; their sums then stay in memory."""
+        exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
+        return not (self.fp8 or exact or self.plan.parallelism.dp_sharding == "full") and self.layout.ga > 1
+
+    def head(self) -> int:
+        """Bytes at the end of the loss: input and its gradient, logits, and the gradient of the head."""
+        logits = self.tokens * self.vocabulary
+        trained = BF16 * self.vocabulary * self.hidden if self.plan.lora is None else 0
+        of_logits = BF16 * logits if self.plan.keep_logits else FP32 * logits // 16
+        return 2 * BF16 * self.hidden * self.tokens + 2 * FP32 * self.hidden * self.shard + of_logits + trained
