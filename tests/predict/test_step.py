@@ -10,7 +10,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import model_flops
 from llmb.predict.prediction import Measured, calibrate, default_calibration, predict
-from llmb.predict.step import TERMS, nominal_step
+from llmb.predict.step import TERMS, computed_seconds, nominal_step
 from llmb.predict.work import RankWork
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
@@ -137,6 +137,20 @@ def test_a_run_of_the_same_recipe_scales_all_predictions() -> None:
     assert (found.error, other.error) == ("recipe", "node")
     with pytest.raises(UsageError, match="run a has dtype bf16, and the prediction is for fp8"):
         calibrate(measured, planned("70b", 64, dtype="fp8"), H100, USUAL)
+
+
+def test_a_rank_that_ran_alone_scales_what_ranks_compute() -> None:
+    plan = planned("405b", 512)
+    alone = computed_seconds(plan, H100, USUAL.rates, 3)
+    usual = predict(plan, H100, USUAL, CATALOGUE.rates.errors)
+    assert 0.85 * usual.seconds < alone < usual.seconds
+    found = calibrate(Measured("run a", plan, 1.2 * alone, 3), plan, H100, USUAL)
+    prediction = predict(plan, H100, found, CATALOGUE.rates.errors)
+    for name in ("products bf16", "attention"):
+        assert prediction.terms[name] == pytest.approx(1.2 * usual.terms[name])
+    for name in ("tensor-parallel messages", "messages between stages"):
+        assert prediction.terms[name] == usual.terms[name]
+    assert prediction.error_pct > CATALOGUE.rates.errors["recipe"].pct
 
 
 def test_what_no_published_step_checks_is_named_and_widens_the_interval() -> None:

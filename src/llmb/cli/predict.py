@@ -153,14 +153,21 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -
     usual = default_calibration(catalogue.rates)
     if selector is None:
         return usual
-    from llmb.analysis.find_runs import find_runs  # takes longer to load than a prediction may take
+    from llmb.analysis.find_runs import find_ended_runs  # takes longer to load than a prediction may take
 
-    run = find_runs(selector, install_here(), say).runs[-1]
-    if run.recipe is None or run.step_time_s is None or run.recipe.gpu_type not in catalogue.gpus:
+    runs = find_ended_runs(selector, install_here(), say).runs
+    if not runs:
+        raise UsageError(f"'{selector}' has no run that ended", do="see 'llmb runs'")
+    run = runs[-1]
+    if run.recipe is None or run.recipe.gpu_type not in catalogue.gpus:
         raise UsageError(f"run {run.id} is of no known recipe on a GPU", do="calibrate with a run of llmb on GPUs")
     trained = run.record.plan if run.record else None
     known = trained if isinstance(trained, EnginePlan) else make_plan(run.recipe, Choices(), device="cuda")
-    measured = Measured(f"run {run.id}", known, run.step_time_s.mean)
+    alone = run.record.result.pretended if run.record and run.record.result else None
+    times = alone.compute_time_s if alone else run.step_time_s
+    if times is None or isinstance(times, Missing):
+        raise UsageError(f"run {run.id} has no step time", do="calibrate with a run that is a measurement")
+    measured = Measured(f"run {run.id}", known, times.mean, alone.pp_stage if alone else None)
     return calibrate(measured, plan, catalogue.gpus[run.recipe.gpu_type], usual)
 
 

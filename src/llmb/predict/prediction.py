@@ -10,7 +10,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.schema import ExpectedError, RatesFile
 from llmb.errors import UsageError
-from llmb.predict.step import Kept, Rates, nominal_step, why_not_predicted
+from llmb.predict.step import BUBBLE, COMPUTED, TERMS, Kept, Rates, computed_seconds, nominal_step, why_not_predicted
 from llmb.runs.plan import EnginePlan, PredictedStep
 
 CHECKED_GPU = "h100"
@@ -19,24 +19,27 @@ CHECKED_GPU = "h100"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A step that was measured: what was trained, and how long it took."""
+    """A step that was measured: what was trained, and how long it took. pp_stage: of a rank that ran alone, whose
+    seconds are of computing."""
 
     title: str
     plan: EnginePlan
     seconds: float
+    pp_stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """What the user measured.
 
-    factor: of predicted steps. error: one of the catalogue's; None if nothing tells how far off predictions then are.
+    factor: of predicted steps; computes: only of what ranks compute. error: one of the catalogue's.
     """
 
     text: str
     rates: Rates
     factor: float = 1.0
-    error: str | None = "model"
+    computes: bool = False
+    error: str = "model"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Prediction:
         return (*(_UNCHECKED[name] for name in self.errors if name in _UNCHECKED), SOFTWARE)
 
 
+COMPUTING = {*(TERMS[name] for name in COMPUTED), BUBBLE, TERMS["tp_bf16"], TERMS["cp_attention"]}
+"""Terms that a rank alone calibrates; a bubble is mostly of them."""
 SOFTWARE = "other software than the documents': rates are of NeMo's steps, and llmb's engine was measured on no GPU"
 _UNCHECKED = {
     "gpu": "this GPU type: rates are shares of its nominal figures that H100 attains",
@@ -94,11 +99,23 @@ def calibrate(measured: Measured, plan: EnginePlan, gpu: Gpu, usual: Calibration
                 f"{measured.title} has {name} {found}, and the prediction is for {asked}",
                 do="calibrate with a run of the same GPU type and dtype",
             )
-    expected = nominal_step(measured.plan, gpu, usual.rates).seconds(usual.rates)
+    alone = measured.pp_stage
+    if alone is None:
+        expected = nominal_step(measured.plan, gpu, usual.rates).seconds(usual.rates)
+    else:
+        expected = computed_seconds(measured.plan, gpu, usual.rates, alone)
     same = (mine.workload, mine.size, mine.release) == (other.workload, other.size, other.release)
     factor = measured.seconds / expected
-    text = f"{measured.title} took {measured.seconds:.4g} s, {100 * (factor - 1):+.1f} % of what was predicted"
-    return replace(usual, text=text, factor=factor, error="recipe" if same else "node")
+    what = "took" if alone is None else "computed for"
+    text = f"{measured.title} {what} {measured.seconds:.4g} s, {100 * (factor - 1):+.1f} % from its prediction"
+    # A rank alone measures the machine, and no message.
+    return replace(
+        usual,
+        text=text,
+        factor=factor,
+        computes=alone is not None,
+        error="recipe" if same and alone is None else "node",
+    )
 
 
 def predict(
@@ -110,9 +127,10 @@ def predict(
 ) -> Prediction:
     """Raises UsageError for what is not predicted; see ``why_not_predicted``. kept: see ``nominal_step``."""
     terms = nominal_step(plan, gpu, calibration.rates, kept).terms(calibration.rates)
+    scaled = COMPUTING if calibration.computes else terms
     return Prediction(
         plan,
-        {name: seconds * calibration.factor for name, seconds in terms.items()},
+        {name: seconds * (calibration.factor if name in scaled else 1.0) for name, seconds in terms.items()},
         calibration,
         {name: errors[name] for name in _error_names(plan, calibration)},
     )
@@ -133,7 +151,7 @@ def predicted_seconds(catalogue: Catalogue, plan: EnginePlan) -> float | None:
 
 
 def _error_names(plan: EnginePlan, calibration: Calibration) -> Sequence[str]:
-    names = [calibration.error or "model"]
+    names = [calibration.error]
     measured = calibration.error != "model"
     if not measured and plan.recipe.gpu_type != CHECKED_GPU:
         names.append("gpu")

@@ -121,13 +121,23 @@ def nominal_step(plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept | None = N
     kept: what many plans for one type of GPU share, for those who predict thousands; see ``Kept``. Raises UsageError if
     ``why_not_predicted`` has something against the plan.
     """
-    if why := why_not_predicted(plan, gpu):
-        raise UsageError(why, do="see 'llmb list' for GPU types, or give figures with --hardware FILE")
     return _Step(plan, gpu, rates, {} if kept is None else kept).nominal()
+
+
+COMPUTED = ("bf16", "fp8", "attention", "memory", "written", "fp8_layer_s")
+"""What a rank does by itself, whether or not others are there."""
+
+
+def computed_seconds(plan: EnginePlan, gpu: Gpu, rates: Rates, pp_stage: int) -> float:
+    """What a rank of a stage computes in a step, without messages and what is cut for them. Raises UsageError as
+    ``nominal_step``."""
+    return _Step(plan, gpu, rates, {}).computed(pp_stage)
 
 
 class _Step:
     def __init__(self, plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept) -> None:
+        if why := why_not_predicted(plan, gpu):
+            raise UsageError(why, do="see 'llmb list' for GPU types, or give figures with --hardware FILE")
         self.plan, self.gpu, self.rates, self.kept = plan, gpu, rates, kept
         layout = self.layout = plan.recipe.layout
         sizes = (layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.seq_len, layout.sequence_parallel)
@@ -148,23 +158,31 @@ class _Step:
         _add(busy, self._once(slowest, seconds[slowest]))
         return NominalStep(busy, bubble)
 
+    def computed(self, stage: int) -> float:
+        rank = self._rank(self.work.stages[stage], is_first=stage == 0, is_last=stage == self.layout.pp - 1)
+        of_step = self._once(stage, 0.0)
+        whole = {name: self.layout.ga * rank.get(name, 0.0) + of_step.get(name, 0.0) for name in COMPUTED}
+        return priced(whole, self.rates)
+
     def _ranks(self) -> list[tuple[int, Amount, int]]:
         """A micro-batch on the ranks of the pipeline: of those that do the same the first, what it does, and how many
         they are."""
-        kinds = {kind: self._part(kind) for kind in self.work.examples}
         last = self.layout.pp - 1
         same = [(layers, rank == 0, rank == last) for rank, layers in enumerate(self.work.stages)]
-        found = []
-        for (layers, is_first, is_last), ranks in Counter(same).items():
-            amount: Amount = self._message(self.work.between_stages()) if last else {}
-            for kind, count in layers:
-                _add(amount, kinds[kind], count)
-            if is_first:
-                _add(amount, self._part("first"))
-            if is_last:
-                _add(amount, self._part("last"))
-            found.append((same.index((layers, is_first, is_last)), amount, ranks))
-        return found
+        return [
+            (same.index(one), self._rank(one[0], is_first=one[1], is_last=one[2]), ranks)
+            for one, ranks in Counter(same).items()
+        ]
+
+    def _rank(self, layers: tuple[tuple[LayerKind, int], ...], *, is_first: bool, is_last: bool) -> Amount:
+        amount: Amount = {} if is_first and is_last else self._message(self.work.between_stages())
+        for kind, count in layers:
+            _add(amount, self._part(kind), count)
+        if is_first:
+            _add(amount, self._part("first"))
+        if is_last:
+            _add(amount, self._part("last"))
+        return amount
 
     def _part(self, part: LayerKind | Literal["first", "last"]) -> Amount:
         key = (part, *self.key)
