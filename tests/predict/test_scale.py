@@ -66,7 +66,7 @@ def test_goodput_is_that_of_simulated_failures() -> None:
 
 
 def test_energy_is_at_most_that_of_the_power_limit() -> None:
-    prediction = predicted(planned("8b", 8), {})
+    prediction = predicted(planned("8b", 8), Kept())
     joules = joules_per_token(prediction, H100)
     assert joules == pytest.approx(700 * 8 * prediction.seconds / (128 * 8192))
     assert joules_per_token(prediction, H100.model_copy(update={"tdp_w": None})) is None

@@ -49,13 +49,13 @@ def test_what_is_proposed_fits_and_the_fastest_is_first() -> None:
     found = search(plan, predicted)
     times = [each.prediction.seconds for each in found.found]
     assert times == sorted(times)
-    assert times[0] <= predicted(plan, {}).seconds
+    assert times[0] <= predicted(plan, Kept()).seconds
     assert all(clearly_fits(estimate(each.plan)) for each in found.found)
     assert found.searched == len(found.found) + sum(found.left_out.values())
     for each in found.found[:5]:
         layout = each.plan.recipe.layout
         assert (layout.gpus, layout.gbs, layout.seq_len) == (8, 128, 8192)
-        assert predicted(each.plan, {}).seconds == pytest.approx(each.prediction.seconds)
+        assert predicted(each.plan, Kept()).seconds == pytest.approx(each.prediction.seconds)
 
 
 def test_experts_are_spread() -> None:

@@ -10,7 +10,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import model_flops
 from llmb.predict.prediction import Measured, calibrate, default_calibration, predict
-from llmb.predict.step import TERMS, computed_seconds, nominal_step
+from llmb.predict.step import TERMS, Kept, computed_seconds, nominal_step
 from llmb.predict.work import RankWork
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
@@ -119,7 +119,7 @@ def test_what_is_not_known_is_refused() -> None:
 
 
 def test_kept_parts_change_nothing() -> None:
-    kept: dict[tuple[object, ...], dict[str, float]] = {}
+    kept = Kept()
     for changes in ({}, {"tp": 8}, {"pp": 2, "vp": 1}, {"mbs": 2, "cp": 1}, {"cp": 1}):
         plan = planned("70b", 64, **changes)
         assert nominal_step(plan, H100, USUAL.rates, kept).busy == nominal_step(plan, H100, USUAL.rates).busy

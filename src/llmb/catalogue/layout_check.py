@@ -6,6 +6,13 @@ from itertools import accumulate, pairwise
 
 from llmb.catalogue.records import Layout, Model
 
+SIZES = tuple(
+    name
+    for name in Layout.model_fields
+    if name not in ("counts_embedding_and_loss", "sequence_parallel", "first_stage_layers", "last_stage_layers")
+)
+"""Fields of a layout that are at least 1."""
+
 
 def stage_layers(layout: Layout) -> list[range]:
     """The layers of every stage, in the order in which a token passes them."""
@@ -42,9 +49,8 @@ def given_sizes(layout: Layout) -> tuple[list[int], list[int]]:
 
 def check_layout(model: Model, layout: Layout) -> list[str]:
     """All reasons why ``model`` cannot be trained with ``layout``; empty if it can."""
-    ends = {"first_stage_layers", "last_stage_layers"}
-    sizes = layout.model_dump(exclude={"counts_embedding_and_loss", "sequence_parallel", *ends})
-    small = [f"{name} is {value}; it must be at least 1" for name, value in sizes.items() if value < 1]
+    sizes = ((name, getattr(layout, name)) for name in SIZES)
+    small = [f"{name} is {value}; it must be at least 1" for name, value in sizes if value < 1]
     if small:
         return small
     batch = list(_batch(layout))

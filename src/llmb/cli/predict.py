@@ -114,7 +114,7 @@ def predict(
     def predicted(one: EnginePlan, kept: Kept) -> Prediction:
         return predict_plan(one, gpu, calibration, catalogue.rates.errors, kept)
 
-    found = predicted(plan, {})
+    found = predicted(plan, Kept())
     reason = why_not_estimated(plan)
     foreseen = Foreseen(
         found,
@@ -223,7 +223,7 @@ def plan(
 
     say(f"searching the layouts of {asked.recipe.title()}, which takes seconds")
     found = search_for(goal, asked, predicted)
-    own = Candidate(predicted(asked, {}), estimate(asked))
+    own = Candidate(predicted(asked, Kept()), estimate(asked))
     proposed = Proposed(goal, found.found[:top], own, found.searched, found.left_out, price)
     if output is not None:
         with new_file(output) as partial:

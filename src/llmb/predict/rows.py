@@ -50,7 +50,7 @@ def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]], calibr
         try:
             recipe = tuple(row.get(name) or "" for name in RECIPE)
             plan = with_layout(plan_of(*recipe), _sizes(row))
-            gpu, alike = catalogue.gpus[plan.recipe.gpu_type], kept.setdefault(recipe, {})
+            gpu, alike = catalogue.gpus[plan.recipe.gpu_type], kept.setdefault(recipe, Kept())
             found: Prediction | LlmbError = predict(plan, gpu, calibration, catalogue.rates.errors, alike)
         except LlmbError as error:
             found = error

@@ -9,6 +9,7 @@ from typing import Literal
 from llmb.catalogue.records import Gpu
 from llmb.predict.prediction import Prediction
 from llmb.predict.search import Predicted
+from llmb.predict.step import Kept
 from llmb.runs.plan import EnginePlan
 
 MOST_GPUS = 131_072
@@ -48,9 +49,9 @@ class Curve:
 def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
     """Doubles the data-parallel replicas until a limit is reached."""
     found: list[Scaled] = []
-    first = predicted(plan, {})
+    first = predicted(plan, Kept())
     for each in _doubled(plan, scaling):
-        prediction = predicted(each, {})
+        prediction = predicted(each, Kept())
         found.append(Scaled(prediction, _per_gpu(prediction) / _per_gpu(first), _grew(first, prediction)))
     last = found[-1].prediction.plan.recipe.layout
     if 2 * last.gpus > MOST_GPUS:

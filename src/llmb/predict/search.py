@@ -83,7 +83,7 @@ def search(plan: EnginePlan, predicted: Predicted) -> Search:
     Of each layout, ways to recompute and to shard are tried in the order of their time until one fits. Raises
     UsageError if memory or time cannot be predicted.
     """
-    kept: Kept = {}
+    kept = Kept()
     left_out: Counter[str] = Counter()
     found, searched = [], 0
     for layout in layouts(plan, left_out):

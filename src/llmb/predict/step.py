@@ -8,7 +8,7 @@ rates, and which of them were fitted to published steps, are in ``rates.yaml``.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2
 from types import MappingProxyType
@@ -31,9 +31,15 @@ distributed_data_parallel.py, bucket_size)."""
 
 Amount = dict[str, float]
 """Seconds at nominal rates by the names of ``TERMS``."""
-Kept = dict[tuple[object, ...], Amount]
-"""A micro-batch in a layer, an embedding or a head, by the sizes that decide it: layouts that differ in others share
-it. Of plans that are equal but for their layout and number of layers, and of one type of GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What plans share that are equal but for their layout and number of layers, for one type of GPU, by the sizes that
+    decide it. parts: a micro-batch in a layer, an embedding or a head; ranks: on each rank of a pipeline."""
+
+    parts: dict[tuple[object, ...], Amount] = field(default_factory=dict)
+    ranks: dict[tuple[object, ...], list[tuple[int, Amount, int]]] = field(default_factory=dict)
 
 
 Rates = Mapping[str, float]
@@ -121,7 +127,7 @@ def nominal_step(plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept | None = N
     kept: what many plans for one type of GPU share, for those who predict thousands; see ``Kept``. Raises UsageError if
     ``why_not_predicted`` has something against the plan.
     """
-    return _Step(plan, gpu, rates, {} if kept is None else kept).nominal()
+    return _Step(plan, gpu, rates, kept or Kept()).nominal()
 
 
 COMPUTED = ("bf16", "fp8", "attention", "memory", "written", "fp8_layer_s")
@@ -131,7 +137,7 @@ COMPUTED = ("bf16", "fp8", "attention", "memory", "written", "fp8_layer_s")
 def computed_seconds(plan: EnginePlan, gpu: Gpu, rates: Rates, pp_stage: int) -> float:
     """What a rank of a stage computes in a step, without messages and what is cut for them. Raises UsageError as
     ``nominal_step``."""
-    return _Step(plan, gpu, rates, {}).computed(pp_stage)
+    return _Step(plan, gpu, rates, Kept()).computed(pp_stage)
 
 
 class _Step:
@@ -146,7 +152,7 @@ class _Step:
         self.fp8 = plan.recipe.dtype is Dtype.FP8
 
     def nominal(self) -> NominalStep:
-        layout, alike = self.layout, self._ranks()
+        layout, alike = self.layout, self._kept_ranks()
         seconds = {rank: priced(amount, self.rates) for rank, amount, _ in alike}
         slowest = max(seconds, key=seconds.__getitem__)
         busy = {name: each * layout.ga for rank, amount, _ in alike if rank == slowest for name, each in amount.items()}
@@ -163,6 +169,15 @@ class _Step:
         of_step = self._once(stage, 0.0)
         whole = {name: self.layout.ga * rank.get(name, 0.0) + of_step.get(name, 0.0) for name in COMPUTED}
         return priced(whole, self.rates)
+
+    def _kept_ranks(self) -> list[tuple[int, Amount, int]]:
+        """Layouts that differ in their batch alone share it."""
+        layout = self.layout
+        split = (layout.pp, layout.vp, layout.layers, layout.first_stage_layers, layout.last_stage_layers)
+        key = (*self.key, *split, layout.counts_embedding_and_loss, layout.gpus)
+        if key not in self.kept.ranks:
+            self.kept.ranks[key] = self._ranks()
+        return self.kept.ranks[key]
 
     def _ranks(self) -> list[tuple[int, Amount, int]]:
         """A micro-batch on the ranks of the pipeline: of those that do the same the first, what it does, and how many
@@ -186,10 +201,10 @@ class _Step:
 
     def _part(self, part: LayerKind | Literal["first", "last"]) -> Amount:
         key = (part, *self.key)
-        if key not in self.kept:
+        if key not in self.kept.parts:
             ends = {"first": self.work.first, "last": self.work.last}
-            self.kept[key] = self._amount(ends[part]() if isinstance(part, str) else self.work.layer(part))
-        return self.kept[key]
+            self.kept.parts[key] = self._amount(ends[part]() if isinstance(part, str) else self.work.layer(part))
+        return self.kept.parts[key]
 
     def _amount(self, work: Amounts) -> Amount:
         """Seconds at nominal rates."""
