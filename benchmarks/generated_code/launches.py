@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 from benchmarks.generated_code.capture import WARPS
 from benchmarks.generated_code.kernels import Kernel, Size, launched
 from benchmarks.generated_code.pretend import replace
-from llmb.engine.account.traffic import tensor_bytes
+from benchmarks.generated_code.traffic import tensor_bytes
 
 Told = Callable[[Kernel, list[Tensor]], None]
 """Gets a kernel, and the tensors that it was given."""

@@ -26,10 +26,37 @@ from benchmarks.generated_code.pretend import replace
 from benchmarks.generated_code.records import Direction
 from llmb import engine
 from llmb.engine.account.graphs import makes_view
-from llmb.engine.account.traffic import WITHOUT_TRAFFIC, traffic
 from llmb.engine.model.decoder import Decoder, MoEBlock
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.loss import Head
+
+WITHOUT_TRAFFIC = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_local_scalar_dense",
+                   "record_stream", "set_", "resize_")  # fmt: skip
+ONLY_WRITTEN = ("copy_", "zero_", "fill_", "_foreach_zero_", "_foreach_copy_")
+"""Operators that do not read what they change in place."""
+
+
+def traffic(func: Any, name: str, args: Any, kwargs: Any, results: Any) -> int:
+    """Bytes of every argument that is read, of every argument that is written, and of new results."""
+    read, written, seen = 0, 0, set[int]()
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        size = sum(tensor_bytes(each) for each in tree_leaves(value) if isinstance(each, Tensor))
+        changes = argument.alias_info is not None and argument.alias_info.is_write
+        written += size if changes else 0
+        read += size if not (changes and (name in ONLY_WRITTEN or argument.is_out)) else 0
+        seen.update(id(each) for each in tree_leaves(value))
+    new = [each for each in tree_leaves(results) if isinstance(each, Tensor) and id(each) not in seen]
+    return read + written + sum(map(tensor_bytes, new))
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Without the elements that a view repeats."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements *= size if stride or not size else 1
+    return elements * tensor.itemsize
+
 
 COPIES = ("clone", "copy_", "_to_copy")
 ACCUMULATING = ("add_", "_foreach_add_", "addmm", "addmm_")

@@ -153,7 +153,6 @@ def sample_memory() -> MemoryUse:
         bytes_by_owner=owners,
         flops=1,
         flops_by_kind={"bf16": 1},
-        moved_bytes=1,
         collectives=(collective,),
     )
     return MemoryUse(capacity_gib=80.0, assumptions=("each sequence is one document",), ranks=(rank,))

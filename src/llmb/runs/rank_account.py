@@ -25,16 +25,13 @@ class AccountJob(Record):
 class CollectiveCount(Record):
     """Collectives of one kind in one group: their number in a step, and the bytes of their messages together.
 
-    A message is the whole of what is gathered, reduced, exchanged or sent, as it is on one rank. beside: bytes of
-    messages between whose start and end the rank multiplies, and the FLOPs of that.
+    A message is the whole of what is gathered, reduced, exchanged or sent, as it is on one rank.
     """
 
     kind: str
     group: str
     count: int
     bytes: int
-    beside_bytes: int = 0
-    beside_flops: int = 0
 
 
 class RankMemory(Record):
@@ -50,14 +47,11 @@ class RankMemory(Record):
 class RankAccount(RankMemory):
     """What one rank takes in one step.
 
-    flops_by_kind: of products by precision (bf16, fp8, fp32), and of attention; they sum to ``flops``. moved_bytes:
-    what other operators read and write, without the optimizer's update and casts outside of compiled code, which are
-    kernels of their own.
+    flops_by_kind: of products by precision (bf16, fp8, fp32), and of attention; they sum to ``flops``.
     """
 
     flops: int
     flops_by_kind: dict[str, int]
-    moved_bytes: int
     collectives: tuple[CollectiveCount, ...]
 
 

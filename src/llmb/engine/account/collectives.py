@@ -39,14 +39,12 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 class Message(NamedTuple):
-    """group: torch's name of it. peer: the other rank of a send or a receive, within the group. beside: FLOPs of this
-    rank between its start and the wait for it, where the rank waits itself."""
+    """group: torch's name of it. peer: the other rank of a send or a receive, within the group."""
 
     kind: str
     group: str
     bytes: int
     peer: int | None = None
-    beside: int = 0
 
 
 def is_collective(operator: Any) -> bool:  # noqa: ANN401 (an operator)

@@ -10,7 +10,7 @@ Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced 
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -25,9 +25,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
-from llmb.engine.account.collectives import NAMESPACES, Message, collectives_in
+from llmb.engine.account.collectives import Message, collectives_in
 from llmb.engine.account.flops import flops_of, kind_of
-from llmb.engine.account.traffic import GraphNodes, graph_traffic, values_read
 from llmb.engine.compile import CompilerBackend
 from llmb.engine.model.linear import add_shard_product
 from llmb.engine.model.sequence_shard import shard_gradients
@@ -54,7 +53,6 @@ class Graph:
     module: fx.GraphModule
     added_bytes: int
     flops: Counter[str]
-    moved: int
     collectives: tuple[Message, ...]
 
 
@@ -63,7 +61,6 @@ class Inner(NamedTuple):
 
     bytes: int
     flops: Counter[str]
-    moved: int
     collectives: tuple[Message, ...]
 
 
@@ -123,7 +120,6 @@ def counted(module: fx.GraphModule, run: Run, *, backward: bool) -> Graph:
     calls = {node: call_of(node) for node in nodes if is_call(node)}
     inner = {node: run(PARTS[call.operator], call.args) for node, call in calls.items() if call.operator in PARTS}
     flops, collectives = Counter[str](), list[Message]()
-    multiplies = set[fx.Node]()
     for node, call in calls.items():
         if node in inner:
             flops += inner[node].flops
@@ -132,22 +128,8 @@ def counted(module: fx.GraphModule, run: Run, *, backward: bool) -> Graph:
             collectives.extend(collectives_in(node))
             if found := flops_of(*call, node.meta["val"]):
                 flops[kind_of(call.operator, call.args)] += found
-                multiplies.add(node)
-    moved = graph_traffic(nodes, traffic_nodes(nodes, multiplies | inner.keys()))
-    moved += sum(found.moved for found in inner.values())
     added = most_added(nodes, {node: found.bytes for node, found in inner.items()})
-    return Graph(backward, module, added, flops, moved, tuple(collectives))
-
-
-def traffic_nodes(nodes: Sequence[fx.Node], apart: Iterable[fx.Node]) -> GraphNodes:
-    communicate = (node for node in nodes if getattr(node.target, "namespace", "") in NAMESPACES)
-    return GraphNodes(
-        sizes={node: node_bytes(node) for node in nodes},
-        stored=frozenset(node for node in nodes if is_stored(node) or node.meta.get(FUSED) is False),
-        opaque=frozenset(node for node in nodes if FUSED not in node.meta and not is_view(node) and reads_memory(node)),
-        in_kernel=frozenset(node for node in nodes if FUSED in node.meta),
-        apart=frozenset({*apart, *communicate}),
-    )
+    return Graph(backward, module, added, flops, tuple(collectives))
 
 
 class OperatorCall(NamedTuple):
@@ -170,6 +152,20 @@ def call_of(node: fx.Node) -> OperatorCall:
     names = [argument.name for argument in operator._schema.arguments]
     changed = {name: named["_all_bases"][named[f"_{name}_base_index"]] for name in names if name not in named}
     return OperatorCall(operator, [changed.get(name, named.get(name)) for name in names], {})
+
+
+def values_read(node: fx.Node, is_stored: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
+    """What is in memory and read to compute a node, through everything that is fused into it."""
+    seen, new = set[fx.Node](), list(node.all_input_nodes)
+    while new:
+        each = new.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if is_stored(each):
+            yield each
+        else:
+            new.extend(each.all_input_nodes)
 
 
 def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...]:

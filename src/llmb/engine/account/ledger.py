@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from llmb.engine.account.collectives import NAMESPACES, Message, collective_of, is_collective, name_of
 from llmb.engine.account.flops import flops_of, kind_of
-from llmb.engine.account.graphs import KERNELS, Graph, Inner, makes_view
-from llmb.engine.account.traffic import WITHOUT_TRAFFIC, traffic
+from llmb.engine.account.graphs import KERNELS, Graph, Inner
 from llmb.engine.model.local_shard import local_tensor
 
 
@@ -113,14 +112,6 @@ UNCOUNTED = ("_wrap_tensor_autograd",)
 """Operators on results of collectives, which send nothing."""
 
 
-class _Started(NamedTuple):
-    """A collective that was not waited for: its place in the list, FLOPs before it, and what it may still read."""
-
-    at: int
-    flops: int
-    arguments: Any
-
-
 class Ledger(TorchDispatchMode):
     """Counts while it is a context. Of real tensors, or above a mode of fake ones.
 
@@ -134,9 +125,9 @@ class Ledger(TorchDispatchMode):
         self.mode = mode
         self.memory = LiveBytes()
         self.flops: Counter[str] = Counter()
-        self.moved = 0
         self.collectives: list[Message] = []
-        self.started: dict[int, _Started] = {}
+        self.started: dict[int, Any] = {}
+        """What collectives that were not waited for may still read, by their results."""
         self.parameters: set[nn.Parameter] = set()
         self.gathered: dict[nn.Module, list[Tensor]] = {}
         self.inside = 0
@@ -149,7 +140,6 @@ class Ledger(TorchDispatchMode):
     def begin(self) -> None:
         """Forgets what was counted; what is live stays known."""
         self.flops.clear()
-        self.moved = 0
         self.collectives.clear()
         self.started.clear()
         self.memory.forget_peak()
@@ -200,22 +190,17 @@ class Ledger(TorchDispatchMode):
         if is_collective(func):
             if isinstance(result, Tensor):
                 key = result.untyped_storage()._cdata
-                self.started[key] = _Started(len(self.collectives), self.flops.total(), args)
+                self.started[key] = args
             self.collectives.append(collective_of(func, args, kwargs, result))
         elif name_of(func) == "wait_tensor":
             key = args[0].untyped_storage()._cdata
-            if key in self.started:
-                at, before, _ = self.started.pop(key)
-                self.collectives[at] = self.collectives[at]._replace(beside=self.flops.total() - before)
+            self.started.pop(key, None)
         elif name_of(func) not in UNCOUNTED:
             raise NotImplementedError(f"the collective {func} is not counted")
 
     def _computes(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:  # noqa: ANN401 (torch's interface)
-        flops = flops_of(func, args, kwargs, result)
-        if flops:
+        if flops := flops_of(func, args, kwargs, result):
             self.flops[kind_of(func, args)] += flops
-        elif not (name_of(func) in WITHOUT_TRAFFIC or makes_view(func) or (self.fuses and owner_here()[1])):
-            self.moved += traffic(func, name_of(func), args, kwargs, result)
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 (torch's interface)
         if name_of(func) == "wait_tensor" and isinstance(args[0], FakeTensor):
@@ -235,7 +220,6 @@ class Ledger(TorchDispatchMode):
         """A compiled graph runs."""
         self._note_resizes()
         self.flops += graph.flops
-        self.moved += graph.moved
         self.collectives.extend(graph.collectives)
         self.memory.note_peak({"activations": graph.added_bytes})
         self.inside += 1
@@ -251,7 +235,7 @@ class Ledger(TorchDispatchMode):
             kept = function(*arguments)
         peak = own.memory.peak.bytes
         del kept
-        return Inner(peak, own.flops, own.moved, tuple(own.collectives))
+        return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
         """FSDP gathers and frees the parameters of a module together."""

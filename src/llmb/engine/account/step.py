@@ -50,27 +50,20 @@ class MessageKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """What one step takes. flops: by kind. The others by kind and group of collectives, in the order of the
-    first ones; beside: of those that products run beside."""
+    """What one step takes: FLOPs by kind; messages and their bytes by kind and group, in the order of the first."""
 
     peak: Counter[str]
     flops: Counter[str]
-    moved: int
     messages: Counter[MessageKind]
     bytes: Counter[MessageKind]
-    beside_bytes: Counter[MessageKind]
-    beside_flops: Counter[MessageKind]
 
     def extended(self, fewer: "Counts", rounds: int) -> "Counts":
         """With ``rounds`` more of what this step has more than ``fewer``."""
         return Counts(
             _extended(self.peak, fewer.peak, rounds),
             _extended(self.flops, fewer.flops, rounds),
-            self.moved + rounds * (self.moved - fewer.moved),
             _extended(self.messages, fewer.messages, rounds),
             _extended(self.bytes, fewer.bytes, rounds),
-            _extended(self.beside_bytes, fewer.beside_bytes, rounds),
-            _extended(self.beside_flops, fewer.beside_flops, rounds),
         )
 
 
@@ -112,16 +105,8 @@ def account_of(
         bytes_by_owner={owner: found.peak[owner] for owner in OWNERS},
         flops=found.flops.total(),
         flops_by_kind=dict(found.flops),
-        moved_bytes=found.moved,
         collectives=tuple(
-            CollectiveCount(
-                kind=of.kind,
-                group=of.group,
-                count=count,
-                bytes=found.bytes[of],
-                beside_bytes=found.beside_bytes[of],
-                beside_flops=found.beside_flops[of],
-            )
+            CollectiveCount(kind=of.kind, group=of.group, count=count, bytes=found.bytes[of])
             for of, count in found.messages.items()
         ),
     )
@@ -135,12 +120,9 @@ def with_micro_batches(plan: EnginePlan, number: int) -> EnginePlan:
 
 def counted(ledger: Ledger, ranks: Ranks) -> Counts:
     known = group_names(ranks)
-    messages, size, beside_bytes, beside_flops = (Counter[MessageKind]() for _ in range(4))
+    messages, size = Counter[MessageKind](), Counter[MessageKind]()
     for each in ledger.collectives:
         group = MessageKind(each.kind, shown_group(each.group, known))
         messages[group] += 1
         size[group] += each.bytes
-        beside_bytes[group] += each.bytes if each.beside else 0
-        beside_flops[group] += each.beside
-    work = ledger.flops.copy(), ledger.moved
-    return Counts(Counter(ledger.memory.peak.by), *work, messages, size, beside_bytes, beside_flops)
+    return Counts(Counter(ledger.memory.peak.by), ledger.flops.copy(), messages, size)
