@@ -15,6 +15,8 @@ CALLS = {
     "list": ("list", "-w", MODEL),
     "show": ("show", "-w", MODEL, *H100),
     "metrics": ("metrics", "-w", MODEL, *H100, "--scale", "8", "--step-time", "12.27"),
+    "predict": ("predict", "-w", MODEL, *H100, "--scale", "8"),
+    "plan": ("plan", "-w", MODEL, *H100, "--scale", "8", "--top", "1"),
     "memory": ("memory", "-w", TINY, *H100, "--scale", "2", "--rank", "2"),
     "run": ("run", "-w", TINY, "--gpu-type", "cpu", "--dry-run"),
     "submit": ("submit", "-w", MODEL, *H100, "--scale", "8", "--dry-run"),

@@ -22,7 +22,9 @@ from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.precision.step import fp8_step
 
 DEVICE = torch.device("meta")
-RANKS: Any = SimpleNamespace(rank=0, world_size=1, device=DEVICE, mesh={"pp": SimpleNamespace(size=lambda: 1)})
+RANKS: Any = SimpleNamespace(
+    rank=0, world_size=1, device=DEVICE, alone=False, mesh={"pp": SimpleNamespace(size=lambda: 1)}
+)
 
 
 class Waits(TorchDispatchMode):

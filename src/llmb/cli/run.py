@@ -50,12 +50,22 @@ def run(
     start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False,
     pretend_scale: Annotated[
         int | None,
-        typer.Option("--pretend-scale", metavar="N", min=1, help="Run one rank of a run on N GPUs alone, on one."),
+        typer.Option(
+            "--pretend-scale",
+            metavar="N",
+            min=1,
+            hidden=True,
+            help="Run one rank of a run on N GPUs alone, on one: what it computes, and its memory. Collectives end at "
+            "once, with values of the rank itself, so there is no step time, throughput or loss.",
+        ),
     ] = None,
     rank: Annotated[
         str | None,
         typer.Option(
-            "--rank", metavar="RANKS", help="With --pretend-scale: which, such as 0 or 0,64, in turn. Default: 0."
+            "--rank",
+            metavar="RANKS",
+            hidden=True,
+            help="With --pretend-scale: which, such as 0 or 0,64, in turn. Default: 0.",
         ),
     ] = None,
     force: Force = False,
@@ -67,9 +77,6 @@ def run(
 
     `--repeats`, and sizes or dtypes with commas between them, are run in turn; with `--label` the same command runs
     what is missing.
-
-    `--pretend-scale` measures what one rank of a big run computes, and its memory: collectives end at once, and with
-    values of the rank itself. That is not a step of the run, which has no step time, throughput or loss.
 
     One run that a GPU has too little memory for is refused before it starts, by the estimate and then the count of
     `llmb memory`; `--force` starts it all the same.
