@@ -20,11 +20,11 @@ from benchmarks.predict.published_steps import (
 )
 from llmb.catalogue.load import DATA, Catalogue
 from llmb.catalogue.records import Gpu
-from llmb.catalogue.schema import Rate
+from llmb.catalogue.schema import StepRate
 
 DIGITS = 3
 QUANTILE = 0.95
-HELD_OUT: Mapping[str, Callable[[Sequence[PublishedStep], Gpu, Mapping[str, Rate]], Iterable[Compared]]] = {
+HELD_OUT: Mapping[str, Callable[[Sequence[PublishedStep], Gpu, Mapping[str, StepRate]], Iterable[Compared]]] = {
     "model": held_out_models,
     "node": from_one_node,
     "recipe": from_smallest_run,

@@ -10,7 +10,7 @@ from scipy.optimize import lsq_linear
 from benchmarks.published_layouts import published_recipes
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Gpu
-from llmb.catalogue.schema import Rate
+from llmb.catalogue.schema import StepRate
 from llmb.predict.step import NominalStep, Rates, nominal_step, priced
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
@@ -72,12 +72,12 @@ def published_steps(catalogue: Catalogue) -> list[PublishedStep]:
     return found
 
 
-def means(rates: Mapping[str, Rate]) -> Rates:
+def means(rates: Mapping[str, StepRate]) -> Rates:
     """What was known before any published step."""
     return {name: rate.prior.mean if rate.prior else rate.value for name, rate in rates.items()}
 
 
-def fit(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, Rate]) -> Rates:
+def fit(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, StepRate]) -> Rates:
     """The most likely rates, if priors and published steps are normally distributed.
 
     A step is linear in its rates, but for the choice of the slowest rank and what exceeds a window.
@@ -131,20 +131,20 @@ def compare(steps: Iterable[PublishedStep], gpu: Gpu, rates: Rates) -> list[Comp
     return [Compared(each, nominal_step(each.plan, gpu, rates).seconds(rates)) for each in steps]
 
 
-def held_out_models(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, Rate]) -> Iterator[Compared]:
+def held_out_models(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, StepRate]) -> Iterator[Compared]:
     """Each model by a fit to the others; both documents of 405b are of one."""
     for size in dict.fromkeys(step.size for step in steps):
         found = fit([each for each in steps if each.size != size], gpu, rates)
         yield from compare([each for each in steps if each.size == size], gpu, found)
 
 
-def from_one_node(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, Rate]) -> Iterator[Compared]:
+def from_one_node(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, StepRate]) -> Iterator[Compared]:
     """All others by a fit to what ran on one node, which is two steps."""
     node = [each for each in steps if each.gpus <= gpu.gpus_per_node]
     yield from compare([each for each in steps if each not in node], gpu, fit(node, gpu, rates))
 
 
-def from_smallest_run(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, Rate]) -> Iterator[Compared]:
+def from_smallest_run(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, StepRate]) -> Iterator[Compared]:
     """Each recipe by its own smallest run, and a fit to the recipes of other models."""
     predicted = {(each.step.recipe, each.step.gpus): each.predicted_s for each in held_out_models(steps, gpu, rates)}
     for recipe in dict.fromkeys(step.recipe for step in steps):
@@ -153,7 +153,7 @@ def from_smallest_run(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[s
         yield from (Compared(each, predicted[recipe, each.gpus] * factor) for each in others)
 
 
-def held_out_scales(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, Rate]) -> Iterator[Compared]:
+def held_out_scales(steps: Sequence[PublishedStep], gpu: Gpu, rates: Mapping[str, StepRate]) -> Iterator[Compared]:
     """The largest scale of each model and dtype, by its next smaller one and a fit to all smaller ones."""
     groups = {key: [each for each in steps if (each.size, each.dtype) == key] for key in _models(steps)}
     largest = {key: max(group, key=lambda each: each.gpus) for key, group in groups.items()}

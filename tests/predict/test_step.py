@@ -9,7 +9,7 @@ from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import model_flops
-from llmb.predict.prediction import Measured, calibrate, default_calibration, predict
+from llmb.predict.prediction import MeasuredStep, calibrate, default_calibration, predict
 from llmb.predict.step import TERMS, Kept, computed_seconds, nominal_step
 from llmb.predict.work import RankWork
 from llmb.runs.choices import Choices
@@ -127,7 +127,7 @@ def test_kept_parts_change_nothing() -> None:
 
 def test_a_run_of_the_same_recipe_scales_all_predictions() -> None:
     small, large = planned(scale=8), planned(scale=128)
-    measured = Measured("run a", small, 1.1 * seconds(small))
+    measured = MeasuredStep("run a", small, 1.1 * seconds(small))
     found = calibrate(measured, large, H100, USUAL)
     prediction = predict(large, H100, found, CATALOGUE.rates.errors)
     assert prediction.seconds == pytest.approx(1.1 * seconds(large))
@@ -144,7 +144,7 @@ def test_a_rank_that_ran_alone_scales_what_ranks_compute() -> None:
     alone = computed_seconds(plan, H100, USUAL.rates, 3)
     usual = predict(plan, H100, USUAL, CATALOGUE.rates.errors)
     assert 0.85 * usual.seconds < alone < usual.seconds
-    found = calibrate(Measured("run a", plan, 1.2 * alone, 3), plan, H100, USUAL)
+    found = calibrate(MeasuredStep("run a", plan, 1.2 * alone, 3), plan, H100, USUAL)
     prediction = predict(plan, H100, found, CATALOGUE.rates.errors)
     for name in ("products bf16", "attention"):
         assert prediction.terms[name] == pytest.approx(1.2 * usual.terms[name])

@@ -22,7 +22,7 @@ class Prior(Record):
     deviation: float = Field(gt=0)
 
 
-class Rate(Record):
+class StepRate(Record):
     """By how much work takes longer than at nominal rates, or seconds; with a prior if it was fitted."""
 
     value: float = Field(ge=0)
@@ -40,7 +40,7 @@ class ExpectedError(Record):
 class RatesFile(Record):
     """``rates.yaml``."""
 
-    rates: dict[str, Rate]
+    rates: dict[str, StepRate]
     errors: dict[str, ExpectedError]
 
 

@@ -19,7 +19,7 @@ from llmb.input_files import read_text_file
 from llmb.missing import Missing
 from llmb.options.option import options_of
 from llmb.predict.memory import estimate, why_not_estimated, with_whole_parameters
-from llmb.predict.prediction import Calibration, Measured, Prediction, calibrate, default_calibration
+from llmb.predict.prediction import Calibration, MeasuredStep, Prediction, calibrate, default_calibration
 from llmb.predict.prediction import predict as predict_plan
 from llmb.predict.rows import predict_rows
 from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
@@ -167,7 +167,7 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -
     times = alone.compute_time_s if alone else run.step_time_s
     if times is None or isinstance(times, Missing):
         raise UsageError(f"run {run.id} has no step time", do="calibrate with a run that is a measurement")
-    measured = Measured(f"run {run.id}", known, times.mean, alone.pp_stage if alone else None)
+    measured = MeasuredStep(f"run {run.id}", known, times.mean, alone.pp_stage if alone else None)
     return calibrate(measured, plan, catalogue.gpus[run.recipe.gpu_type], usual)
 
 

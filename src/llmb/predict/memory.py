@@ -78,7 +78,7 @@ def with_whole_parameters(plan: EnginePlan) -> EnginePlan:
     return whole if use is not None and clearly_fits(use) else plan
 
 
-class Moment(NamedTuple):
+class PeakMoment(NamedTuple):
     """When a forward or a backward pass of a rank ends.
 
     held: how many micro-batches each of its stages holds. begun: stages that have gradients. gathered: stages whose
@@ -96,7 +96,7 @@ class Moment(NamedTuple):
         return (*self.held, *parts, self.passes, not self.passes)
 
 
-def moments(layout: Layout, pp_rank: int, *, begins: bool, gathers: bool) -> frozenset[Moment]:
+def moments(layout: Layout, pp_rank: int, *, begins: bool, gathers: bool) -> frozenset[PeakMoment]:
     """Finds when a rank may be fullest, until its pipeline is in its steady state, and at its end.
 
     Whether it matters which stages have gradients (``begins``), and which are gathered (``gathers``).
@@ -107,7 +107,9 @@ def moments(layout: Layout, pp_rank: int, *, begins: bool, gathers: bool) -> fro
 
 
 @cache
-def _moments(pp: int, vp: int, micro_batches: int, pp_rank: int, *, begins: bool, gathers: bool) -> frozenset[Moment]:
+def _moments(
+    pp: int, vp: int, micro_batches: int, pp_rank: int, *, begins: bool, gathers: bool
+) -> frozenset[PeakMoment]:
     whole, together = micro_batches * vp, micro_batches
     if vp == 1:
         ahead = min(whole, pp - 1 - pp_rank)
@@ -121,7 +123,7 @@ def _moments(pp: int, vp: int, micro_batches: int, pp_rank: int, *, begins: bool
     return frozenset(found[amounts] for amounts in _largest(found))
 
 
-def _after_passes(vp: int, forward: Sequence[int], backward: Sequence[int], ahead: int) -> Iterator[Moment]:
+def _after_passes(vp: int, forward: Sequence[int], backward: Sequence[int], ahead: int) -> Iterator[PeakMoment]:
     """Stages of passes in their order; ``ahead`` forward passes precede the first backward pass."""
     held, begun, gathered = [0] * vp, [False] * vp, [False] * vp
     for done in range(len(forward) + ahead):
@@ -129,14 +131,14 @@ def _after_passes(vp: int, forward: Sequence[int], backward: Sequence[int], ahea
             held[forward[done]] += 1
             gathered[forward[done]] = True
         if done < ahead:
-            yield Moment(tuple(held), tuple(begun), tuple(gathered), passes=True)
+            yield PeakMoment(tuple(held), tuple(begun), tuple(gathered), passes=True)
             continue
         stage = backward[done - ahead]
         gathered[stage] = True
-        yield Moment(tuple(held), tuple(begun), tuple(gathered), passes=True)
+        yield PeakMoment(tuple(held), tuple(begun), tuple(gathered), passes=True)
         held[stage] -= 1
         begun[stage] = True
-        yield Moment(tuple(held), tuple(begun), tuple(gathered), passes=False)
+        yield PeakMoment(tuple(held), tuple(begun), tuple(gathered), passes=False)
         gathered[stage] = False
 
 

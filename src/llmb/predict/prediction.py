@@ -18,7 +18,7 @@ CHECKED_GPU = "h100"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredStep:
     """A step that was measured: what was trained, and how long it took. pp_stage: of a rank that ran alone, whose
     seconds are of computing."""
 
@@ -87,7 +87,7 @@ def default_calibration(rates: RatesFile) -> Calibration:
     return Calibration("none: rates of published steps", values)
 
 
-def calibrate(measured: Measured, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
+def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
     """From one step that was measured: all predictions are longer, or shorter, by the same part.
 
     Raises UsageError if it was measured on another type of GPU, or in another precision.

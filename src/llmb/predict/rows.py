@@ -23,7 +23,7 @@ COLUMNS = (*RECIPE, "gpus", *(name for name in SIZES if name != "sequence_parall
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PredictedRow:
     """What a line asks for, and what is predicted of it, or why nothing is."""
 
     line: int
@@ -31,7 +31,9 @@ class Row:
     found: Prediction | LlmbError
 
 
-def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]], calibration: Calibration) -> Iterator[Row]:
+def predict_rows(
+    catalogue: Catalogue, rows: Sequence[Mapping[str, str]], calibration: Calibration
+) -> Iterator[PredictedRow]:
     """One that cannot be predicted takes no other with it. Raises UsageError for columns that there are not."""
     if rows and (unknown := set(rows[0]) - set(COLUMNS)):
         raise UsageError(f"unknown columns: {', '.join(map(str, sorted(unknown)))}", choices=COLUMNS)
@@ -54,7 +56,7 @@ def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]], calibr
             found: Prediction | LlmbError = predict(plan, gpu, calibration, catalogue.rates.errors, alike)
         except LlmbError as error:
             found = error
-        yield Row(line, row, found)
+        yield PredictedRow(line, row, found)
 
 
 def with_layout(plan: EnginePlan, changes: Mapping[str, int | None]) -> EnginePlan:

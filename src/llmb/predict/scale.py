@@ -20,7 +20,7 @@ Scaling = Literal["weak", "strong"]
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class ScaledStep:
     """A scale: its step, its throughput per GPU as a part of that at the first scale, and the part of the step that
     grew most since then, or None at the first."""
 
@@ -37,7 +37,7 @@ class Scaled:
 class Curve:
     """Scales, doubling, and why there is none beyond the last."""
 
-    scales: tuple[Scaled, ...]
+    scales: tuple[ScaledStep, ...]
     ends: str
 
     @property
@@ -48,11 +48,11 @@ class Curve:
 
 def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
     """Doubles the data-parallel replicas until a limit is reached."""
-    found: list[Scaled] = []
+    found: list[ScaledStep] = []
     first = predicted(plan, Kept())
     for each in _doubled(plan, scaling):
         prediction = predicted(each, Kept())
-        found.append(Scaled(prediction, _per_gpu(prediction) / _per_gpu(first), _grew(first, prediction)))
+        found.append(ScaledStep(prediction, _per_gpu(prediction) / _per_gpu(first), _grew(first, prediction)))
     last = found[-1].prediction.plan.recipe.layout
     if 2 * last.gpus > MOST_GPUS:
         return Curve(tuple(found), f"more than {MOST_GPUS:,} GPUs are not predicted")

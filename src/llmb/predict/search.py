@@ -44,7 +44,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class LayoutSearch:
     """The layouts that fit, the fastest first, and how many were left out, by reason."""
 
     found: tuple[Candidate, ...]
@@ -57,7 +57,7 @@ Predicted = Callable[[EnginePlan, Kept], Prediction]
 Goal = Literal["step", "token", "seq-len", "micro-batch"]
 
 
-def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted) -> Search:
+def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted) -> LayoutSearch:
     """The fastest step; the cheapest token on as many GPUs or fewer; the fastest step of each sequence length or
     micro-batch, the longest or largest first."""
     if goal == "step":
@@ -74,10 +74,10 @@ def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted) -> Search:
         for one in found:  # of each search the fastest first
             fastest.setdefault(getattr(one.plan.recipe.layout, size), one)
         found = [fastest[each] for each in sorted(fastest, reverse=True)]
-    return Search(tuple(found), sum(each.searched for each in searches), left_out)
+    return LayoutSearch(tuple(found), sum(each.searched for each in searches), left_out)
 
 
-def search(plan: EnginePlan, predicted: Predicted) -> Search:
+def search(plan: EnginePlan, predicted: Predicted) -> LayoutSearch:
     """All layouts of ``plan``'s model, GPUs, batch and sequence.
 
     Of each layout, ways to recompute and to shard are tried in the order of their time until one fits. Raises
@@ -101,7 +101,7 @@ def search(plan: EnginePlan, predicted: Predicted) -> Search:
                 break
             left_out[TOO_LARGE] += 1
     found.sort(key=lambda each: each.prediction.seconds)
-    return Search(tuple(found), searched + left_out[NOT_DIVISIBLE] + left_out[NO_MICRO_BATCHES], left_out)
+    return LayoutSearch(tuple(found), searched + left_out[NOT_DIVISIBLE] + left_out[NO_MICRO_BATCHES], left_out)
 
 
 def _memory(plan: EnginePlan) -> MemoryUse:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from llmb.catalogue.records import Dtype, Gpu
 from llmb.errors import UsageError
-from llmb.predict.work import Amounts, LayerKind, Message, RankWork
+from llmb.predict.work import Amounts, Exchange, LayerKind, RankWork
 from llmb.runs.plan import EnginePlan
 
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
@@ -227,13 +227,13 @@ class _Step:
     def bytes_per_s(self) -> float:
         return self.gpu.memory_bandwidth_tb_s * 1e12
 
-    def _message(self, message: Message) -> Amount:
+    def _message(self, message: Exchange) -> Amount:
         if message.beside:
             return {}
         name = {"etp": "ep", "edp": "dp"}.get(message.group, message.group)
         return {name: self.travel(message)}
 
-    def travel(self, message: Message) -> float:
+    def travel(self, message: Exchange) -> float:
         """Seconds of messages over links at their nominal rates, with the latency of rings."""
         ranks, within = self.groups[message.group]
         if ranks == 1:
@@ -303,7 +303,7 @@ class _Step:
             _add(found, {"dp": travel, "exposed": waited})
         return found
 
-    def _bucket_latency(self, message: Message, elements: int) -> float:
+    def _bucket_latency(self, message: Exchange, elements: int) -> float:
         """Parameters travel in buckets; the first one's latency is that of the message."""
         ranks, within = self.groups[message.group]
         buckets = max(1.0, elements / max(BUCKET, BUCKET_OF_REPLICA * ranks))

@@ -11,7 +11,7 @@ from llmb.errors import LlmbError
 from llmb.metrics.throughput import Throughput, throughput
 from llmb.missing import Missing
 from llmb.predict.prediction import Prediction
-from llmb.predict.rows import COLUMNS, Row
+from llmb.predict.rows import COLUMNS, PredictedRow
 from llmb.predict.scale import PUBLISHED_GPUS, Curve, Goodput
 from llmb.predict.search import Candidate
 from llmb.report.memory_report import fits_text
@@ -178,11 +178,11 @@ def waterfall(prediction: Prediction) -> Table:
     )
 
 
-def rows_document(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def rows_document(rows: Iterable[PredictedRow]) -> list[dict[str, Any]]:
     return [_row_document(row) for row in rows]
 
 
-def _row_document(row: Row) -> dict[str, Any]:
+def _row_document(row: PredictedRow) -> dict[str, Any]:
     if isinstance(row.found, LlmbError):
         return {"line": row.line, **row.asked, "step_time_s": None, "reason": row.found.what}
     found = row.found
@@ -192,7 +192,7 @@ def _row_document(row: Row) -> dict[str, Any]:
     return {"line": row.line, **row.asked, **figures, "reason": None}
 
 
-def rows_csv(rows: Iterable[Row]) -> str:
+def rows_csv(rows: Iterable[PredictedRow]) -> str:
     names = (*COLUMNS, "step_time_s", "low_s", "high_s", "tokens_per_s", "reason")
     return csv_text({name: partial(_value, name) for name in names}, [_row_document(row) for row in rows])
 
