@@ -72,7 +72,10 @@ def test_a_file_gives_a_line_for_each_and_a_bad_one_spoils_no_other(llmb: Run, t
     refused = llmb("predict", "--file", str(file))
     assert refused.returncode == 2
     assert "unknown columns: nodes" in refused.stderr
-    assert llmb("predict", "--file", str(file), "-s", "8b").returncode == 2
+    for more in (("-s", "8b"), ("--recompute", "full"), ("--scaling", "weak")):
+        refused = llmb("predict", "--file", str(file), *more)
+        assert refused.returncode == 2
+        assert "and --file exclude each other" in refused.stderr
 
 
 def test_hardware_of_ones_own_is_checked(llmb: Run, tmp_path: Path) -> None:
@@ -141,3 +144,9 @@ def test_a_plan_compares_the_first_with_the_recipe(llmb: Run) -> None:
     assert "PREDICTED layouts of pretrain_llama3.1 8b bf16 on 8 x h100" in text
     assert "The first beside the layout of the recipe" in text
     assert all(len(line) <= 80 for line in text.splitlines() if line.startswith((" ", "cause", "recipe")))
+
+
+def test_what_was_searched_for_is_shown_even_if_the_campaign_cannot_be_written(llmb: Run) -> None:
+    done = llmb(*PLAN, "--top", "1", "-o", "/dev/full")
+    assert done.returncode == 3
+    assert "PREDICTED layouts" in done.stdout

@@ -11,7 +11,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.common import Json
-from llmb.cli.options import recipe_options, record_options, request_of, selection_options, takes
+from llmb.cli.options import given_of, recipe_options, record_options, request_of, selection_options, takes
 from llmb.cli.root import install_here, print_unspecified, say
 from llmb.errors import UsageError
 from llmb.exchange.new_file import new_file
@@ -52,6 +52,24 @@ Calibrate = Annotated[
 ]
 
 
+Layouts = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="FILE", help="A CSV file with a recipe and sizes in each line; prints one."),
+]
+BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
+"""Options that go with a file; its lines have the others."""
+AtScales = Annotated[
+    Scaling | None,
+    typer.Option("--scaling", help="Also at more GPUs: weak, with a batch that grows, or strong, with this one."),
+]
+GpuMtbf = Annotated[
+    float | None,
+    typer.Option("--gpu-mtbf-h", metavar="HOURS", min=1, help="Hours between failures of a GPU, for the goodput."),
+]
+SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds that a checkpoint costs.")]
+RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")]
+
+
 @app.command()
 @takes(selection_options(options_of(Request).values()), record_options(Choices))
 def predict(
@@ -59,23 +77,14 @@ def predict(
     choices: Choices,
     calibrate_with: Calibrate = None,
     hardware: Hardware = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="A CSV file with a recipe and sizes in each line; prints one."),
-    ] = None,
-    scaling: Annotated[
-        Scaling | None,
-        typer.Option("--scaling", help="Also at more GPUs: weak, with a batch that grows, or strong, with this one."),
-    ] = None,
-    gpu_mtbf_h: Annotated[
-        float | None,
-        typer.Option("--gpu-mtbf-h", metavar="HOURS", min=1, help="Hours between failures of a GPU, for the goodput."),
-    ] = None,
-    save_s: Annotated[float, typer.Option("--save-s", min=0, help="Seconds that a checkpoint costs.")] = 60.0,
-    restart_s: Annotated[
-        float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")
-    ] = 600.0,
+    file: Layouts = None,
+    scaling: AtScales = None,
+    gpu_mtbf_h: GpuMtbf = None,
+    save_s: SaveTime = 60.0,
+    restart_s: RestartTime = 600.0,
     json: Json = False,
+    *,
+    ctx: typer.Context,
 ) -> None:
     """How long a training step will take, and why, before anything is queued.
 
@@ -100,8 +109,7 @@ def predict(
     """
     catalogue = Catalogue(hardware=hardware)
     if file is not None:
-        given = {**values, "calibrate": calibrate_with}
-        if asked := [name for name, value in given.items() if value not in (None, False)]:
+        if asked := [name for name in given_of(ctx, ctx.params) if name not in BESIDE_FILE]:
             what = f"--{asked[0].replace('_', '-')} and --file exclude each other"
             raise UsageError(what, do="leave one of them out")
         _predict_file(catalogue, file, json=json)
@@ -225,12 +233,12 @@ def plan(
     found = search_for(goal, asked, predicted)
     own = Candidate(predicted(asked, Kept()), estimate(asked))
     proposed = Proposed(goal, found.found[:top], own, found.searched, found.left_out, price)
-    if output is not None:
-        with new_file(output) as partial:
-            partial.write_text(campaign_text(proposed, repeats))
-        say(f"written: {output}; 'llmb bulk {output} --dry-run' shows its jobs")
     if json:
         print_json(proposed_document(proposed))
     else:
         print_unspecified(asked.recipe.unspecified)
         print_tables(proposed_tables(proposed))
+    if output is not None:  # last: what was searched for is not lost if it cannot be written
+        with new_file(output) as partial:
+            partial.write_text(campaign_text(proposed, repeats))
+        say(f"written: {output}; 'llmb bulk {output} --dry-run' shows its jobs")
