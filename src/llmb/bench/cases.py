@@ -2,6 +2,7 @@
 """What each microbenchmark measures, and what its timings mean. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,7 +23,7 @@ from llmb.bench.jobs import (
 from llmb.bench.records import Measurement, NotMeasured
 from llmb.catalogue.records import Dtype, Gpu, Layout, Model, Recipe
 from llmb.errors import UsageError
-from llmb.metrics.parameters import MATRICES
+from llmb.predict.sizes import Product, block_products, head_product
 from llmb.runs.host import Device
 
 PASS_WORDS: dict[TrainingPass, str] = {"forward": "forward", "input_gradient": "dgrad", "weight_gradient": "wgrad"}
@@ -62,36 +63,13 @@ class AttentionShape:
 
 
 def weights_of(model: Model, layout: Layout) -> list[Weights]:
-    """Query, key and value count as one product, as do gate and up: the largest that an engine can fuse.
-
-    Tensor parallelism shards outputs of the first and inputs of the second product of a block; context parallelism the
-    tokens. Experts get as many tokens as if all were chosen equally often.
-    """
-    tokens, tp = layout.mbs * layout.seq_len // layout.cp, layout.tp
-    hidden, queries = model.hidden_size, model.attention_heads * model.head_dim
-    keys = model.kv_heads * model.head_dim
-    layers = model.layers
-    expert_layers = sum(model.is_moe_layer(layer) for layer in range(layers))
-    found = [
-        Weights("qkv", tokens, hidden, (queries + 2 * keys) // tp, layers, True),
-        Weights("attention_output", tokens, queries // tp, hidden, layers, True),
-        *_feed_forward("", tokens, model, model.ffn_hidden_size // tp, layers - expert_layers),
-        Weights("logits", tokens, hidden, model.vocab_size // tp, 1, False),
-    ]
-    if model.moe:
-        moe, shared = model.moe, model.moe.shared_ffn_hidden_size
-        # The GPUs that share the experts send each other the tokens of all.
-        each = tokens * layout.etp * layout.ep * moe.top_k // (tp * moe.experts)
-        own = expert_layers * moe.experts // layout.ep
-        found += _feed_forward("shared_", tokens, model, (shared or 0) // tp, expert_layers if shared else 0)
-        found += _feed_forward("expert_", each, model, moe.ffn_hidden_size // layout.etp, own)
-    return [weights for weights in found if weights.count]
-
-
-def _feed_forward(prefix: str, tokens: int, model: Model, inner: int, count: int) -> Iterator[Weights]:
-    ups = MATRICES[model.mlp] - 1
-    yield Weights(f"{prefix}{'gate_up' if ups > 1 else 'up'}", tokens, model.hidden_size, ups * inner, count, True)
-    yield Weights(f"{prefix}down", tokens, inner, model.hidden_size, count, True)
+    counts: Counter[Product] = Counter()
+    for experts, layers in Counter(map(model.is_moe_layer, range(model.layers))).items():
+        for each in block_products(model, layout, experts=experts):
+            counts[each._replace(together=1)] += layers * each.together
+    found = [Weights(each.name, each.rows, each.inner, each.columns, count, True) for each, count in counts.items()]
+    head = head_product(model, layout)
+    return [*found, Weights(head.name, head.rows, head.inner, head.columns, 1, False)]
 
 
 def passes_of(recipe: Recipe) -> tuple[TrainingPass, ...]:

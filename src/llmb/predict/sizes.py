@@ -1,13 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of a model's parts on one rank, and of what a block keeps and computes."""
 
+from collections.abc import Iterator
 from math import ceil
+from typing import NamedTuple
 
-from llmb.catalogue.records import ADAPTED
+from llmb.catalogue.records import ADAPTED, Layout, Model
+from llmb.metrics.parameters import MATRICES
 from llmb.runs.plan import EnginePlan
 
 BF16, FP32 = 2, 4
 """Bytes of an element; of FP8 it is one."""
+
+
+class Product(NamedTuple):
+    """[rows, inner] times [inner, columns], as in a forward pass; ``together``: of as many experts at once."""
+
+    name: str
+    rows: int
+    inner: int
+    columns: int
+    together: int = 1
+
+
+def block_products(
+    model: Model, layout: Layout, *, experts: bool, capacity_factor: float | None = None
+) -> Iterator[Product]:
+    """The products of a block on one rank; ``experts``: of a block that has them.
+
+    Query, key and value count as one product, as do gate and up: the largest that an engine can fuse. Tensor
+    parallelism shards outputs of the first and inputs of the second product of a block, context parallelism the tokens.
+    Experts get as many tokens as if all were chosen equally often.
+    """
+    tokens, hidden, tp = layout.mbs * layout.seq_len // layout.cp, model.hidden_size, layout.tp
+    queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
+    yield Product("qkv", tokens, hidden, (queries + 2 * keys) // tp)
+    yield Product("attention_output", tokens, queries // tp, hidden)
+    moe = model.moe if experts else None
+    if moe is None:
+        yield from _feed_forward("", model, tokens, model.ffn_hidden_size // tp)
+        return
+    own = moe.experts // layout.ep
+    rows = ceil(expert_rows(model, layout, capacity_factor) / own)
+    yield from _feed_forward("expert_", model, rows, moe.ffn_hidden_size // layout.etp, own)
+    if moe.shared_ffn_hidden_size:
+        yield from _feed_forward("shared_", model, tokens, moe.shared_ffn_hidden_size // tp)
+
+
+def _feed_forward(prefix: str, model: Model, rows: int, features: int, together: int = 1) -> Iterator[Product]:
+    ups = MATRICES[model.mlp] - 1
+    yield Product(f"{prefix}{'gate_up' if ups > 1 else 'up'}", rows, model.hidden_size, ups * features, together)
+    yield Product(f"{prefix}down", rows, features, model.hidden_size, together)
+
+
+def head_product(model: Model, layout: Layout) -> Product:
+    tokens = layout.mbs * layout.seq_len // layout.cp
+    return Product("logits", tokens, model.hidden_size, model.vocab_size // layout.tp)
+
+
+def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> int:
+    """Tokens that the experts of a rank get."""
+    if model.moe is None:
+        return 0
+    shard = layout.mbs * layout.seq_len // layout.cp // layout.tp
+    return ceil(shard * model.moe.top_k * (capacity_factor or 1)) * layout.etp
 
 
 class Sizes:
@@ -24,7 +80,7 @@ class Sizes:
         self.key = model.kv_heads * model.head_dim // layout.tp
         self.vocabulary = model.vocab_size // layout.tp
         self.norm = model.hidden_size * (2 if model.norm == "layernorm1p" else 1)
-        self.products = 2 if model.mlp == "swiglu" else 1
+        self.products = MATRICES[model.mlp] - 1
         """Matrices of a feed-forward layer before its activation."""
 
     def attention_matrices(self) -> int:
@@ -111,11 +167,7 @@ class Sizes:
         return rows * features * (BF16 * self.products + again)
 
     def expert_rows(self) -> int:
-        moe, layout = self.model.moe, self.layout
-        if moe is None:
-            return 0
-        factor = self.plan.capacity_factor or 1
-        return ceil(self.shard * moe.top_k * factor) * layout.etp
+        return expert_rows(self.model, self.layout, self.plan.capacity_factor)
 
     def working(self, layer: int) -> int:
         """Bytes that the backward pass of a block has beside what all blocks keep."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from llmb.catalogue.layout_check import stage_layers, stage_sizes
 from llmb.metrics.flops import attention_square
-from llmb.predict.sizes import BF16, FP32, Sizes
+from llmb.predict.sizes import BF16, FP32, Product, Sizes, block_products
 from llmb.runs.plan import EnginePlan
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
@@ -116,26 +116,14 @@ class RankWork:
             messages=tuple(self._messages(kind, again=again)),
         )
 
-    def _shapes(self, kind: LayerKind) -> Iterator[tuple[int, int, int, int]]:
-        """Rows, inner size and columns of each product of the forward pass, and how many of them run together."""
-        sizes, moe = self.sizes, self.model.moe
-        yield sizes.tokens, sizes.hidden, sizes.query + 2 * sizes.key, 1
-        yield sizes.tokens, sizes.query, sizes.hidden, 1
-        features = self.model.ffn_hidden_size
-        if kind.experts and moe is not None:
-            features = moe.shared_ffn_hidden_size or 0
-            rows, own = sizes.expert_rows(), moe.experts // self.layout.ep
-            inner = moe.ffn_hidden_size // self.layout.etp
-            yield ceil(rows / own), sizes.hidden, sizes.products * inner, own
-            yield ceil(rows / own), inner, sizes.hidden, own
-        if features:
-            yield sizes.tokens, sizes.hidden, sizes.products * features // self.layout.tp, 1
-            yield sizes.tokens, features // self.layout.tp, sizes.hidden, 1
+    def _shapes(self, kind: LayerKind) -> Iterator[Product]:
+        factor = self.plan.capacity_factor
+        return block_products(self.model, self.layout, experts=kind.experts, capacity_factor=factor)
 
     def _products(self, kind: LayerKind) -> tuple[float, float]:
         """FLOPs of the products of a layer, forward and backward."""
         forward = backward = 0.0
-        for rows, inner, columns, together in self._shapes(kind):
+        for _, rows, inner, columns, together in self._shapes(kind):
             flops = 2.0 * rows * inner * columns * together
             forward += flops * self.filled(rows, columns, together)
             backward += flops * self.filled(rows, inner, together)
@@ -145,7 +133,7 @@ class RankWork:
 
     def _written(self, kind: LayerKind, *, again: bool) -> float:
         elements = 0
-        for rows, inner, columns, together in self._shapes(kind):
+        for _, rows, inner, columns, together in self._shapes(kind):
             of_weights = 2 * inner * columns if self.trained else 0  # sums are read, and written
             elements += together * (rows * columns * (2 if again else 1) + rows * inner + of_weights)
         return float(BF16 * elements)
