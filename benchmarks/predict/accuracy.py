@@ -189,6 +189,7 @@ model left out rank {agreed} as published.
 - Experts, and their messages: the two published steps of Maverick do not say how balanced its experts were.
 - GPUs other than H100: rates are shares of nominal figures that H100 attains. The one published step elsewhere whose
   GPU is known, LoRA of 70b on 8 GB200, is predicted a fifth too short.
+- Rates from `llmb bench`, with `--calibrate`: of no published step was the node measured like this.
 - Recomputation, parameters sharded within a step (ZeRO-3), sequences above 8,192 tokens, CP above 2.
 - llmb's own engine: rates are those of the documents' software; no GPU has measured this one.
 

@@ -10,6 +10,9 @@ import pytest
 from called_here import Run, runner
 from recorded_runs import gpu_record, times_around, write_run
 
+from llmb.bench.kept_measurements import write_measurements
+from llmb.bench.records import Measurement, MeasurementFile
+
 ASKED = ("predict", "-w", "pretrain_llama3.1", "-s", "70b", "--gpu-type", "h100", "--scale", "64")
 OWN = """\
 - gpu_type: mine
@@ -118,6 +121,25 @@ def test_a_run_of_ones_own_calibrates(llmb: Run, tmp_path: Path) -> None:
     assert "took 13" in calibrated["calibration"]
     refused = llmb(*asked, "--dtype", "fp8", "--calibrate", "latest")
     assert "has dtype bf16, and the prediction is for fp8" in refused.stderr
+
+
+def test_a_file_or_a_folder_of_microbenchmarks_calibrates(llmb: Run, tmp_path: Path) -> None:
+    row = {"benchmark": "memory", "case": "copy", "size_bytes": 2**31, "node": "n", "device": "NVIDIA H100 80GB HBM3"}
+    copied = Measurement.model_validate({**row, "time_s": 1.0, "repetitions": 3, "bandwidth_gb_per_s": 1000.0})
+    now = "2026-11-20T10:00:00+00:00"
+    measured = MeasurementFile(node="n", measured_at=now, command=("llmb",), software={}, measurements=(copied,))
+    path = write_measurements(tmp_path, measured)
+    usual, *calibrated = (
+        json.loads(llmb(*ASKED, *more, "--json").stdout)
+        for more in ((), ("--calibrate", str(path)), ("--calibrate", str(path.parent)))
+    )
+    for each in calibrated:
+        assert each["calibration"] == "llmb bench on n: memory at 1 TB/s; the rest as in published steps"
+        assert each["step_time_s"] > 1.05 * usual["step_time_s"]
+        assert each["error_pct"] > usual["error_pct"]
+    assert llmb(*PLAN, "--top", "1", "--calibrate", str(path)).returncode == 0
+    refused = llmb(*ASKED[:-4], "--gpu-type", "b200", "--scale", "64", "--calibrate", str(path))
+    assert "measured NVIDIA H100 80GB HBM3, and the prediction is for b200" in refused.stderr
 
 
 PLAN = ("plan", "-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--scale", "8")

@@ -11,7 +11,7 @@ from llmb.errors import UsageError
 from llmb.metrics.flops import model_flops
 from llmb.predict.prediction import MeasuredStep, calibrate, default_calibration, predict
 from llmb.predict.step import TERMS, Kept, computed_seconds, nominal_step
-from llmb.predict.work import RankWork
+from llmb.predict.work import filled
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
@@ -54,10 +54,9 @@ def test_products_and_attention_are_those_of_the_model(size: str) -> None:
 
 
 def test_full_tiles_and_waves_take_no_longer_and_one_more_tile_takes_a_wave() -> None:
-    work = RankWork(planned(), 132)
-    assert work.filled(128 * 132, 256) == 1
-    assert work.filled(128 * 133, 256) == pytest.approx(2 * 132 / 133)
-    assert work.filled(64, 256 * 132) == 2
+    assert filled(132, 128 * 132, 256) == 1
+    assert filled(132, 128 * 133, 256) == pytest.approx(2 * 132 / 133)
+    assert filled(132, 64, 256 * 132) == 2
 
 
 def test_terms_sum_to_the_step_and_all_have_a_name() -> None:

@@ -17,13 +17,13 @@ from llmb.bench.jobs import (
     ProductCase,
     ProductDtype,
     Timing,
-    TrainingPass,
     TransferCase,
 )
 from llmb.bench.records import Measurement, NotMeasured
 from llmb.catalogue.records import Dtype, Gpu, Layout, Model, Recipe
 from llmb.errors import UsageError
 from llmb.predict.sizes import Product, block_products, head_product
+from llmb.predict.work import TrainingPass
 from llmb.runs.host import Device
 
 PASS_WORDS: dict[TrainingPass, str] = {"forward": "forward", "input_gradient": "dgrad", "weight_gradient": "wgrad"}

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from llmb.catalogue.records import Record
+from llmb.predict.work import TrainingPass
 from llmb.runs.attention import AttentionChoice
 from llmb.runs.host import Device
 
 PROGRAM = "llmb.bench.worker.run"
 ProductDtype = Literal["bf16", "fp16", "fp32", "fp8"]
-TrainingPass = Literal["forward", "input_gradient", "weight_gradient"]
 Direction = Literal["forward", "backward", "both"]
 DIRECTIONS: dict[Direction, float] = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 """FLOPs of attention, of a forward pass. It has two products, the backward pass five: it computes the scores again."""

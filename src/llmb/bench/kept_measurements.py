@@ -2,7 +2,7 @@
 """Measurements that are kept below the root of installation, a folder per node and a file per call."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from llmb.trust import STATE_FOLDER
 BENCH = Path(STATE_FOLDER) / "bench"
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 """Characters of a node's name that are not used in the name of its folder."""
+_KEPT = re.compile(r"\d{8}T\d{6}Z_[a-z-]+(-\d+)?\.json")
 
 
 def bench_folder(install: Path) -> Path:
@@ -42,12 +43,19 @@ def read_measurements(install: Path, node: str | None = None) -> list[Measuremen
 
     An empty file is one that is being written.
     """
-    found = [file for file in _read_all(bench_folder(install)) if node in (None, file.node)]
+    found = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]
     return sorted(found, key=_moment)
 
 
-def _read_all(folder: Path) -> Iterator[MeasurementFile]:
-    for path in sorted(folder.glob("*/*.json"), key=_name_and_number):
+def measurements_at(path: Path) -> list[MeasurementFile]:
+    """Reads a kept file, or all in a node's folder, the oldest first; empty if nothing was kept there. Raises
+    UsageError as above."""
+    paths = path.iterdir() if path.is_dir() else [path] if path.is_file() else []
+    return sorted(_read_all(each for each in paths if _KEPT.fullmatch(each.name)), key=_moment)
+
+
+def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
+    for path in sorted(paths, key=_name_and_number):
         with open_file(path) as stream:
             text = stream.read()
         if not text:

@@ -48,7 +48,12 @@ Hardware = Annotated[
 
 
 Calibrate = Annotated[
-    str | None, typer.Option("--calibrate", metavar="RUN", help="A run of yours, of the same GPU type and dtype.")
+    str | None,
+    typer.Option(
+        "--calibrate",
+        metavar="RUN|FILE",
+        help="A run of yours, of the same GPU type and dtype; or a file that 'llmb bench' saved, or its folder.",
+    ),
 ]
 
 
@@ -161,8 +166,14 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -
     usual = default_calibration(catalogue.rates)
     if selector is None:
         return usual
-    from llmb.analysis.find_runs import find_ended_runs  # takes longer to load than a prediction may take
+    # These take longer to load than a prediction may take.
+    from llmb.analysis.find_runs import find_ended_runs
+    from llmb.bench.calibration import calibrate_with_bench
+    from llmb.bench.kept_measurements import measurements_at
 
+    if files := measurements_at(Path(selector).expanduser()):
+        gpu = catalogue.gpus[plan.recipe.gpu_type]
+        return calibrate_with_bench(files, plan, gpu, catalogue.gpus.values(), usual)
     runs = find_ended_runs(selector, install_here(), say).runs
     if not runs:
         raise UsageError(f"'{selector}' has no run that ended", do="see 'llmb runs'")

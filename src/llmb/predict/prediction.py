@@ -11,6 +11,7 @@ from llmb.catalogue.records import Gpu
 from llmb.catalogue.schema import ExpectedError, RatesFile
 from llmb.errors import UsageError
 from llmb.predict.step import BUBBLE, COMPUTED, TERMS, Kept, Rates, computed_seconds, nominal_step, why_not_predicted
+from llmb.predict.work import MeasuredMachine
 from llmb.runs.plan import EnginePlan, PredictedStep
 
 CHECKED_GPU = "h100"
@@ -32,13 +33,15 @@ class MeasuredStep:
 class Calibration:
     """What the user measured.
 
-    factor: of predicted steps; computes: only of what ranks compute. error: one of the catalogue's.
+    factor: of predicted steps; computes: only of what ranks compute. machine: what was measured by kind. error: one of
+    the catalogue's.
     """
 
     text: str
     rates: Rates
     factor: float = 1.0
     computes: bool = False
+    machine: MeasuredMachine | None = None
     error: str = "model"
 
 
@@ -76,6 +79,7 @@ COMPUTING = {*(TERMS[name] for name in COMPUTED), BUBBLE, TERMS["tp_bf16"], TERM
 """Terms that a rank alone calibrates; a bubble is mostly of them."""
 SOFTWARE = "other software than the documents': rates are of NeMo's steps, and llmb's engine was measured on no GPU"
 _UNCHECKED = {
+    "bench": "rates from llmb bench: of no published step was the node measured like this",
     "gpu": "this GPU type: rates are shares of its nominal figures that H100 attains",
     "experts": "experts: every one is taken to get as many tokens, and nothing to run beside their messages",
     "adapters": "adapters",
@@ -126,7 +130,7 @@ def predict(
     kept: Kept | None = None,
 ) -> Prediction:
     """Raises UsageError for what is not predicted; see ``why_not_predicted``. kept: see ``nominal_step``."""
-    terms = nominal_step(plan, gpu, calibration.rates, kept).terms(calibration.rates)
+    terms = nominal_step(plan, gpu, calibration.rates, kept, calibration.machine).terms(calibration.rates)
     scaled = COMPUTING if calibration.computes else terms
     return Prediction(
         plan,
@@ -152,8 +156,10 @@ def predicted_seconds(catalogue: Catalogue, plan: EnginePlan) -> float | None:
 
 def _error_names(plan: EnginePlan, calibration: Calibration) -> Sequence[str]:
     names = [calibration.error]
-    measured = calibration.error != "model"
-    if not measured and plan.recipe.gpu_type != CHECKED_GPU:
+    # Rates of parts leave the rest of a step, and what the published steps' rates have made up for.
+    if calibration.error == "bench":
+        names.append("model")
+    if "model" in names and plan.recipe.gpu_type != CHECKED_GPU:
         names.append("gpu")
     # A run of the same recipe has the same experts and adapters.
     if calibration.error != "recipe":

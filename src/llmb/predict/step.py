@@ -16,7 +16,7 @@ from typing import Literal
 
 from llmb.catalogue.records import Dtype, Gpu
 from llmb.errors import UsageError
-from llmb.predict.work import Amounts, Exchange, LayerKind, RankWork
+from llmb.predict.work import Amounts, Exchange, LayerKind, MeasuredMachine, RankWork
 from llmb.runs.plan import EnginePlan
 
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
@@ -121,13 +121,15 @@ def why_not_predicted(plan: EnginePlan, gpu: Gpu) -> str | None:
     return None
 
 
-def nominal_step(plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept | None = None) -> NominalStep:
+def nominal_step(
+    plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept | None = None, machine: MeasuredMachine | None = None
+) -> NominalStep:
     """``rates`` decide which rank is the slowest, and how much of the exchange of gradients it hides.
 
-    kept: what many plans for one type of GPU share, for those who predict thousands; see ``Kept``. Raises UsageError if
+    kept: what many plans for one machine share, for those who predict thousands; see ``Kept``. Raises UsageError if
     ``why_not_predicted`` has something against the plan.
     """
-    return _Step(plan, gpu, rates, kept or Kept()).nominal()
+    return _Step(plan, gpu, rates, kept or Kept(), machine or MeasuredMachine()).nominal()
 
 
 COMPUTED = ("bf16", "fp8", "attention", "memory", "written", "fp8_layer_s")
@@ -137,18 +139,18 @@ COMPUTED = ("bf16", "fp8", "attention", "memory", "written", "fp8_layer_s")
 def computed_seconds(plan: EnginePlan, gpu: Gpu, rates: Rates, pp_stage: int) -> float:
     """What a rank of a stage computes in a step, without messages and what is cut for them. Raises UsageError as
     ``nominal_step``."""
-    return _Step(plan, gpu, rates, Kept()).computed(pp_stage)
+    return _Step(plan, gpu, rates, Kept(), MeasuredMachine()).computed(pp_stage)
 
 
 class _Step:
-    def __init__(self, plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept) -> None:
+    def __init__(self, plan: EnginePlan, gpu: Gpu, rates: Rates, kept: Kept, machine: MeasuredMachine) -> None:
         if why := why_not_predicted(plan, gpu):
             raise UsageError(why, do="see 'llmb list' for GPU types, or give figures with --hardware FILE")
-        self.plan, self.gpu, self.rates, self.kept = plan, gpu, rates, kept
+        self.plan, self.gpu, self.rates, self.kept, self.links = plan, gpu, rates, kept, machine.links
         layout = self.layout = plan.recipe.layout
         sizes = (layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.seq_len, layout.sequence_parallel)
         self.key = (*sizes, layout.pp > 1, plan.recompute)
-        self.work = RankWork(plan, gpu.sms)
+        self.work = RankWork(plan, gpu.sms, machine)
         self.fp8 = plan.recipe.dtype is Dtype.FP8
 
     def nominal(self) -> NominalStep:
@@ -240,7 +242,7 @@ class _Step:
             return 0.0
         nodes = -(-ranks // within)
         latency = START_S + (ranks - nodes) * NVLINK_HOP_S + (nodes - 1) * NETWORK_HOP_S
-        nvlink = self.gpu.nvlink_gb_s / 2 * 1e9
+        nvlink = self.links.get(message.kind, self.gpu.nvlink_gb_s / 2 * 1e9)
         volume = message.size * (2 if message.kind == "all_reduce" else 1)
         if message.kind == "send":
             link = nvlink if nodes == 1 else self._network

@@ -7,14 +7,14 @@ counts. How long they take is in ``step.py``.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 from typing import Literal, NamedTuple
 
 from llmb.catalogue.layout_check import stage_layers, stage_sizes
 from llmb.metrics.flops import attention_square
-from llmb.predict.sizes import BF16, FP32, Product, Sizes, block_products
+from llmb.predict.sizes import BF16, FP32, Product, Sizes, block_products, head_product
 from llmb.runs.plan import EnginePlan
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
@@ -22,6 +22,7 @@ TILE_ROWS, TILE_COLUMNS = 128, 256
 BACKWARD_ATTENTION = 2.5
 """FLOPs of attention's backward pass in those of the forward pass: five products in place of two."""
 
+TrainingPass = Literal["forward", "input_gradient", "weight_gradient"]
 Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp"]
 
 
@@ -55,6 +56,28 @@ class Amounts:
     messages: tuple[Exchange, ...] = ()
 
 
+class ProductShape(NamedTuple):
+    """A product as it is computed: [rows, inner] times [inner, columns]."""
+
+    precision: str
+    training_pass: TrainingPass
+    rows: int
+    inner: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMachine:
+    """What was measured of a machine by kind, beside rates of all work.
+
+    products: how many times longer than by the rate of its precision a product takes, in full tiles and waves. links:
+    bytes per second that collectives reach within an NVLink domain, by the kinds of ``Exchange``.
+    """
+
+    products: Mapping[ProductShape, float] = field(default_factory=dict)
+    links: Mapping[str, float] = field(default_factory=dict)
+
+
 class LayerKind(NamedTuple):
     """Layers that do the same."""
 
@@ -63,11 +86,21 @@ class LayerKind(NamedTuple):
     fp8: bool
 
 
+def filled(sms: int | None, rows: int, columns: int, together: int = 1) -> float:
+    """How much longer than full tiles and waves a product takes (NVIDIA, Matrix Multiplication Background User's Guide,
+    tile and wave quantization)."""
+    if sms is None or not rows or not columns:
+        return 1.0
+    tiles = ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS) * together
+    waves = ceil(tiles / sms)
+    return waves * sms * TILE_ROWS * TILE_COLUMNS / (rows * columns * together)
+
+
 class RankWork:
     """The work of the ranks of a plan: of a layer, of what is in no layer, and of a step."""
 
-    def __init__(self, plan: EnginePlan, sms: int | None) -> None:
-        self.plan, self.sms = plan, sms
+    def __init__(self, plan: EnginePlan, sms: int | None, machine: MeasuredMachine | None = None) -> None:
+        self.plan, self.sms, self.measured = plan, sms, (machine or MeasuredMachine()).products
         self.model, self.layout = plan.recipe.model, plan.recipe.layout
         self.sizes = Sizes(plan)
         self.trained = plan.lora is None
@@ -122,14 +155,23 @@ class RankWork:
 
     def _products(self, kind: LayerKind) -> tuple[float, float]:
         """FLOPs of the products of a layer, forward and backward."""
-        forward = backward = 0.0
-        for _, rows, inner, columns, together in self._shapes(kind):
-            flops = 2.0 * rows * inner * columns * together
-            forward += flops * self.filled(rows, columns, together)
-            backward += flops * self.filled(rows, inner, together)
-            if self.trained:
-                backward += flops * self.filled(columns, inner, together)
-        return forward, backward
+        precision = "fp8" if kind.fp8 else "bf16"
+        passes = [self._passes(each, precision) for each in self._shapes(kind)]
+        return sum(each[0] for each in passes), sum(sum(each[1:]) for each in passes)
+
+    def _passes(self, product: Product, precision: str) -> tuple[float, ...]:
+        """FLOPs of the passes of a product, of weights' gradients where there are any."""
+        _, rows, inner, columns, together = product
+        found = [
+            ProductShape(precision, "forward", rows, inner, columns),
+            ProductShape(precision, "input_gradient", rows, columns, inner),
+        ]
+        if self.trained:
+            found.append(ProductShape(precision, "weight_gradient", columns, rows, inner))
+        flops = 2.0 * rows * inner * columns * together
+        return tuple(
+            flops * filled(self.sms, each.rows, each.columns, together) * self.measured.get(each, 1.0) for each in found
+        )
 
     def _written(self, kind: LayerKind, *, again: bool) -> float:
         elements = 0
@@ -137,15 +179,6 @@ class RankWork:
             of_weights = 2 * inner * columns if self.trained else 0  # sums are read, and written
             elements += together * (rows * columns * (2 if again else 1) + rows * inner + of_weights)
         return float(BF16 * elements)
-
-    def filled(self, rows: int, columns: int, together: int = 1) -> float:
-        """How much longer than full tiles and waves a product takes (NVIDIA, Matrix Multiplication Background User's
-        Guide, tile and wave quantization)."""
-        if self.sms is None or not rows or not columns:
-            return 1.0
-        tiles = ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS) * together
-        waves = ceil(tiles / self.sms)
-        return waves * self.sms * TILE_ROWS * TILE_COLUMNS / (rows * columns * together)
 
     def _attention(self, kind: LayerKind) -> float:
         """FLOPs of the forward pass: the scores, and the sum of values, of the causal half."""
@@ -238,12 +271,9 @@ class RankWork:
     def last(self) -> Amounts:
         """The head and the loss: products in bf16; logits are read and written in bf16, and as fp32 by the loss."""
         sizes = self.sizes
-        flops = 2.0 * sizes.tokens * sizes.hidden * sizes.vocabulary
-        of_weights = flops * self.filled(sizes.vocabulary, sizes.hidden) if self.trained else 0.0
-        products = flops * (self.filled(sizes.tokens, sizes.vocabulary) + self.filled(sizes.tokens, sizes.hidden))
         messages = self._end_messages() if self.layout.tp > 1 and self.layout.sequence_parallel else ()
         return Amounts(
-            {"bf16": products + of_weights},
+            {"bf16": sum(self._of_head)},
             moved=float((2 * BF16 + 3 * FP32) * sizes.tokens * sizes.vocabulary),
             messages=messages,
         )
@@ -254,9 +284,11 @@ class RankWork:
 
     def head_weight_gradient(self) -> float:
         """FLOPs of a micro-batch that may wait for the end of the pipeline's last stage."""
-        sizes = self.sizes
-        flops = 2.0 * sizes.tokens * sizes.hidden * sizes.vocabulary
-        return flops * self.filled(sizes.vocabulary, sizes.hidden) if self.trained else 0.0
+        return sum(self._of_head[2:])
+
+    @property
+    def _of_head(self) -> tuple[float, ...]:
+        return self._passes(head_product(self.model, self.layout), "bf16")
 
     def between_stages(self) -> Exchange:
         """Forward and backward messages of a micro-batch at the ends of each of a rank's stages."""
