@@ -97,13 +97,24 @@ def test_compiled_blocks_multiply_and_communicate_as_eager_ones(
     assert 0.8 * eager["peak_bytes"] < compiled["peak_bytes"] < eager["peak_bytes"]
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case({"gbs": 2}, ranks=1), id="alone"),
+        pytest.param(
+            Case({"pp": 2, "vp": 2, "gbs": 8, "layers": 8}, ranks=4, choices={"parallelism": FULL}),
+            id="PP2 x VP2, FSDP2",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_the_allocator_is_asked_for_what_an_account_says(
-    run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
+    case: Case, run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
 ) -> None:
     """torch's own record of allocations has those within operators too, such as the workspace of attention."""
-    written(Case({"gbs": 2}, ranks=1), tiny_plan, tmp_path)
-    (found,) = (json.loads(printed) for printed in run_ranks(WORKER, 1, tmp_path, "allocated"))
-    assert 1.0 <= found["allocated"] / found["account"]["peak_bytes"] < 1.03
+    written(case, tiny_plan, tmp_path)
+    for found in map(json.loads, run_ranks(WORKER, case.ranks, tmp_path, "allocated")):
+        assert 1.0 <= found["allocated"] / found["account"]["peak_bytes"] < 1.03
 
 
 @pytest.mark.slow

@@ -153,19 +153,24 @@ class Ledger(TorchDispatchMode):
                     module.register_forward_pre_hook(self._gathered)
 
     def _gathered(self, module: nn.Module, _inputs: object) -> None:
-        """FSDP has put gathered parameters in the place of the module's own, and keeps them, with or without memory."""
-        if module not in self.gathered:
-            self.gathered[module] = [local_tensor(each.detach()) for each in self._follow_parameters(module)]
+        """FSDP has put gathered parameters in the place of the module's own, and keeps them, with or without memory.
 
-    def _follow_parameters(self, module: nn.Module) -> list[nn.Parameter]:
-        """Returns those that are new."""
+        In a pipeline those of the blocks within are there before a stage's own.
+        """
+        if module not in self.gathered:
+            self._follow_parameters(module)
+            sharded = [part for part in module.modules() if isinstance(part, FSDPModule) and part is not module]
+            apart = {parameter for part in sharded for parameter in part.parameters()}
+            own = [each for each in module.parameters() if each not in apart]
+            self.gathered[module] = [local_tensor(each.detach()) for each in own]
+
+    def _follow_parameters(self, module: nn.Module) -> None:
         new = [parameter for parameter in module.parameters() if parameter not in self.parameters]
         self.parameters.update(new)
         for parameter in new:
             self.memory.give(local_tensor(parameter.detach()), "weights")
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._accumulated)
-        return new
 
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
@@ -238,10 +243,11 @@ class Ledger(TorchDispatchMode):
         return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
-        """FSDP gathers and frees the parameters of a module together."""
+        """FSDP frees the parameters of a module together, and gathers them in their order."""
         for tensors in self.gathered.values():
-            if tensors and self.memory.resize(tensors[0].untyped_storage()):
-                for tensor in tensors[1:]:
+            ends = (*tensors[:1], *tensors[-1:])
+            if sum(self.memory.resize(each.untyped_storage()) for each in ends):
+                for tensor in tensors[1:-1]:
                     self.memory.resize(tensor.untyped_storage())
                 self.memory.note_peak()
 
