@@ -386,3 +386,20 @@ def test_the_table_names_the_runs_that_were_counted(tmp_path: Path) -> None:
     assert f"2 of 3 runs {', '.join(counted)}\n" in text
     assert summary_table([judged]).rows[0][0] == ", ".join(counted)
     assert f"not counted: {failed}: the workers ended with exit code 1, after 20 of 50 steps" in text
+
+
+def test_the_window_of_the_command_is_for_both_sides(judge: Judge, tmp_path: Path) -> None:
+    """Runs that slow down at their end; without the option, the steps before count."""
+    before = runs(tmp_path / "before", 12.3, 12.32)
+    record = gpu_record()
+    for mean in (12.3, 12.31):
+        write_run(tmp_path / "after", record, [*times_around(mean, steps=45), *times_around(13.5, steps=5)])
+    found, code = judge(tmp_path / "after", "--against", before)
+    assert (found["verdict"], code) == ("pass", 0)
+    found, code = judge(tmp_path / "after", "--against", before, "--window", "45-49")
+    assert (found["verdict"], code) == ("regressed", 5)
+    assert found["reference"]["window"] == {"first": 45, "last": 49, "rule": "45-49"}
+    found, _ = judge(before, "--window", "45-60")
+    assert "outside the run" in found["judged"][0]["reason"]
+    with pytest.raises(UsageError, match="not a window"):
+        judge(before, "--window", "44-35")

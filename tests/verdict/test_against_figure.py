@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from llmb.catalogue.records import Window
 from llmb.metrics.statistics import describe
 from llmb.verdict.judgement import Measured, judge_against_figure
 from llmb.verdict.records import Condition, Reference, Verdict
@@ -45,9 +46,23 @@ def test_the_interval_decides(mean: float, verdict: str) -> None:
     assert (found.tolerance_pct, found.tolerance_source) == (5.0, "--tolerance")
 
 
+STEP = FIGURE.model_copy(update={"window": Window(first=49, last=49, rule="last")})
+
+
 def test_a_single_step_decides_nothing() -> None:
-    found = judged([10.0])
-    assert (found.verdict, found.ci95_pct, found.reason) == ("inconclusive", None, "a single value has no interval")
+    """Beside a figure of other steps, or of steps that are not known."""
+    other = Condition(key="window", own="last", reference="35-44", effect="weakens")
+    for found in (judged([10.0]), judged([10.0], other, reference=STEP), judged([10.0], reference=EXPECTED)):
+        assert (found.verdict, found.ci95_pct, found.reason) == ("inconclusive", None, "a single value has no interval")
+
+
+@pytest.mark.parametrize(("time_s", "verdict"), [(10.2, "pass"), (10.4, "inconclusive"), (10.6, "regressed")])
+def test_a_single_step_decides_beside_a_figure_of_the_same_step(time_s: float, verdict: str) -> None:
+    """With the spread that is allowed for on both sides, 2.8 % together."""
+    found = judged([time_s], reference=STEP)
+    assert (found.verdict, found.soft) == (verdict, True)
+    assert found.ci95_pct == pytest.approx((10 * time_s - 100 - 2.772, 10 * time_s - 100 + 2.772), abs=0.001)
+    assert found.reason and "one step each" in found.reason
 
 
 def test_a_run_that_is_no_measurement_is_invalid() -> None:

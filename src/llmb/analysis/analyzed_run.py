@@ -139,7 +139,7 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
     result = stored_result(run.folder, record)
     window = result.window or record.plan.window
     kept = result.step_time_s or None
-    times = _step_times(run.folder, window) if kept else ()
+    times = step_times(run.folder, window) if kept else ()
     return AnalyzedRun(
         id=run.id,
         path=run.folder.path,
@@ -162,7 +162,7 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
     )
 
 
-def _step_times(folder: RunFolder, window: Window) -> tuple[float, ...]:
+def step_times(folder: RunFolder, window: Window) -> tuple[float, ...]:
     """In order, of the window's steps of which nothing was recorded; empty if the steps are in a log alone."""
     steps = read_steps(folder.steps)
     return tuple(one.step_time_s for one in steps if window.first <= one.step <= window.last and not one.profiled)

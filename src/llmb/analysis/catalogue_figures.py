@@ -46,7 +46,7 @@ def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) 
     experiment = f"{workload}_{configuration.get('size')}"
     for name, known in catalogue.workloads.items():
         for size, begin in known.experiments.items():
-            if begin == experiment:
+            if experiment in (begin, f"{known.task}_{known.model}_{size}"):
                 return {"workload": name, "size": size}
     return {}
 
@@ -71,7 +71,15 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue) -> Rec
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None
-    request = Request(workload=str(workload), size=str(size), dtype=str(dtype), gpu_type=str(gpu_type), scale=gpus)
+    release = configuration.get("release")
+    request = Request(
+        workload=str(workload),
+        size=str(size),
+        dtype=str(dtype),
+        gpu_type=str(gpu_type),
+        scale=gpus,
+        release=None if release is None else str(release),
+    )
     try:
         recipe = resolve(catalogue, request)
     except LlmbError:

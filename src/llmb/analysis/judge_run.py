@@ -1,32 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges runs that ended: against published figures, other runs, or what the user expects.
-
-What is expected is in a file, which measured runs become for those that come after them.
-"""
+"""Judges runs that ended: against published figures, other runs, or what the user expects."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
-import yaml
-
-from llmb.analysis.analyzed_run import AnalyzedRun, Earlier, FoundRuns, earlier_spread, flaw_of, grouped, no_earlier
+from llmb.analysis.analyzed_run import (
+    AnalyzedRun,
+    Earlier,
+    FoundRuns,
+    earlier_spread,
+    flaw_of,
+    grouped,
+    measured,
+    no_earlier,
+)
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe
 from llmb.analysis.find_runs import earlier_runs, find_runs
+from llmb.analysis.other_window import in_window
 from llmb.analysis.selected_once import once_in
 from llmb.catalogue.load import Catalogue
-from llmb.errors import EnvironmentProblem, UsageError, see, unknown
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import releases_of
+from llmb.errors import unknown
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
-from llmb.runs.folder import write_atomically
 from llmb.runs.identity import Value
-from llmb.runs.published_verdict import published_verdict, steps_text, verdict_of_recipe
+from llmb.runs.published_verdict import (
+    figure_of,
+    published_verdict,
+    published_window,
+    steps_text,
+    verdict_of_recipe,
+)
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
-from llmb.verdict.conditions import condition_values, find_conditions, merged, rule_of, title_of
-from llmb.verdict.expectations_file import Expectations, ExpectedLayout, ExpectedStepTime, read_expectations
+from llmb.verdict.conditions import condition_values, find_conditions, title_of
+from llmb.verdict.expectations_file import Expectations, read_expectations
 from llmb.verdict.judgement import Measured, judge_against_figure, judge_against_runs, without_reference
 from llmb.verdict.records import Reference, Verdict
 from llmb.verdict.tolerance import Tolerance
@@ -83,6 +94,8 @@ class Against:
     """None for the default."""
     gpu_type: str | None = None
     """GPU type of logs that do not name theirs, for the published figure."""
+    window: str | None = None
+    """The rule of the window that the runs have been read with, for those that they are judged against."""
 
 
 def judge_runs(
@@ -110,17 +123,21 @@ def _judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
 def _judge_runs(
     runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
 ) -> list[Judged]:
+    def earlier(run: AnalyzedRun) -> Sequence[AnalyzedRun]:
+        return in_window(known(run), against.window)
+
+    known = earlier_runs(install, say)
     if against.runs is not None:
         _, baseline = once_in(FoundRuns("", tuple(runs)), find_runs(against.runs, install, say))
+        baseline = measured(replace(baseline, runs=in_window(baseline.runs, against.window)))
         for one in baseline.left_out:
             say(f"left out of {baseline.title}: {one.run}: {one.reason}")
         judged = {run.counted_as for run in runs}
         others = [run for run in baseline.runs if run.counted_as not in judged]
-        return judge_against(runs, others, baseline.title, against.tolerance, earlier_runs(install, say))
+        return judge_against(runs, others, baseline.title, against.tolerance, earlier)
     if against.expectations is not None:
         expectations = read_expectations(against.expectations)
         return [judge_expected(run, expectations, against.tolerance) for run in runs]
-    earlier = earlier_runs(install, say)
     return [judged for run in runs for judged in _judge_alone(run, against, earlier)]
 
 
@@ -159,13 +176,29 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | No
     known = {**({"gpu_type": gpu_type} if gpu_type else {}), **run.identity.configuration}
     known = as_catalogued(known, catalogue)
     recipe = find_recipe(known, catalogue)
-    found = verdict_of_recipe(recipe, measured_run(run), tolerance) if recipe else _no_recipe(known)
+    found = verdict_of_recipe(recipe, _measured_log(run, recipe), tolerance) if recipe else _no_recipe(known, catalogue)
     return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found), run.step_time_s)
 
 
-def _no_recipe(known: Mapping[str, Value]) -> Missing:
-    unknown_keys = [title_of(key) for key in NEEDED if known.get(key) is None]
-    return Missing(f"the log does not report its {', '.join(unknown_keys)}" if unknown_keys else NO_RECIPE)
+def _measured_log(run: AnalyzedRun, recipe: Recipe) -> Measured:
+    """If the log is of the document of ``recipe``, its program trained, and a step time means what it does there."""
+    measured, document = measured_run(run), recipe.document
+    if document is None or run.identity.configuration.get("release") != document.release:
+        return measured
+    own = {"program": document.framework}
+    if run.window and run.window.rule == document.window and (figure := figure_of(recipe)):
+        own["window"] = steps_text(published_window(figure))
+    return replace(measured, conditions={**measured.conditions, **own})
+
+
+def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
+    if unknown_keys := [title_of(key) for key in NEEDED if known.get(key) is None]:
+        return Missing(f"the log does not report its {', '.join(unknown_keys)}")
+    workload, release = catalogue.workloads.get(str(known["workload"])), known.get("release")
+    releases = releases_of(workload, str(known["size"])) if workload else []
+    if release and releases and release not in releases:
+        return Missing(f"the log is of release {release}, and figures are known of {' and '.join(releases)}")
+    return Missing(NO_RECIPE)
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
@@ -336,81 +369,3 @@ def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
 def title_of_run(run: AnalyzedRun) -> str:
     """Its recipe, or its log."""
     return run.recipe.title() if run.recipe else run.path.name
-
-
-RECIPE = ("workload", "size", "dtype", "gpu_type", "program", "data")
-DIGITS, LINE = 6, 120
-HEADER = """\
-# Step times that runs are judged by: llmb judge RUN --expect THIS-FILE
-# A run is judged by the entry that names most of its recipe. 'tolerance_pct' (here, or in an entry) is how much slower
-# it may be, in percent; 'conditions' select nothing: a verdict says which of them differ.
-"""
-
-
-def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
-    """Writes a new file with an entry for each group of repeats; returns their number.
-
-    Raises UsageError if the file exists, or if the recipe of a run is not known; EnvironmentProblem if it cannot be
-    written.
-    """
-    if path.exists():
-        raise UsageError("the file already exists", where=str(path), do="name another file, or remove it")
-    entries = [_entry(group) for group in grouped(run for run in runs if flaw_of(run) is None)]
-    if not entries:
-        raise UsageError("none of these runs is a measurement", do="'llmb judge' without this option says why")
-    try:
-        write_atomically(path, _expectations_text(entries))
-    except OSError as error:
-        do = "name another file"
-        raise EnvironmentProblem(f"cannot write it: {error.strerror}", where=str(path), do=do) from error
-    return len(entries)
-
-
-def _expectations_text(entries: Sequence[ExpectedStepTime]) -> str:
-    listed = [entry.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for entry in entries]
-    file = {"expectations": listed}
-    return HEADER + yaml.safe_dump(file, sort_keys=False, default_flow_style=None, allow_unicode=True, width=LINE)
-
-
-def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
-    values = merged(measured_run(run).conditions for run in group)
-    if "workload" not in values:
-        do = f"write the entry by hand; {see('judge-a-run')}"
-        raise UsageError(
-            "a log without the record of its run does not tell its recipe", where=str(group[0].path), do=do
-        )
-    times = times_of(group)
-    assert times, "runs without statistics are left out before"
-    sizes = {name: values[f"layout.{name}"] for name in ExpectedLayout.model_fields if f"layout.{name}" in values}
-    recipe = {name: values[name] for name in RECIPE if name in values}
-    used = {*RECIPE, "window", "steps", "layout.gpus", *(f"layout.{name}" for name in sizes)}
-    nodes = sorted({node for run in group for node in run.nodes})
-    return ExpectedStepTime(
-        **recipe,
-        scale=int(values["layout.gpus"]) if "layout.gpus" in values else None,
-        layout=ExpectedLayout(**{name: int(size) for name, size in sizes.items()}),
-        step_time_s=_rounded(times.mean),
-        step_time_s_ci95=times.ci95 and (_rounded(times.ci95[0]), _rounded(times.ci95[1])),
-        window=values.get("window"),
-        runs=len(group),
-        source=_source(group),
-        conditions={
-            **{key: value for key, value in sorted(values.items()) if key not in used and _matters(key)},
-            **({"nodes": ", ".join(nodes)} if nodes else {}),
-        },
-    )
-
-
-def _rounded(seconds: float) -> float:
-    """As precise as a step time is."""
-    return float(f"{seconds:.{DIGITS}g}")
-
-
-def _matters(key: str) -> bool:
-    return rule_of(key).differs != "ignored"
-
-
-def _source(group: Sequence[AnalyzedRun]) -> str:
-    started = [run.started_s for run in group if run.started_s is not None]
-    day = f" {datetime.fromtimestamp(max(started)).date().isoformat()}" if started else ""
-    return f"measured{day}: {', '.join(run.id for run in group)}"

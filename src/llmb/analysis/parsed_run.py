@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from llmb.catalogue.records import PARALLEL
 from llmb.checkpoints.origin import Origin
+from llmb.logs.configuration import INFERRED_RELEASE
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
 from llmb.metrics.anomalies import Anomalies, find_anomalies
@@ -39,6 +40,8 @@ class ParsedRun:
     time_s: float | None = None
     """When the run began, in seconds since 1970; without a record, when its log was last written."""
     label: str | None = None
+    recorded_release: str | None = None
+    """Release of the recipe, by the record."""
     origin: Origin | None = None
     folder: Path | None = None
     """The run folder, if the log lies in one."""
@@ -75,6 +78,20 @@ class ParsedRun:
     def number(self, key: str) -> int | None:
         value = self.configuration.get(key)
         return value if isinstance(value, int) else None
+
+    @property
+    def release(self) -> str | None:
+        """Release of the reference document."""
+        return self.recorded_release or self.text("release")
+
+    @property
+    def release_source(self) -> Literal["record", "path", "form of the name"] | None:
+        """Who tells the release; only names of one release have the form of theirs."""
+        if self.release is None:
+            return None
+        if self.recorded_release:
+            return "record"
+        return "form of the name" if self.configuration.get(INFERRED_RELEASE) else "path"
 
     @property
     def gpus(self) -> int | None:

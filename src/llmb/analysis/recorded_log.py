@@ -43,6 +43,7 @@ def recorded_run(file: ParsedFile, folder: RunFolder) -> ParsedRun:
         nodes=environment.nodes if environment else (),
         time_s=datetime.fromisoformat(record.started_at).timestamp() if record.started_at else None,
         label=record.label,
+        recorded_release=record.plan.recipe.release,
         origin=record.plan.origin,
         folder=folder.path,
         anomalies=anomalies_of(outcome),

@@ -41,6 +41,8 @@ class Document(Record):
     """None if it names the folders as llmb does."""
     averaged_steps: int = 1
     """How many steps each printed step time is the mean of."""
+    experiments: tuple[str, ...] = ()
+    """Workloads, or workloads and sizes, that names of its experiments begin with."""
     convention: str
     framework: str
     """What trained there."""
@@ -68,6 +70,8 @@ class Expectation(Record):
 
     kind: Literal["table", "example"]
     step_time_s: float | None
+    step_time_std_s: float | None = None
+    """Standard deviation of the window's steps, of a population as the document's script prints it."""
     tokens_per_s: float | None
     mfu_pct: float | None
     days_per_1t_tokens: float | None

@@ -304,6 +304,7 @@ class Example(Record):
     gpus: int
     line: int
     step_time_s: float
+    step_time_std_s: float | None = None
     tokens_per_s: float | None
     mfu_pct: float | None
     days_per_1t_tokens: float | None

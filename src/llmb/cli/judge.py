@@ -9,12 +9,15 @@ import typer
 
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import find_all_runs
-from llmb.analysis.judge_run import Against, Judged, is_pretended, judge_acceptance, judge_runs, write_expectations
+from llmb.analysis.judge_run import Against, Judged, is_pretended, judge_acceptance, judge_runs
+from llmb.analysis.measured_expectations import write_expectations
+from llmb.analysis.other_window import in_window
 from llmb.cli.common import Json
 from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
 from llmb.errors import NoVerdict, Regressed, UsageError
+from llmb.metrics.window import check_rule
 from llmb.report.output import print_json, print_output
 from llmb.report.verdict_report import (
     acceptance_table,
@@ -73,6 +76,14 @@ MaxSlowdown = Annotated[
         help="How much slower than the reference a run may be, in percent. Default: by the kind of reference.",
     ),
 ]
+WindowRule = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        help="Steps to average: last, all, auto, reference or A-B. Default: a run's own, and of a reference document's "
+        "log those that the document takes.",
+    ),
+]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Also rank the causes of the step time, with the command that confirms each.")
 ]
@@ -87,6 +98,7 @@ def judge(
     acceptance: Acceptance = None,
     tolerance: MaxSlowdown = None,
     gpu_type: GpuType = None,
+    window: WindowRule = None,
     explain: Explain = False,
     json: Json = False,
 ) -> None:
@@ -110,10 +122,12 @@ def judge(
     """
     limit = given_tolerance(tolerance, "--tolerance")
     alone = {"--write-expectations": expectations_file, "--acceptance": acceptance}
+    if window is not None:
+        check_rule(window)
     _check_options({"--against": against, "--expect": expect}, alone, tolerance, explain=explain)
     install = install_here()
     selected = find_all_runs(runs, install, say)
-    found, left_out = selected.runs, selected.left_out
+    found, left_out = in_window(selected.runs, window), selected.left_out
     if not found:
         lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
         raise UsageError(f"no run to judge in {selected.title}\n{lines}".rstrip(), do="'llmb runs' shows all")
@@ -126,7 +140,7 @@ def judge(
     if acceptance_set:
         judged = judge_acceptance(acceptance_set, found)
     else:
-        reference = Against(runs=against, expectations=expect, tolerance=limit, gpu_type=gpu_type)
+        reference = Against(runs=against, expectations=expect, tolerance=limit, gpu_type=gpu_type, window=window)
         judged = judge_runs(found, reference, install, say)
         explanations = [explain_judged(one) for one in judged] if explain else []
     if json:

@@ -17,10 +17,11 @@ from llmb.analysis.parsed_run import ParsedRun
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import LlmbError, RunFailed, UsageError, unknown
+from llmb.logs.configuration import document_of_log
 from llmb.logs.files import FoundFiles, find_all_logs, find_logs, parse_file
 from llmb.logs.parallel_reader import read_in_parallel, unchanged
 from llmb.logs.window_samples import read_samples
-from llmb.metrics.window import DEFAULT_RULE, WINDOW_RULES, check_rule
+from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
@@ -31,6 +32,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 DIRECTORY, WINDOW = Path("experiments"), "35-44"
+LAST_STEP = DOCUMENTED_STEPS - 1
 MANY_FILES, MANY_BYTES = 500, 1 << 29
 Read = TypeVar("Read")
 
@@ -68,10 +70,10 @@ class ParseCommand(TyperCommand):
 
 
 def _print_as_reference(
-    folders: list[Path], window: str, form: CompatFormat, workers: int, *, full_names: bool, bridge: bool
+    folders: list[Path], window: str | None, form: CompatFormat, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
     """Raises RunFailed if no run is a success."""
-    check_rule(window)
+    check_rule(window or WINDOW)
     if window in WINDOW_RULES[:-1]:
         raise UsageError(f"--compat takes steps, not the window '{window}'", do=f"give A-B, such as {WINDOW}")
     if len(folders) > 1:
@@ -80,12 +82,22 @@ def _print_as_reference(
     if not folder.is_dir():
         raise UsageError(f"directory '{folder}' not found", do="give the folder that holds logs, or call it beside it")
     found = _regular(find_logs(folder))
+    window = window or _documented_window(found.logs)
     read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), unchanged, workers)
     samples = list(_with_progress(read, len(found.logs), found.total_bytes))
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_text(FORMATS[form](report))
     if not report.successes:
         raise RunFailed("no run has the step times of the whole window", where=str(folder))
+
+
+def _documented_window(logs: Iterable[Path]) -> str:
+    """The one that the documents take which logs are known to be of; that of the newest releases if they differ."""
+    found = sorted({document.window for path in logs if (document := document_of_log(path))})
+    if len(found) > 1:
+        say(f"these logs are of documents with different windows ({', '.join(found)}): {WINDOW} is taken of all")
+    window = found[0] if len(found) == 1 else WINDOW
+    return f"{LAST_STEP}-{LAST_STEP}" if window == "last" else window
 
 
 def _regular(found: FoundFiles) -> FoundFiles:
@@ -115,8 +127,8 @@ WindowRule = Annotated[
     str | None,
     typer.Option(
         "--window",
-        help="Steps to average: reference (70 % to 90 % of the run), auto (its steady state), last, all, or A-B. "
-        "Default: reference.",
+        help="Steps to average: reference (those of the log's document, else 70 % to 90 % of the run), auto (its "
+        "steady state), last, all, or A-B. Default: reference.",
     ),
 ]
 Compat = Annotated[
@@ -154,8 +166,8 @@ def parse(
     and its loss was finite throughout. Statistics use the sample standard deviation; the interval is that of the mean,
     95 %. Exit code 4: no run was a success.
 
-    With --compat a log is read as the reference suite's script does: default folder 'experiments', window 35-44,
-    standard deviation of the population, exit code 1 for every error.
+    With --compat a log is read as the reference suite's script does: default folder 'experiments', the window of the
+    release that the logs are of, else 35-44, standard deviation of the population, exit code 1 for every error.
 
     Examples:
 
@@ -171,9 +183,7 @@ def parse(
     workers = jobs or usable_cores()
     if compat or compat_bridge:
         try:
-            _print_as_reference(
-                paths or [], window or WINDOW, form, workers, full_names=full_names, bridge=compat_bridge
-            )
+            _print_as_reference(paths or [], window, form, workers, full_names=full_names, bridge=compat_bridge)
         except LlmbError as error:
             raise CompatError(error) from error
         return

@@ -2,13 +2,19 @@
 """What a log tells about the configuration of its run, where no record does: by its beginning, and by its path.
 
 Keys are those of a run's identity: ``workload``, ``size``, ``dtype``, ``gpu_type``, ``layout.gpus``, ``layout.tp`` ...
+and ``release`` of the reference suite where the path tells it.
 """
 
 import math
 import re
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmb.logs.formats.format import Value, has
+
+if TYPE_CHECKING:
+    from llmb.catalogue.published import Document
 
 _ARGUMENTS = {
     b"world_size": "gpus",
@@ -57,6 +63,16 @@ _NAMED_SIZE = re.compile(r"_(gpus|etp|tp|pp|vp|cp|ep|mbs|gbs|seq|layers)(\d{1,7}
 _SIZE_NAMED = re.compile(r"_(\d{1,7})(mbs|gbs|nodes)(?=_|\.|$)")
 _NAMED_GPU = re.compile(r"_(gb300|gb200|b300|b200|h200|h100|a100)(?=_|\.|$)")
 _FOLDERS_ABOVE = 3
+_RESULTS = re.compile(
+    r"/results/(?P<release>\d\d\.\d\d)[^/]*/(?P<dtype>bf16|fp8)/(?P<size>\d+[bm])/(?P<gpus>\d{1,6})"
+    r"/log-nemo_(?P<model>[^/]+?)_(?P=size)_(?P=gpus)_\d+\.out(?:\.gz)?\Z"
+)
+"""Where releases up to 25.03 leave a log: ``results/24.11/bf16/405b/576/log-nemo_llama3.1_405b_576_933609.out``."""
+_BARE = re.compile(r"_(?:bf16|fp8)_\d{1,6}(?=_(?:nsys|nccltrace)(?:_|\.|$)|_\d+(?:_\d+)?(?:\.|$)|\.|$)")
+"""Behind the size in a name of 25.04: a number of GPUs and no layout. Later names have ``gpus`` or ``nodes``."""
+BARE_RELEASE = "25.04"
+INFERRED_RELEASE = "release.inferred"
+"""Key of a configuration whose release is inferred from the form of the experiment's name."""
 
 
 def configuration_of(head: bytes, path: Path | None) -> dict[str, Value]:
@@ -96,10 +112,36 @@ def _torchtitan_sizes(head: bytes) -> dict[str, int]:
 
 
 def _from_path(path: Path) -> dict[str, Value]:
-    """By the name of the experiment, which the file has, or a folder above it."""
+    """By the folders of the reference suite, or the name of the experiment, which the file has or a folder above it."""
+    if told := _RESULTS.search(str(path.absolute())):
+        named = told.groupdict()
+        found: dict[str, Value] = {key: named[key] for key in ("size", "dtype", "release")}
+        return {"workload": f"pretrain_{named['model']}", "layout.gpus": int(named["gpus"]), **found}
     folders = (path, *path.absolute().parents[:_FOLDERS_ABOVE])
     name = next((folder.name for folder in folders if _EXPERIMENT.search(folder.name)), None)
     return experiment_configuration(name) if name else {}
+
+
+def document_of_log(path: Path) -> "Document | None":
+    """The reference document that a log is of by its path; None if it is of none, or of one that is not known.
+
+    Names since 25.05 do not tell the release: they are of the only document that has such names.
+    """
+    known = _from_path(path)
+    return _document(f"{known['workload']}_{known['size']}", str(known.get("release", ""))) if known else None
+
+
+@cache
+def _document(experiment: str, release: str) -> "Document | None":
+    from llmb.catalogue.load import Catalogue  # takes longer to load than to read a hundred logs
+
+    fitting = [
+        one
+        for one in Catalogue().documents.values()
+        if any(f"{experiment}_".startswith(f"{begin}_") for begin in one.experiments)
+        and (one.release == release or (not release and one.release > BARE_RELEASE))
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def experiment_configuration(name: str) -> dict[str, Value]:
@@ -109,6 +151,8 @@ def experiment_configuration(name: str) -> dict[str, Value]:
         return {}
     found: dict[str, Value] = {"workload": experiment["workload"], "size": experiment["size"]}
     rest = name[experiment.end() :]
+    if _BARE.match(rest):
+        found |= {"release": BARE_RELEASE, INFERRED_RELEASE: True}
     if dtype := _DTYPE.search(rest):
         found["dtype"] = dtype[1]
     if gpu := _NAMED_GPU.search(rest):

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from llmb.errors import UsageError
 from llmb.input_files import not_regular, open_file
+from llmb.logs.configuration import document_of_log
 from llmb.logs.outcome import LogOutcome, Status, judge_log
 from llmb.logs.reader import read_log
+from llmb.metrics.window import DEFAULT_RULE
 
 LOG_NAMES = (".out", ".out.gz")
 _NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
@@ -138,9 +140,12 @@ def _refusal(path: Path) -> LogOutcome | None:
 
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
+    """With the default rule, the window of a reference document's log is the one that the document takes."""
+    document = document_of_log(path) if rule == DEFAULT_RULE else None
+    documented = document.window if document else None
     try:
         with open_file(path) as stream:
-            log = read_log(stream, rule, path=path)
+            log = read_log(stream, "last" if documented == "last" else rule, path=path, documented=documented)
     except UsageError as error:
         cause = error.__cause__
         why = f"cannot be read: {cause.strerror}" if isinstance(cause, OSError) else error.what

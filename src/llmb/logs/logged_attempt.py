@@ -48,6 +48,8 @@ class LoggedAttempt:
     rule: str
     foreseen_last: int | None = None
     """Number of the run's last step, if it is known before the log is read."""
+    documented: str | None = None
+    """The window that the document takes which the log is of, if it is known."""
     first_number: int = 0
     """Number of the first step of a run that does not resume."""
     means: bool = False
@@ -130,7 +132,7 @@ class LoggedAttempt:
             return self.window if self.settled and self.window else resolve_window("all", steps, self.first_step)
         if self.rule not in RELATIVE_RULES:
             return resolve_window(self.rule, steps, self.first_step)
-        window = resolve_window(self.rule, steps, self.first_step - self.first_number)
+        window = resolve_window(self.rule, steps, self.first_step - self.first_number, self.documented)
         return window.model_copy(
             update={"first": max(window.first, self.first_step), "last": max(window.last, self.first_step)}
         )

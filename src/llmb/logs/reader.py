@@ -139,16 +139,23 @@ class _Chunk:
     """The complete lines as a block, if they may form one."""
 
 
-def read_log(stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES, path: Path | None = None) -> RunLog:
+def read_log(
+    stream: BinaryIO,
+    rule: str,
+    chunk_bytes: int = CHUNK_BYTES,
+    path: Path | None = None,
+    documented: str | None = None,
+) -> RunLog:
     """Reads ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps that are kept.
 
     If the declared last step changes midway, or is not declared, the window moves, perhaps to earlier steps, and the
-    log is read again. The name of the experiment is taken from ``path``. Raises OSError.
+    log is read again. The name of the experiment is taken from ``path``; ``documented`` is the window that the source
+    of the recipe takes. Raises OSError.
     """
-    log = _Pass(LoggedAttempt(rule)).read(PlainText(stream), chunk_bytes, path)
+    log = _Pass(LoggedAttempt(rule, documented=documented)).read(PlainText(stream), chunk_bytes, path)
     if log.attempt.last != log.attempt.window_last:
         stream.seek(0)
-        log = _Pass(LoggedAttempt(rule, log.attempt.last)).read(PlainText(stream), chunk_bytes, path)
+        log = _Pass(LoggedAttempt(rule, log.attempt.last, documented)).read(PlainText(stream), chunk_bytes, path)
     log.attempt.settle()
     return log
 

@@ -172,6 +172,8 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         **named_values(run, "workload", "size", "dtype", "gpu_type", "program", "gpus"),
         "layout": run.layout,
         "layout_source": run.layout_source,
+        "release": run.release,
+        "release_source": run.release_source,
         "identity": run.key,
         **named_values(run, "label", "nodes"),
         "node_names": list(run.nodes),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's verdict against the published figure of its recipe."""
 
+import math
 from dataclasses import replace
 from fnmatch import fnmatch
 
@@ -8,6 +9,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation, PublishedCondition
 from llmb.catalogue.records import Recipe, Window
 from llmb.checkpoints.origin import dataset_title
+from llmb.metrics.group_difference import NORMAL_QUANTILE
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.missing import Missing
 from llmb.runs.plan import EnginePlan, Plan
@@ -61,6 +63,7 @@ def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance |
     reference = Reference(
         kind="published",
         step_time_s=figure.step_time_s,
+        step_time_s_ci95=_interval(figure, window),
         window=window,
         window_text=figure.window if window.rule == figure.window else steps_text(window),
         convention=figure.convention,
@@ -90,6 +93,14 @@ def published_window(figure: Expectation) -> Window:
     return Window(first=window.first - figure.averaged_steps + 1, last=window.last, rule="A-B")
 
 
+def _interval(figure: Expectation, window: Window) -> tuple[float, float] | None:
+    """95 % confidence interval of a published mean, by the deviation of its steps, which documents give of all (n)."""
+    if figure.step_time_s is None or figure.step_time_std_s is None or window.first == window.last:
+        return None
+    half = NORMAL_QUANTILE * figure.step_time_std_s / math.sqrt(window.last - window.first)
+    return figure.step_time_s - half, figure.step_time_s + half
+
+
 def steps_text(window: Window) -> str:
     """The steps of a window, as a condition."""
     if window.rule == "last":
@@ -111,6 +122,7 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
         **(ways_of_engine(plan) if isinstance(plan, EnginePlan) else {}),
         "vboost": _vboost_text(record.vboost),
         DEVICE: record.environment.device if record.environment else None,
+        "release": plan.recipe.release,
         "peak_tflops": plan.recipe.peak_tflops,
         **{f"layout.{name}": getattr(plan.recipe.layout, name) for name in WORK},
     }
@@ -129,6 +141,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
         "force_load_balancing": False,
         **_published_ways(recipe),
         **_published_gpu(recipe.gpu_type, figure, device),
+        "release": figure.release,
         "peak_tflops": figure.peak_tflops,
         "errata": "; ".join(figure.notes) or None,
         **{f"layout.{name}": getattr(layout, name) for name in WORK},

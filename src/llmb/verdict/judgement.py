@@ -20,11 +20,12 @@ from llmb.metrics.group_difference import (
 from llmb.metrics.statistics import Statistics
 from llmb.verdict.conditions import Values, differing, find_conditions, merged, other_work
 from llmb.verdict.records import Condition, Interval, Reference, Verdict, VerdictName
-from llmb.verdict.sentence import UNDECIDED, with_sentence
+from llmb.verdict.sentence import UNDECIDED, WINDOW, with_sentence
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 NO_SPREAD = "a single value has no interval"
 SINGLE_RUN = f"one run: another one may differ by {ASSUMED_SPREAD_PCT:g} % and more"
+SINGLE_STEPS = f"one step each: another may differ, for which {ASSUMED_SPREAD_PCT:g} % is allowed on either side"
 TOO_MANY_RUNS = f"more than {MOST_MORE_RUNS} more runs would be needed"
 
 
@@ -60,16 +61,22 @@ def judge_against_figure(
 ) -> Verdict:
     """Whether the run is as fast as ``reference`` says, within ``tolerance``; ``conditions`` are what differs."""
     all_conditions = (*other_work([measured.disturbed]), *conditions)
-    return judgement(_finding_against_figure(measured, reference, tolerance), reference, all_conditions, tolerance)
+    other_steps = reference.window is None or any(condition.key == WINDOW for condition in conditions)
+    alike = reference.kind == "published" and not other_steps
+    finding = _finding_against_figure(measured, reference, tolerance, alike=alike)
+    return judgement(finding, reference, all_conditions, tolerance)
 
 
-def _finding_against_figure(measured: Measured, reference: Reference, tolerance: Tolerance) -> Finding:
+def _finding_against_figure(measured: Measured, reference: Reference, tolerance: Tolerance, *, alike: bool) -> Finding:
+    """``alike``: the figure is the same statistic of the same steps, which may be one line of a log."""
     times = measured.step_time_s
     if times is None:
         return Finding(verdict="invalid", reason=measured.flaw or "it has no statistics")
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
     if measured.flaw:
         return Finding(verdict="invalid", delta_pct=delta, ci95_pct=interval, reason=measured.flaw)
+    if interval is None and alike:
+        return replace(_decided(delta, _allowed((delta, delta), 2), tolerance.pct), soft=True, reason=SINGLE_STEPS)
     found = _decided(delta, interval, tolerance.pct)
     if interval is None or reference.kind != "expectation":
         return found
@@ -94,10 +101,10 @@ def single_difference(
     return 100 * (ratio - 1), (100 * (ratio - 1 - half), 100 * (ratio - 1 + half))
 
 
-def _allowed(interval: Interval) -> Interval:
-    """The interval if the next run may differ from this one by the assumed spread."""
+def _allowed(interval: Interval, values: int = 1) -> Interval:
+    """The interval if each of so many values may be another by the assumed spread the next time."""
     low, high = interval
-    half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT)
+    half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT * math.sqrt(values))
     return (low + high) / 2 - half, (low + high) / 2 + half
 
 
