@@ -1,7 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m llmb``."""
+"""``llmb``, and ``python -m llmb``."""
 
-from llmb.cli.main import main
+import gc
+from typing import NoReturn
+
+MANY_OBJECTS = 50_000
+"""Modules and records are many objects that stay: to look for garbage among them takes a tenth of a short command."""
+
+
+def main() -> NoReturn:
+    gc.set_threshold(MANY_OBJECTS)  # before the imports, which make most of them
+    from llmb.cli.main import main as run_command
+
+    run_command()
+
 
 if __name__ == "__main__":
     main()

@@ -19,6 +19,16 @@ def printable_lines(text: str) -> str:
     return _CONTROL_IN_LINES.sub(_escape, text)
 
 
+def value_text(value: str | float | bool | None) -> str:
+    """A setting, for people."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+    return str(value)
+
+
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+RECORDED = Path(__file__).parents[1] / "data" / "root"
 PROBE = """
 import sys
 from llmb.cli.main import app, exit_code_of
@@ -43,6 +44,17 @@ def test_even_a_run_is_planned_without_torch() -> None:
 
 def test_the_probe_sees_what_is_there() -> None:
     assert loaded("list", probe=f"import numpy\n{PROBE}") == ["loaded: ['numpy'] code: 0"]
+
+
+def test_help_loads_no_records() -> None:
+    probe = PROBE.replace('{"torch",', '{"pydantic", "yaml", "importlib.metadata", "torch",')
+    assert loaded("--help", probe=probe) == ["loaded: [] code: 0"]
+
+
+def test_a_run_with_a_record_is_judged_without_what_reads_logs() -> None:
+    folder = next(RECORDED.glob("workloads/*/experiments/*gpus2*/*/*"))
+    probe = PROBE.replace('{"torch",', '{"llmb.logs.files", "torch",')
+    assert loaded(f"judge {folder}", probe=probe) == ["loaded: [] code: 6"]  # no other run to judge it by
 
 
 def test_a_log_without_a_record_is_parsed_without_what_reads_records(tmp_path: Path) -> None:

@@ -12,17 +12,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from llmb.analysis.parsed_run import log_identity
+from llmb.analysis.copies import digest_of
 from llmb.catalogue.records import Recipe, Window
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
-from llmb.logs.files import ParsedFile
-from llmb.logs.outcome import digest_of
 from llmb.metrics.group_difference import KnownSpread, known_spread
 from llmb.metrics.statistics import Statistics, describe
 from llmb.programs.conclude import stored_result
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import RunIdentity, Value, short_id
+from llmb.runs.identity import RunIdentity, Value
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import conditions_of, identity_of
@@ -166,24 +164,6 @@ def step_times(folder: RunFolder, window: Window) -> tuple[float, ...]:
     """In order, of the window's steps of which nothing was recorded; empty if the steps are in a log alone."""
     steps = read_steps(folder.steps)
     return tuple(one.step_time_s for one in steps if window.first <= one.step <= window.last and not one.profiled)
-
-
-def analyzed_log(file: ParsedFile) -> AnalyzedRun:
-    """The run that a log without a record is of. What it computed is known as far as the log and its path tell."""
-    outcome = file.outcome
-    return AnalyzedRun(
-        id=short_id(str(file.path.absolute())),
-        path=file.path,
-        identity=log_identity(file),
-        started_s=file.path.stat().st_mtime,
-        status=outcome.status,
-        reason=None if outcome.status == "success" else outcome.reason,
-        window=outcome.window,
-        step_times_s=tuple(outcome.step_times_s),
-        step_time_s=outcome.step_time_s,
-        source=outcome.digest,
-        content=outcome.digest,
-    )
 
 
 LAYOUT = ("mbs", "gbs", "seq_len", "layers")

@@ -41,8 +41,9 @@ from llmb.analysis.match_runs import (
 )
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import RunMean, decide, group_difference
-from llmb.runs.identity import Difference, Value, differences, value_text
+from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
+from llmb.shown_text import value_text
 from llmb.verdict.conditions import rule_of
 from llmb.verdict.records import WORST, VerdictName
 from llmb.verdict.tolerance import Tolerance, default_tolerance

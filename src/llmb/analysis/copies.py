@@ -4,12 +4,15 @@
 A run is known by the id that its record got when it began, a log without a record by its steps.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmb.analysis.parsed_run import ParsedRun
+if TYPE_CHECKING:  # where records are known, what reads logs is not needed
+    from llmb.analysis.parsed_run import ParsedRun
 
 CHANGED = "copies of one run have different steps, one was cut or edited: "
 DECIDE = "; remove those that are wrong"
@@ -25,7 +28,12 @@ class Place:
     is_log: bool
 
 
-def with_copies(runs: Sequence[ParsedRun]) -> list[ParsedRun]:
+def digest_of(*facts: object) -> str:
+    """Digest of values whose text tells them apart."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def with_copies(runs: Sequence["ParsedRun"]) -> list["ParsedRun"]:
     """Parsed runs, those of which another one is a copy marked, and those invalid of which copies contradict it."""
     owners = {run.outcome.digest: run.run_id for run in runs if run.run_id and run.outcome.digest}
     places = [
@@ -40,12 +48,12 @@ def with_copies(runs: Sequence[ParsedRun]) -> list[ParsedRun]:
     ]
 
 
-def _source_of(run: ParsedRun, owners: dict[str, str]) -> str:
+def _source_of(run: "ParsedRun", owners: dict[str, str]) -> str:
     digest = run.outcome.digest or ""
     return run.run_id or owners.get(digest) or digest or str(run.file.path.absolute())
 
 
-def _marked(run: ParsedRun, why_changed: str | None, why_copied: str | None) -> ParsedRun:
+def _marked(run: "ParsedRun", why_changed: str | None, why_copied: str | None) -> "ParsedRun":
     if why_changed:
         return run.spoiled(why_changed)
     return replace(run, copy_of=why_copied) if why_copied else run

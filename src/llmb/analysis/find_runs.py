@@ -15,7 +15,6 @@ from llmb.analysis.analyzed_run import (
     LeftOut,
     RecordedRun,
     analyzed,
-    analyzed_log,
     measured,
     read_folder,
     runs_of_engines,
@@ -26,12 +25,8 @@ from llmb.exchange.imported import unpacked
 from llmb.exchange.manifest import ENDING
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import read_history
-from llmb.logs.files import FoundFiles, ParsedFile, find_logs
-from llmb.logs.parallel_reader import parse_logs
-from llmb.metrics.window import DEFAULT_RULE
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
-from llmb.runs.host import usable_cores
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import identity_of
 
@@ -275,16 +270,20 @@ def _at(text: str, path: Path) -> FoundRuns:
         return _found_in(text, _run_folders(unpacked(path.absolute())))
     if path.is_file() and path.suffix == ".json" and path.name != RUN_RECORD:
         return runs_of_engines(path, text)
-    if path.is_file() and not (path.parent / RUN_RECORD).is_file():
-        return _with_logs(FoundRuns(text, ()), find_logs(path))
     if not path.is_dir() and not path.is_file():
         raise UsageError(f"no such file or directory: '{text}'", choices=SELECTORS)
-    root = path if path.is_dir() else path.parent
+    root = path if path.is_dir() or not (path.parent / RUN_RECORD).is_file() else path.parent
     folders = list(_run_folders(root))
-    logs = _logs_outside(root, folders)
-    if not folders and not logs.logs and not logs.refused:
+    recorded = _found_in(text, folders)
+    if (root / RUN_RECORD).exists():
+        return recorded
+    from llmb.analysis.logged_runs import logged_runs  # what reads logs takes longer to load than a record to read
+
+    logged = logged_runs(root, {folder.path for folder in folders})
+    if not folders and not logged.runs and not logged.left_out:
         raise UsageError(f"no run folder and no '*.out' file in or below '{text}'", choices=SELECTORS)
-    return _with_logs(_found_in(text, folders), logs)
+    runs = sorted((*recorded.runs, *logged.runs), key=_order)
+    return FoundRuns(text, tuple(runs), (*recorded.left_out, *logged.left_out))
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:
@@ -293,28 +292,6 @@ def _run_folders(root: Path) -> Iterator[RunFolder]:
         if RUN_RECORD in (*names, *folders):
             folders.clear()
             yield RunFolder(Path(folder).absolute())
-
-
-def _logs_outside(root: Path, folders: Iterable[RunFolder]) -> FoundFiles:
-    known = {folder.path for folder in folders}
-    try:
-        found = find_logs(root)
-    except UsageError:
-        return FoundFiles((), 0, ())
-    logs = tuple(path for path in found.logs if known.isdisjoint(path.absolute().parents))
-    refused = tuple(file for file in found.refused if known.isdisjoint(file.path.absolute().parents))
-    return FoundFiles(logs, sum(path.stat().st_size for path in logs), refused)
-
-
-def _with_logs(found: FoundRuns, logs: FoundFiles) -> FoundRuns:
-    files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
-    unread = tuple(LeftOut(str(file.path), file.outcome.reason) for file in files if not _is_run(file))
-    runs = sorted((*found.runs, *(analyzed_log(file) for file in files if _is_run(file))), key=_order)
-    return FoundRuns(found.title, tuple(runs), (*found.left_out, *unread))
-
-
-def _is_run(file: ParsedFile) -> bool:
-    return file.outcome.status not in ("not_training_log", "unreadable")
 
 
 def _found_in(title: str, folders: Iterable[RunFolder]) -> FoundRuns:

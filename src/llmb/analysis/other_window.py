@@ -4,10 +4,9 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from llmb.analysis.analyzed_run import AnalyzedRun, analyzed_log, flaw_of, step_times
+from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of, step_times
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.files import parse_file
 from llmb.metrics.statistics import describe
 from llmb.metrics.window import resolve_window
 from llmb.programs.lookup import find_program
@@ -24,10 +23,12 @@ def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRu
 
 def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
     if run.record is None:
+        from llmb.analysis.logged_runs import log_read_again  # what reads logs takes longer to load than to judge
+
         if not run.path.is_file():
             what = f"the steps of {run.id} are not numbered: it is of a comparison of engines"
             raise UsageError(what, do="leave out --window")
-        return analyzed_log(parse_file(run.path, rule))
+        return log_read_again(run.path, rule)
     if flaw_of(run):
         return run
     plan, folder = run.record.plan, RunFolder(run.path)

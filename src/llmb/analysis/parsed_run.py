@@ -5,16 +5,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from llmb.catalogue.records import PARALLEL
 from llmb.checkpoints.origin import Origin
 from llmb.logs.configuration import INFERRED_RELEASE
-from llmb.logs.files import ParsedFile
-from llmb.logs.outcome import LogOutcome
 from llmb.metrics.anomalies import Anomalies, find_anomalies
 from llmb.metrics.throughput import SECONDS_PER_DAY
 from llmb.runs.identity import RunIdentity, Value
+
+if TYPE_CHECKING:  # where records are known, what reads logs is not needed
+    from llmb.logs.files import ParsedFile
+    from llmb.logs.outcome import LogOutcome
 
 LOGGED = "logged"
 """The convention of a FLOP rate that the log prints: whatever its framework counts."""
@@ -29,7 +31,7 @@ _AROUND_EXPERIMENT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)
 class ParsedRun:
     """What is not known is None. ``configuration`` has the keys of a run's identity, as far as they are known."""
 
-    file: ParsedFile
+    file: "ParsedFile"
     id: str
     """Short; of a run folder the one that all commands know."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class ParsedRun:
     """Why the run does not count: another file has it, too."""
 
     @property
-    def outcome(self) -> LogOutcome:
+    def outcome(self) -> "LogOutcome":
         return self.file.outcome
 
     @property
@@ -125,7 +127,7 @@ class ParsedRun:
 
     def spoiled(self, reason: str) -> Self:
         """The run as an invalid one, without figures."""
-        unknown = ParsedRun(file=ParsedFile(self.file.path, without_figures(self.outcome, reason)), id=self.id)
+        unknown = ParsedRun(file=replace(self.file, outcome=without_figures(self.outcome, reason)), id=self.id)
         figures = ("figures", "anomalies", "mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
         return replace(self, file=unknown.file, **{name: getattr(unknown, name) for name in figures})
 
@@ -136,7 +138,7 @@ class ParsedRun:
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
 
 
-def without_figures(outcome: LogOutcome, reason: str) -> LogOutcome:
+def without_figures(outcome: "LogOutcome", reason: str) -> "LogOutcome":
     """The outcome of an invalid run, without its figures."""
     return replace(outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=())
 
@@ -146,7 +148,7 @@ def layout_text(layout: Mapping[str, int]) -> str:
     return " ".join(f"{name}{value}" for name, value in layout.items() if value > 1 or name in BATCH)
 
 
-def log_identity(file: ParsedFile) -> RunIdentity:
+def log_identity(file: "ParsedFile") -> RunIdentity:
     """Equal for logs of repeats.
 
     The name counts as a whole if it does not tell what was trained: two runs are not taken for repeats because nothing
@@ -161,7 +163,7 @@ def log_identity(file: ParsedFile) -> RunIdentity:
     return RunIdentity(configuration=known)
 
 
-def anomalies_of(outcome: LogOutcome) -> Anomalies | None:
+def anomalies_of(outcome: "LogOutcome") -> Anomalies | None:
     """None unless the steps of the window follow each other."""
     times, window = outcome.step_times_s, outcome.window
     if not window or len(times) != window.last - window.first + 1:

@@ -19,7 +19,8 @@ from llmb.catalogue.resolve import Request, all_scales
 from llmb.errors import LlmbError
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import SECONDS_PER_DAY
-from llmb.runs.identity import Value, value_text
+from llmb.runs.identity import Value
+from llmb.shown_text import value_text
 
 MOST_DIFFERENCES = 3
 

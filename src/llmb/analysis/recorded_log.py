@@ -4,10 +4,11 @@
 from dataclasses import replace
 from datetime import datetime
 
+from llmb.analysis.copies import digest_of
 from llmb.analysis.parsed_run import ParsedRun, anomalies_of, without_figures
 from llmb.catalogue.records import Window
 from llmb.logs.files import ParsedFile, parse_file
-from llmb.logs.outcome import FINISHED, LogOutcome, digest_of
+from llmb.logs.outcome import FINISHED, LogOutcome
 from llmb.metrics.statistics import describe
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.contradicting_record import why_contradicting

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
 from llmb.analysis.copies import Place, changed_copies, further_copies
-from llmb.logs.files import parse_file
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
 
@@ -45,4 +44,6 @@ def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
 
 
 def _log_digest(folder: RunFolder) -> str | None:
+    from llmb.logs.files import parse_file  # takes longer to load than most selections take, which have no logs
+
     return parse_file(folder.log, DEFAULT_RULE).outcome.digest

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The top-level command: lists all commands, loads only the one that is called, prints errors."""
 
-import gc
 import json
 import os
 import sys
@@ -164,13 +163,8 @@ def llmb(
     """Measures how fast a machine or a cluster trains large language models."""
 
 
-MANY_OBJECTS = 50_000
-"""Modules and records are many objects that stay: to look for garbage among them takes a tenth of a short command."""
-
-
 def main() -> NoReturn:
-    """Entry point of the console scripts."""
-    gc.set_threshold(MANY_OBJECTS)
+    """Runs the command of the process's arguments."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (it stays open)
     if sys.stdout is None:

@@ -4,7 +4,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from llmb.errors import UsageError, closest, unknown
@@ -149,6 +148,8 @@ def spelling(parameter: Any) -> str:  # noqa: ANN401
 
 def _invalid(name: str, error: Any) -> str:  # noqa: ANN401
     """The value, and what it must be, as for options in files and variables."""
+    from pydantic import ValidationError  # takes as long to load as all else that --help needs
+
     cause = error.__cause__
     if not isinstance(cause, ValidationError):
         return f"{name}: {error.message.removesuffix('.')}"

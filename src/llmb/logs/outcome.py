@@ -84,11 +84,6 @@ def judge_log(log: RunLog) -> LogOutcome:
     return replace(_judged(log), format=log.format, configuration=log.configuration, digest=_digest(log))
 
 
-def digest_of(*facts: object) -> str:
-    """Digest of values whose text tells them apart."""
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
 def _digest(log: RunLog) -> str | None:
     """By the steps if they tell runs apart, so that a log which was compressed or printed again is the same; else by
     the text around them as well."""
@@ -99,7 +94,8 @@ def _digest(log: RunLog) -> str | None:
     ends = (attempt.number, attempt.steps, attempt.max_step, attempt.loss_first, attempt.loss_last)
     tells = len(set(times[: 10 * DISTINCT_TIMES])) >= DISTINCT_TIMES
     columns = [hashlib.sha256(column).digest() for column in (attempt.step, times)]
-    return digest_of(ends, *columns, () if tells else (log.size, log.head, log.tail))
+    facts = (ends, *columns, () if tells else (log.size, log.head, log.tail))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _judged(log: RunLog) -> LogOutcome:

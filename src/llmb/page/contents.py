@@ -21,8 +21,9 @@ from llmb.report.run_report import run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, table_of
 from llmb.report.verdict_report import explanation_tables, verdict_table
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import Value, value_text
+from llmb.runs.identity import Value
 from llmb.runs.record import RunRecord
+from llmb.shown_text import value_text
 from llmb.verdict.records import WORST, VerdictName
 from llmb.verdict.sentence import headline
 

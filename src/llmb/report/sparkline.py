@@ -3,11 +3,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from llmb.catalogue.records import Window
 from llmb.report.table import number
-from llmb.runs.steps import Step
+
+if TYPE_CHECKING:  # every command can print, and few have a use for records
+    from llmb.catalogue.records import Window
+    from llmb.runs.steps import Step
 
 Value = TypeVar("Value")
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -37,7 +39,7 @@ def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[
     return "".join(NOT_FINITE if value is None else _block((value - low) / span) for value in heights)
 
 
-def window_sparkline(steps: Sequence[Step], window: Window, cells: int = MOST_CELLS) -> str:
+def window_sparkline(steps: Sequence["Step"], window: "Window", cells: int = MOST_CELLS) -> str:
     """The step times of a run, scaled by those of its window, which is in brackets; empty without a step."""
     groups: list[list[float]] = [[], [], []]
     for step in steps:
@@ -50,7 +52,9 @@ def window_sparkline(steps: Sequence[Step], window: Window, cells: int = MOST_CE
     return f"{drawn[0]}[{drawn[1]}]{drawn[2]}"
 
 
-def step_chart(steps: Sequence[Step], window: Window, cells: int = CHART_CELLS, rows: int = CHART_ROWS) -> list[str]:
+def step_chart(
+    steps: Sequence["Step"], window: "Window", cells: int = CHART_CELLS, rows: int = CHART_ROWS
+) -> list[str]:
     """Lines with the step times of a run as columns, from the least to the largest of its window, which is underlined.
 
     As in ``sparkline``, the slowest of the steps that share a column is shown, and what is beyond has the full height.

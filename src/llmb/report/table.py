@@ -11,8 +11,7 @@ from itertools import zip_longest
 from typing import Any, Generic, NamedTuple, TypeVar
 from unicodedata import combining, east_asian_width
 
-from llmb.runs.identity import Value, value_text
-from llmb.shown_text import printable, printable_lines
+from llmb.shown_text import printable, printable_lines, value_text
 
 GAP = "  "
 LONGEST_LABEL = 40
@@ -76,7 +75,7 @@ def duration(seconds: float) -> str:
     return f"{whole // size} {unit} {whole % size // small} {small_unit}"
 
 
-def shortened(value: Value) -> str:
+def shortened(value: str | float | bool | None) -> str:
     """Commits by as many digits as git shows."""
     text = _COMMIT.sub(r"\1", printable(value_text(value)))
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."

@@ -49,15 +49,6 @@ def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
     return found
 
 
-def value_text(value: Value) -> str:
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return "yes" if value else "no"
-    return str(value)
-
-
 def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
     """By key, in alphabetical order."""
     keys = sorted(before.keys() | after.keys())

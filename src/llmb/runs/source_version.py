@@ -2,7 +2,6 @@
 """The git commit of the llmb that runs: of its checkout, or as it was recorded when llmb was built or installed."""
 
 import json
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,9 +64,10 @@ def _built(package: Path) -> SourceVersion | None:
 
 
 def _installed() -> SourceVersion:
+    from importlib.metadata import PackageNotFoundError, distribution  # slow to load, and seldom asked
+
     try:
-        found: Distribution = distribution("llmb")
-        return installed_version(found.read_text("direct_url.json"))
+        return installed_version(distribution("llmb").read_text("direct_url.json"))
     except (PackageNotFoundError, OSError):
         return installed_version(None)
 
