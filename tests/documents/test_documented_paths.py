@@ -19,7 +19,13 @@ from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import queued_record, write_record
+from llmb.traces.nccl_log import find_nccl_files
 
+COLLECTIVE = (
+    "NCCL INFO AllReduce: opCount 2 sendbuff 0x7ffb4713c200 recvbuff 0x7ffb4713c200 count 1 datatype 1 op 0 root 0 "
+    "comm 0x55556b100660 [nranks=128] stream 0x5555630c58b0"
+)
+"""25.07, line 291."""
 JOB = {"SLURM_JOB_ID": "933609", "SLURM_JOB_NODELIST": "node001"}
 
 
@@ -37,6 +43,10 @@ def ran(order: Order) -> RunFolder:
         if plan.save_checkpoint:
             log.write(format_save_line(SaveLine(0, plan.steps, 1744408121.151, 4.389)) + "\n")
             save_checkpoint(folder, plan)
+    if plan.nccl_trace:
+        folder.nccl_trace.mkdir()
+        for rank in range(2):
+            (folder.nccl_trace / f"rank-{rank}.log").write_text(f"node001:10{rank}:20{rank} [{rank}] {COLLECTIVE}\n")
     finish_job(folder, 0)
     return folder
 
@@ -186,6 +196,36 @@ def test_profiles_are_where_the_documents_look(
     run.nsys_profile.mkdir()
     (run.nsys_profile / "profile_0.nsys-rep").touch()
     assert "profile_0" in shell(tmp_path, f"ls experiments/{folder}/nsys_profile/profile_*.nsys-rep")
+
+
+@pytest.mark.parametrize(
+    ("workload", "variables", "root", "folder"),
+    [
+        # 25.04 Llama 3.1, line 172
+        (
+            "pretrain_llama3.1",
+            {"DTYPE": "fp8", "MODEL_SIZE": "8b", "JOB_TOTAL_GPUS": "16"},
+            "STAGE_PATH",
+            "experiments/pretrain_llama3.1_8b_fp8_16/pretrain_llama3.1_8b_fp8_16_*/pretrain_llama3.1_8b_fp8_16_nccltrace",
+        ),
+        # 25.07, lines 201-217 and 268
+        (
+            "finetune_llama4-maverick",
+            {"JOB_TOTAL_GPUS": "256", "DTYPE": "fp8", "GPU_TYPE": "b200"},
+            "LLMB_INSTALL",
+            "workloads/finetune_llama4-maverick/experiments/*/*/*",
+        ),
+    ],
+)
+def test_nccl_lines_are_in_the_log_of_a_traced_run(
+    tmp_path: Path, workload: str, variables: dict[str, str], root: str, folder: str
+) -> None:
+    run = ran(launched(tmp_path, workload, {**variables, "ENABLE_NCCLTRACE": "true"}, root))
+    found = shell(tmp_path, f'grep -h "NCCL INFO AllReduce: opCount" {folder}/log-*.out').splitlines()
+    assert [line.partition("] ")[2] for line in found] == [COLLECTIVE, COLLECTIVE]
+    assert "train_step_timing" in shell(tmp_path, f"cat {folder}/log-*.out")
+    assert {file.outcome.status for file in find_logs(tmp_path).refused} == {"traced"}
+    assert len(find_nccl_files([run.path])) == 2, "each call counts once"
 
 
 def test_without_stage_path_there_are_no_other_names(tmp_path: Path) -> None:

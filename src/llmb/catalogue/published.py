@@ -37,6 +37,8 @@ class Document(Record):
     release: str
     window: str
     profile: DocumentProfile
+    nccl_trace_in_log: bool = False
+    """Whether its log has what NCCL logs in a traced run."""
     results: DocumentResults | None = None
     """None if it names the folders as llmb does."""
     averaged_steps: int = 1

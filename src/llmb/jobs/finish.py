@@ -11,7 +11,7 @@ from pathlib import Path
 from llmb.jobspec.spec import read_spec
 from llmb.programs.conclude import conclude_run, stored_result
 from llmb.programs.port import End
-from llmb.reference_suite.documented_paths import link_as_documented
+from llmb.reference_suite.documented_paths import add_documented_trace, link_as_documented
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job_end, read_record
 from llmb.runs.result import Result
@@ -28,6 +28,7 @@ def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
     cause = find_scheduler(spec.scheduler).cause(signal) if signal else None
     result = conclude_run(folder, record, End(exit_code, cause))
     link_as_documented(folder, spec, record.plan)
+    add_documented_trace(folder, record.plan)
     return result
 
 

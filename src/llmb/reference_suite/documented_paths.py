@@ -5,6 +5,7 @@ The log is a hard link where the file system has them: ``grep -r`` follows no sy
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +14,23 @@ from llmb.jobspec.spec import JobSpec
 from llmb.runs.experiment import recorded_suffix
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.traces.folders import NCCL_LOG_END
+
+COPIED_BYTES = 1 << 24
+
+
+def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
+    """Adds NCCL's logs of all ranks to the log of a traced run if its document has them there."""
+    document = plan.recipe.document
+    if not plan.nccl_trace or document is None or not document.nccl_trace_in_log:
+        return
+    try:
+        with folder.log.open("ab") as log:
+            for trace in sorted(folder.nccl_trace.glob(f"*{NCCL_LOG_END}")):
+                with trace.open("rb") as lines:
+                    shutil.copyfileobj(lines, log, COPIED_BYTES)
+    except OSError as error:
+        sys.stderr.write(f"llmb: warning: {folder.log} does not have all of NCCL's logs: {error.strerror}\n")
 
 
 def link_as_documented(folder: RunFolder, spec: JobSpec, plan: Plan) -> None:

@@ -114,7 +114,8 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
     if others := [condition for condition in weak if condition.key not in (WINDOW, OTHER_WORK)]:
         yield differing(others)
     if kind == "published":
-        yield "a soft verdict: a single published figure has no spread"
+        spread = "is of one run" if verdict.reference and verdict.reference.step_time_s_ci95 else "has no spread"
+        yield f"a soft verdict: a single published figure {spread}"
 
 
 def _statistic(steps: str) -> str:
