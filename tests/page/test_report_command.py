@@ -332,3 +332,14 @@ def test_the_report_that_the_documentation_links_is_one_small_file() -> None:
     assert {"success", "invalid"} <= set(statuses)
     for name in ("history-", "scaling-", "ranks-", "breakdown-"):
         assert any(table.startswith(name) for table in found.rows), f"there is no {name}"
+
+
+def test_an_inconclusive_run_is_repeated_with_its_own_settings(root: Path, page: Callable[..., str]) -> None:
+    record = gpu_record(dtype="fp8", scale=16, nodes=("node1", "node2"), seed=7, attention_backend="cudnn")
+    shown = page(str(write_run(runs_below(root), record, times_around(9.0, 2.0))))
+    (command,) = re.findall(r"next: <code>(.*)</code>", shown)
+    assert re.fullmatch(
+        r"llmb run --workload pretrain_llama3\.1 --size 8b --dtype fp8 --scale 16 --gpu-type h100 --release \S+"
+        r" --seed 7 --attention-backend cudnn --repeats \d+",
+        command,
+    )

@@ -2,6 +2,7 @@
 """What a page shows: for each recipe its verdict, its runs, and the figures and tables of one of them."""
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, flaw_of, grouped
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.judge_run import Against, Judged, judge_runs, title_of_run
+from llmb.catalogue.load import Catalogue
+from llmb.errors import UsageError
 from llmb.missing import Missing
 from llmb.page.figure import Figure
 from llmb.page.figures import run_figures
@@ -22,7 +25,10 @@ from llmb.report.table import Column, Table, known, number_column, result_table,
 from llmb.report.verdict_report import explanation_tables, verdict_table
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Value
+from llmb.runs.plan import EnginePlan
 from llmb.runs.record import RunRecord
+from llmb.runs.same_run import arguments_of_plan
+from llmb.schedulers.lookup import LOCAL
 from llmb.shown_text import value_text
 from llmb.verdict.records import WORST, VerdictName
 from llmb.verdict.sentence import headline
@@ -274,11 +280,21 @@ def _advice(judged: Judged, shown: AnalyzedRun) -> str | None:
         return _look_at(shown)
     if verdict.verdict == "not comparable" and verdict.reference is None:
         return f"llmb judge {shown.id} --against RUNS"
-    if verdict.verdict == "inconclusive" and shown.recipe:
-        request = shown.recipe
-        words = f"-w {request.workload} -s {request.size} --dtype {request.dtype} --scale {request.scale}"
-        return f"llmb run {words} --repeats {verdict.more_runs or 3}"
+    if verdict.verdict == "inconclusive" and (again := _same_run(shown.record, verdict.more_runs or 3)):
+        return again
     return f"llmb judge {shown.id} --explain"
+
+
+def _same_run(record: RunRecord, repeats: int) -> str | None:
+    """None for a run of another program, whose options are its own, and of a recipe that the catalogue has not."""
+    if not isinstance(record.plan, EnginePlan):
+        return None
+    try:
+        words = arguments_of_plan(Catalogue(), record.plan)
+    except UsageError:
+        return None
+    command = "run" if record.job is None or record.job.scheduler == LOCAL else "submit"
+    return shlex.join(["llmb", command, *words, "--repeats", str(repeats)])
 
 
 def _look_at(run: AnalyzedRun) -> str:
