@@ -26,7 +26,7 @@ from llmb.missing import Missing
 from llmb.prepared.folders import prepared_folders
 from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
-from llmb.programs.megatron_bridge.command import bridge_data
+from llmb.programs.megatron_bridge.command import BridgeVersion, bridge_data
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling
@@ -132,6 +132,31 @@ def test_the_framework_needs_a_container_whose_image_may_be_the_users_own() -> N
     assert f"--container-image={bridge_data().images['pyxis']}" in worker_step(job_of(plain))
 
 
+@pytest.mark.parametrize(
+    ("image", "refused"),
+    [
+        ("nvcr.io#nvidia/nemo:25.09.00", "25.09"),
+        ("/images/nvidia+nemo+25.04.01.sqsh", "25.04"),
+        ("/images/nvidia+nemo+24.09.sqsh", "24.09"),
+        ("nvcr.io/nvidia/nemo:26.02.01", "26.02"),
+        ("/images/nvidia+nemo+26.04.01.sqsh", None),
+        ("/images/our-nemo.sqsh", None),
+    ],
+)
+def test_an_image_of_the_reference_suites_own_scripts_is_refused_before_it_is_queued(
+    image: str, refused: str | None
+) -> None:
+    request = Request(**LORA, gpu_type="b200", scale=8)
+    if refused is None:
+        assert f"--container-image={image}" in worker_step(job_of(order_of(request, image=image)))
+        return
+    with pytest.raises(
+        UsageError, match=f"NeMo {refused} has no version of megatron_bridge that llmb supports"
+    ) as caught:
+        order_of(request, image=image)
+    assert caught.value.do == "name an image of NeMo 26.04 or later, or leave --image out"
+
+
 def test_an_image_for_the_engine_needs_a_container_too() -> None:
     with pytest.raises(UsageError, match="run without a container"):
         engine_container(FrameworkOptions(image="/x.sqsh"), ContainerSettings())
@@ -141,6 +166,43 @@ def test_an_image_for_the_engine_needs_a_container_too() -> None:
         make_order(CATALOGUE, request, Choices(), JobOptions(), site, FrameworkOptions(arguments=asked))
     chosen = engine_container(FrameworkOptions(image="/x.sqsh", mounts=("/y",)), ContainerSettings(**CONTAINER))
     assert (chosen.image, chosen.mounts) == ("/x.sqsh", ("/datasets", "/y"))
+
+
+REPOSITORY = "LLMB_BRIDGE_REPOSITORY"
+"""Variable that names a clone of Megatron-Bridge, with its tags."""
+# Its parser takes the default of one argument from NeMo-Run.
+PARSE = """import json, sys, types
+home = types.ModuleType("nemo_run.config")
+home.get_nemorun_home = lambda: "/"
+sys.modules |= {"nemo_run": types.ModuleType("nemo_run"), "nemo_run.config": home}
+from argument_parser import parse_cli_args
+known, rest = parse_cli_args().parse_known_args(sys.argv[1:])
+print(json.dumps([known.task, known.num_gpus, known.global_batch_size, rest]))
+"""
+
+
+@pytest.mark.parametrize("version", bridge_data().versions, ids=lambda version: version.tag)
+def test_each_versions_own_parser_takes_the_arguments(
+    tmp_path: Path, needs: Callable[[str, bool, str], None], version: BridgeVersion
+) -> None:
+    clone = os.environ.get(REPOSITORY, "")
+    needs("bridge", bool(clone), f"{REPOSITORY} names no clone of https://github.com/NVIDIA-NeMo/Megatron-Bridge")
+    show = ["git", "-C", clone, "show", f"{version.tag}:scripts/performance/argument_parser.py"]
+    (tmp_path / "argument_parser.py").write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
+    put_programs(tmp_path, numactl='shift 4; exec "$PARSER" -c "$PARSE" "$@"')
+    info = tmp_path / "package_info.py"
+    major, minor = version.version.split(".")
+    info.write_text(f"MAJOR = {major}\nMINOR = {minor}\n")
+    environ = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "LOCAL_RANK": "0", "PYTHONPATH": str(tmp_path)}
+    environ |= {"PARSER": sys.executable, "PARSE": PARSE}
+    for name, make in CASES.items():
+        text, *more = process_words(order := make(), info)
+        command = ["bash", "-c", text, *more]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        task, gpus, gbs, rest = json.loads(done.stdout)
+        assert task == version.tasks.get(tuned := "lora" if "lora" in name else "pretrain", tuned)
+        assert (gpus, gbs) == (order.plan.recipe.scale, order.plan.recipe.layout.gbs)
+        assert all("=" in word and not word.startswith("-") for word in rest), "overrides are for the configuration"
 
 
 def put_programs(folder: Path, **programs: str) -> None:
@@ -157,7 +219,8 @@ def process_words(order: Order, info: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("major", "minor", "supported"), [(0, 4, True), (0, 5, True), (0, 6, False), (0, 3, False), (1, 4, False)]
+    ("major", "minor", "supported"),
+    [(0, 4, True), (0, 5, True), (0, 6, True), (0, 7, False), (0, 3, False), (1, 4, False)],
 )
 def test_another_version_is_refused_where_it_is_found(tmp_path: Path, major: int, minor: int, supported: bool) -> None:
     """Only the container has the version: the words of a process are run as there, with a numactl that is none."""
@@ -165,17 +228,24 @@ def test_another_version_is_refused_where_it_is_found(tmp_path: Path, major: int
     info.write_text(
         f'# Copyright\n\nMAJOR = {major}\nMINOR = {minor}\nPATCH = 2\nPRE_RELEASE = ""\nVERSION = (MAJOR,)\n'
     )
-    put_programs(tmp_path, numactl='shift 2; echo "$@"')
-    text, *more = process_words(CASES["lora-70b-fp8-8-b200"](), info)
-    environ = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "LOCAL_RANK": "5"}
-    command = ["bash", "-c", text, *more[:3]]
+    put_programs(tmp_path, numactl='shift 2; echo "$@"; printenv NCCL_NVLS_ENABLE TRANSFORMERS_OFFLINE NCCL_DEBUG')
+    order = CASES["lora-70b-fp8-8-b200"]()
+    text, *more = process_words(order, info)
+    own = {"NCCL_NVLS_ENABLE": "0", "TRANSFORMERS_OFFLINE": "1", "NCCL_DEBUG": "WARN"}
+    environ = {**os.environ, **own, "PATH": f"{tmp_path}:/usr/bin:/bin", "LOCAL_RANK": "5"}
+    command = ["bash", "-c", text, *more[:9]]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    if supported:
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"python {bridge_data().script}\n"
+    given = "--model_family_name llama --model_recipe_name llama3_70b --task"
+    if supported and minor < 6:
+        assert done.stderr == ""
+        assert done.stdout == f"python {bridge_data().script} {given} lora\n0\n1\nWARN\n"
+    elif supported:
+        script = "/opt/Megatron-Bridge/scripts/performance/bootstrap.py"
+        assert done.stdout == f"python {script} {given} peft\n1\nWARN\n", "it sets NCCL_NVLS_ENABLE itself"
     else:
         assert done.returncode == 2
-        assert done.stderr == (f"llmb: this image has megatron_bridge {major}.{minor}, and llmb supports 0.4 and 0.5\n")
+        expected = f"llmb: this image has megatron_bridge {major}.{minor}, and llmb supports 0.4, 0.5 and 0.6\n"
+        assert done.stderr == expected
     info.unlink()
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe as a command line of Megatron-Bridge's performance script. Pure but for its data file."""
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+
+from pydantic import Field
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
@@ -48,6 +52,10 @@ MOCK = Origin(
 """What the script trains without a dataset, also where it fine-tunes."""
 
 
+_NEMO = re.compile(r"\bnemo[+:-](\d\d\.\d\d)(?!\d)")
+"""NeMo's own names of its images, and those of files that the reference suite's installer makes."""
+
+
 class BridgeRecipe(Record):
     """A recipe of the script, and the one of the catalogue that it is."""
 
@@ -70,13 +78,30 @@ class BridgeVariables(Record):
     variables: dict[str, str]
 
 
+class BridgeVersion(Record):
+    """A version that is supported, and what it has otherwise than the first one."""
+
+    version: str
+    """Major and minor."""
+    tag: str
+    """What its script has otherwise than that of the first one that is supported."""
+    script: str | None = None
+    tasks: dict[str, str] = Field(default_factory=dict)
+    """Other names of tasks."""
+    sets_variables: bool = False
+    """The script sets the variables of its recipes itself, unless they are set."""
+    keeps: tuple[str, ...] = ()
+    """Variables that its launcher sets nevertheless."""
+
+
 class BridgeFile(Record):
     """``megatron_bridge.yaml``."""
 
     framework: str
     release: str
-    versions: tuple[str, ...]
-    """Supported ones, major and minor."""
+    versions: tuple[BridgeVersion, ...]
+    oldest_nemo: str
+    """The first of NeMo's images that holds a supported version."""
     package_info: str
     """Where the version is in the container."""
     images: dict[str, str]
@@ -140,7 +165,8 @@ def bridge_command(
     per_numa = data.gpus_per_numa_node[recipe.gpu_type]
     bind = f'exec numactl --cpunodebind=$((LOCAL_RANK/{per_numa})) --membind=$((LOCAL_RANK/{per_numa})) "$@"'
     known = {**dict(_arguments(plan, choices, save_dir)), **dict(squad.arguments() if squad else ())}
-    text = "; ".join(filter(None, (version_check(data), nsys_prefix(plan), ENTER if squad else "", bind)))
+    checked = version_check(data, bridge_variables(recipe))
+    text = "; ".join(filter(None, (checked, nsys_prefix(plan), ENTER if squad else "", bind)))
     words: list[Word] = ["bash", "-c", text, "llmb-bind", *_report_folder(plan)]
     if squad:
         words += [RUN_FOLDER.model_copy(update={"after": f"/{WORKING_FOLDER}"}), str(squad.training)]
@@ -189,15 +215,42 @@ def _report_folder(plan: Plan) -> Iterator[Word]:
         yield RUN_FOLDER.model_copy(update={"after": f"/{NSYS_FOLDER}"})
 
 
-def version_check(data: BridgeFile) -> str:
-    """Shell text that ends a process in a container with another version: only there the version is known."""
+def version_check(data: BridgeFile, variables: Mapping[str, str]) -> str:
+    """Shell text that adapts the arguments to the container's version, which only it has; another version ends it."""
     read = 'case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac'
     found = "${found:-of an unknown version}"
-    told = f"llmb: this image has {data.framework} {found}, and llmb supports {' and '.join(data.versions)}"
+    *most, last = (one.version for one in data.versions)
+    told = f"llmb: this image has {data.framework} {found}, and llmb supports {', '.join(most)} and {last}"
+    cases = "".join(f"{one.version}) {_adapted(data, one, variables)};; " for one in data.versions)
     return (
         f"found=; while read -r name _ value; do {read}; done <{data.package_info}; "
-        f'case "$found" in {"|".join(data.versions)}) ;; *) echo "{told}" >&2; exit 2;; esac'
+        f'case "$found" in {cases}*) echo "{told}" >&2; exit 2;; esac'
     )
+
+
+def _adapted(data: BridgeFile, version: BridgeVersion, variables: Mapping[str, str]) -> str:
+    """Shell text that gives the arguments the names of ``version``, and leaves variables to it that it sets."""
+    renamed = {f"--task {ours}": theirs for ours, theirs in version.tasks.items()}
+    named = f'"python {data.script}") word={version.script};; ' if version.script else ""
+    named += "".join(f'"{before}") word={after};; ' for before, after in renamed.items())
+    adapt = (
+        f'words=(); before=; for word; do own=$word; case "$before $word" in {named}esac; words+=("$word"); '
+        'before=$own; done; set -- "${words[@]}"'
+    )
+    set_here = [shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in version.keeps]
+    leave = (
+        f"for pair in {' '.join(set_here)}; do name=${{pair%%=*}}; "
+        'if [ "${!name-}" = "${pair#*=}" ]; then unset "$name"; fi; done'
+    )
+    return "; ".join([adapt] * bool(named) + [leave] * version.sets_variables) or ":"
+
+
+def check_image(image: str) -> None:
+    """Raises UsageError for an image whose name tells that it has no supported version; others tell when they run."""
+    data, named = bridge_data(), _NEMO.search(image)
+    if named and named.group(1) < data.oldest_nemo:
+        what = f"image {image}: NeMo {named.group(1)} has no version of {data.framework} that llmb supports"
+        raise UsageError(what, do=f"name an image of NeMo {data.oldest_nemo} or later, or leave --image out")
 
 
 def bridge_variables(recipe: Recipe) -> dict[str, str]:

@@ -25,6 +25,7 @@ from llmb.programs.megatron_bridge.command import (
     bridge_origin,
     bridge_plan,
     bridge_variables,
+    check_image,
     trains_packed,
 )
 from llmb.programs.megatron_bridge.squad import OFFLINE, prepared_squad
@@ -175,6 +176,8 @@ class MegatronBridge(Program):
         options: FrameworkOptions,
         install: Path,
     ) -> Plan:
+        if options.image:
+            check_image(options.image)
         squad = None if choices.synthetic else prepared_squad(catalogue, recipe, install)
         origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
         plan = bridge_plan(catalogue, recipe, choices, origin, packed=packed)
