@@ -1,31 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe as a command line of Megatron-Bridge's performance script. Pure but for its data file."""
 
-import re
-import shlex
 from collections.abc import Iterator, Mapping
-from functools import cache
-from pathlib import Path
 
-from pydantic import Field
-
-from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Dtype, Recipe, Record
+from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.errors import UsageError, itemized
 from llmb.jobspec.spec import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
+from llmb.programs.megatron_bridge.bridge_file import bridge_data, bridge_recipe
 from llmb.programs.megatron_bridge.squad import ENTER, PACKED, WORKING_FOLDER, Squad
+from llmb.programs.megatron_bridge.versions import script_of, version_check
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
-from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
+from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import report_name
 from llmb.traces.files import REPORT_END
 from llmb.traces.folders import NSYS_FOLDER
 
-DATA = Path(__file__).with_name("megatron_bridge.yaml")
 # Choices that the script supports; any other has to be left at its default.
 SUPPORTED = frozenset(
     {
@@ -43,6 +37,8 @@ SUPPORTED = frozenset(
         "synthetic",
     }
 )
+LIBRARY_WARMUP = 10
+"""Steps; the parser's default, which a run has to have more of."""
 TENSORBOARD = "tensorboard"
 """The script writes traces to ``torch_profile`` beside this folder, one a rank, as llmb's engine names them."""
 
@@ -50,74 +46,6 @@ MOCK = Origin(
     weights=WeightsOrigin(kind="random"), data=DataOrigin(kind="synthetic", name="mock data of Megatron-Bridge")
 )
 """What the script trains without a dataset, also where it fine-tunes."""
-
-
-_NEMO = re.compile(r"\bnemo[+:-](\d\d\.\d\d)(?!\d)")
-"""NeMo's own names of its images, and those of files that the reference suite's installer makes."""
-
-
-class BridgeRecipe(Record):
-    """A recipe of the script, and the one of the catalogue that it is."""
-
-    workload: str
-    size: str
-    family: str
-    recipe: str
-    task: str
-
-
-class BridgeVariables(Record):
-    """Variables of some recipes; an empty list holds for all."""
-
-    recipes: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
-    dtypes: tuple[Dtype, ...] = ()
-    gpu_types: tuple[str, ...] = ()
-    cuts_layers: bool | None = None
-    """Layers or sequences are cut, by TP or CP."""
-    variables: dict[str, str]
-
-
-class BridgeVersion(Record):
-    """A version that is supported, and what it has otherwise than the first one."""
-
-    version: str
-    """Major and minor."""
-    tag: str
-    """What its script has otherwise than that of the first one that is supported."""
-    script: str | None = None
-    tasks: dict[str, str] = Field(default_factory=dict)
-    """Other names of tasks."""
-    sets_variables: bool = False
-    """The script sets the variables of its recipes itself, unless they are set."""
-    keeps: tuple[str, ...] = ()
-    """Variables that its launcher sets nevertheless."""
-
-
-class BridgeFile(Record):
-    """``megatron_bridge.yaml``."""
-
-    framework: str
-    release: str
-    versions: tuple[BridgeVersion, ...]
-    oldest_nemo: str
-    """The first of NeMo's images that holds a supported version."""
-    package_info: str
-    """Where the version is in the container."""
-    images: dict[str, str]
-    script: str
-    gpu_types: tuple[str, ...]
-    recipes: tuple[BridgeRecipe, ...]
-    dtypes: dict[Dtype, str]
-    fp8_recipe: Fp8Recipe
-    """What llmb's engine calls the scaling that FP8 has there."""
-    gpus_per_numa_node: dict[str, int]
-    variables: tuple[BridgeVariables, ...]
-
-
-@cache
-def bridge_data() -> BridgeFile:
-    return read_file(DATA, BridgeFile)
 
 
 def bridge_plan(
@@ -161,18 +89,20 @@ def bridge_command(
     ``extra`` are arguments of the script by name; they replace those that follow from the recipe. Without ``squad``
     the script gets its mock data.
     """
-    data, recipe = bridge_data(), plan.recipe
+    data, recipe, own = bridge_data(), plan.recipe, bridge_recipe(plan.recipe)
+    assert own is not None, "bridge_plan rejects other recipes"
     per_numa = data.gpus_per_numa_node[recipe.gpu_type]
     bind = f'exec numactl --cpunodebind=$((LOCAL_RANK/{per_numa})) --membind=$((LOCAL_RANK/{per_numa})) "$@"'
     known = {**dict(_arguments(plan, choices, save_dir)), **dict(squad.arguments() if squad else ())}
-    checked = version_check(data, bridge_variables(recipe))
+    checked = version_check(data, own, bridge_variables(recipe))
     text = "; ".join(filter(None, (checked, nsys_prefix(plan), ENTER if squad else "", bind)))
     words: list[Word] = ["bash", "-c", text, "llmb-bind", *_report_folder(plan)]
     if squad:
         words += [RUN_FOLDER.model_copy(update={"after": f"/{WORKING_FOLDER}"}), str(squad.training)]
-    words += ["python", data.script]
+    words += ["python", script_of(data, own)]
     for name, value in {**known, **extra}.items():
         words.extend((f"--{name}", value))
+    words.extend(["--use_recipes"] * own.library)
     words.extend(("--save_config_filepath", RUN_FOLDER.model_copy(update={"after": "/ConfigContainer.yaml"})))
     return [*words, *_overrides(plan, choices), *_profiling(plan)]
 
@@ -215,44 +145,6 @@ def _report_folder(plan: Plan) -> Iterator[Word]:
         yield RUN_FOLDER.model_copy(update={"after": f"/{NSYS_FOLDER}"})
 
 
-def version_check(data: BridgeFile, variables: Mapping[str, str]) -> str:
-    """Shell text that adapts the arguments to the container's version, which only it has; another version ends it."""
-    read = 'case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac'
-    found = "${found:-of an unknown version}"
-    *most, last = (one.version for one in data.versions)
-    told = f"llmb: this image has {data.framework} {found}, and llmb supports {', '.join(most)} and {last}"
-    cases = "".join(f"{one.version}) {_adapted(data, one, variables)};; " for one in data.versions)
-    return (
-        f"found=; while read -r name _ value; do {read}; done <{data.package_info}; "
-        f'case "$found" in {cases}*) echo "{told}" >&2; exit 2;; esac'
-    )
-
-
-def _adapted(data: BridgeFile, version: BridgeVersion, variables: Mapping[str, str]) -> str:
-    """Shell text that gives the arguments the names of ``version``, and leaves variables to it that it sets."""
-    renamed = {f"--task {ours}": theirs for ours, theirs in version.tasks.items()}
-    named = f'"python {data.script}") word={version.script};; ' if version.script else ""
-    named += "".join(f'"{before}") word={after};; ' for before, after in renamed.items())
-    adapt = (
-        f'words=(); before=; for word; do own=$word; case "$before $word" in {named}esac; words+=("$word"); '
-        'before=$own; done; set -- "${words[@]}"'
-    )
-    set_here = [shlex.quote(f"{name}={value}") for name, value in variables.items() if name not in version.keeps]
-    leave = (
-        f"for pair in {' '.join(set_here)}; do name=${{pair%%=*}}; "
-        'if [ "${!name-}" = "${pair#*=}" ]; then unset "$name"; fi; done'
-    )
-    return "; ".join([adapt] * bool(named) + [leave] * version.sets_variables) or ":"
-
-
-def check_image(image: str) -> None:
-    """Raises UsageError for an image whose name tells that it has no supported version; others tell when they run."""
-    data, named = bridge_data(), _NEMO.search(image)
-    if named and named.group(1) < data.oldest_nemo:
-        what = f"image {image}: NeMo {named.group(1)} has no version of {data.framework} that llmb supports"
-        raise UsageError(what, do=f"name an image of NeMo {data.oldest_nemo} or later, or leave --image out")
-
-
 def bridge_variables(recipe: Recipe) -> dict[str, str]:
     """What the framework's own launcher sets for this recipe."""
     found, own = dict[str, str](), bridge_recipe(recipe)
@@ -267,11 +159,6 @@ def bridge_variables(recipe: Recipe) -> dict[str, str]:
         if all(not wanted or value in wanted for wanted, value in pairs) and entry.cuts_layers in (None, cuts):
             found.update(entry.variables)
     return found
-
-
-def bridge_recipe(recipe: Recipe) -> BridgeRecipe | None:
-    named = (recipe.workload, recipe.size)
-    return next((item for item in bridge_data().recipes if (item.workload, item.size) == named), None)
 
 
 def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[str, str]]:
@@ -294,6 +181,8 @@ def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[st
     yield "global_batch_size", str(layout.gbs)
     yield "seq_length", str(layout.seq_len)
     yield "data", "mock"
+    if own.library:
+        yield "wandb_experiment_name", "llmb"  # part of a path, without which the script fails
     if choices.saves:
         yield "save_dir", save_dir
         yield "save_interval", str(choices.checkpoint_interval or plan.steps)
@@ -301,9 +190,11 @@ def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[st
 
 def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
     """Overrides of the framework's configuration, for what its script has no argument."""
-    layout = plan.recipe.layout
+    layout, own = plan.recipe.layout, bridge_recipe(plan.recipe)
     yield f"model.seq_length={layout.seq_len}"
     yield f"model.num_layers={layout.layers}"
+    if own and own.library:
+        yield from _library_overrides(plan, choices)
     if layout.counts_embedding_and_loss and layout.pp > 1 and not layout.has_own_split:
         yield "model.account_for_embedding_in_pipeline_split=true"
         yield "model.account_for_loss_in_pipeline_split=true"
@@ -317,6 +208,19 @@ def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
         yield f"optimizer.lr={choices.peak_lr}"
     if choices.warmup_steps is not None:
         yield f"scheduler.lr_warmup_iters={choices.warmup_steps}"
+
+
+def _library_overrides(plan: Plan, choices: Choices) -> Iterator[str]:
+    """What the framework's tuned recipes do, and those of its library do not."""
+    yield "checkpoint.load=null"
+    if not choices.saves:
+        yield "checkpoint.save=null"  # else it saves its last step, in the container
+    if not (plan.profile and plan.profile.profiler == "torch"):
+        yield "logger.tensorboard_dir=null"
+    if plan.recipe.layout.tp > 1:
+        yield "model.sequence_parallel=true"
+    if choices.warmup_steps is None:
+        yield f"scheduler.lr_warmup_iters={min(LIBRARY_WARMUP, plan.steps - 1)}"
 
 
 def _profiling(plan: Plan) -> Iterator[Word]:
@@ -338,9 +242,12 @@ def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
     data = bridge_data()
     if bridge_recipe(recipe) is None:
         known = ", ".join(f"{item.workload} {item.size}" for item in data.recipes)
-        yield f"its performance script has no {recipe.workload} {recipe.size}; it has {known}"
+        yield f"its scripts have no {recipe.workload} {recipe.size}; they have {known}"
     if recipe.gpu_type not in data.gpu_types:
         yield f"it is not tuned for {recipe.gpu_type}; it is for {', '.join(data.gpu_types)}"
+    own = bridge_recipe(recipe)
+    if own and own.library and recipe.dtype is not Dtype.BF16:
+        yield f"its {own.recipe} is of its library of models, which computes in bf16"
     if recipe.dtype not in data.dtypes:
         yield f"it does not compute in {recipe.dtype}; it does in {', '.join(data.dtypes)}"
     whole = find_model(catalogue, recipe.workload, recipe.size)

@@ -19,16 +19,16 @@ from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.predict.prediction import predicted_step
+from llmb.programs.megatron_bridge.bridge_file import bridge_data
 from llmb.programs.megatron_bridge.command import (
     bridge_command,
-    bridge_data,
     bridge_origin,
     bridge_plan,
     bridge_variables,
-    check_image,
     trains_packed,
 )
 from llmb.programs.megatron_bridge.squad import OFFLINE, prepared_squad
+from llmb.programs.megatron_bridge.versions import check_image
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.runs.choices import Choices
@@ -176,11 +176,10 @@ class MegatronBridge(Program):
         options: FrameworkOptions,
         install: Path,
     ) -> Plan:
-        if options.image:
-            check_image(options.image)
         squad = None if choices.synthetic else prepared_squad(catalogue, recipe, install)
         origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
         plan = bridge_plan(catalogue, recipe, choices, origin, packed=packed)
+        check_image(options.image, recipe)
         predicted = predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda"))
         return plan.model_copy(update={"predicted": predicted})
 

@@ -1,0 +1,105 @@
+#!/bin/bash
+# pretrain_qwen3 8b bf16 on 16 x h100, by llmb, with megatron_bridge v0.4.2
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --job-name=pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge
+#SBATCH --time=00:30:00
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --no-requeue
+#SBATCH --account=research
+#SBATCH --partition=batch
+#SBATCH --output=/lustre/bench/workloads/pretrain_qwen3/experiments/pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge/pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge_1700000000/pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge/sbatch_pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge.out
+#SBATCH --open-mode=append
+#SBATCH --chdir=/lustre/bench/workloads/pretrain_qwen3/experiments/pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge/pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge_1700000000/pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge
+
+unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
+export TORCH_NCCL_HIGH_PRIORITY=1  # megatron_bridge
+export TRANSFORMERS_OFFLINE=1  # megatron_bridge
+export TOKENIZERS_PARALLELISM=False  # megatron_bridge
+export NCCL_NVLS_ENABLE=0  # megatron_bridge
+export NVTE_FWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export NVTE_BWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export CUDA_DEVICE_MAX_CONNECTIONS=1  # megatron_bridge
+llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 8))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"
+
+set -uo pipefail
+llmb_exit_code=1
+llmb_signal=
+llmb_workers=
+llmb_woken=
+
+# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+llmb_leave() {
+    local code=$? file="$llmb_folder/job_end.json"
+    trap - EXIT
+    printf '{"job_id": "%s", "restarts": %d, "exit_code": %d, "signal": "%s", "ended_at": "%s"}\n' \
+        "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$code" "$llmb_signal" "$(date -u +%Y-%m-%dT%H:%M:%S+00:00)" \
+        >"$file.$$" && mv -f "$file.$$" "$file"
+    exit "$code"
+}
+
+# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+llmb_end() {
+    llmb_signal=$1
+    llmb_woken=1
+    if [ "$1" != TERM ] && [ -n "$llmb_workers" ]; then
+        scancel --signal=TERM "$SLURM_JOB_ID"
+    fi
+}
+
+llmb_folder=/lustre/bench/workloads/pretrain_qwen3/experiments/pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge/pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge_1700000000/pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge
+llmb_python=/lustre/bench/venv/bin/python
+trap llmb_leave EXIT
+trap 'llmb_end TERM' TERM
+trap 'llmb_end USR1' USR1
+
+# The first node as Slurm reaches it: its name need not be known to the others.
+llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+MASTER_ADDR="${llmb_known:-$llmb_address}"
+export MASTER_ADDR
+# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
+    grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
+done
+export MASTER_PORT
+LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export LLMB_STORE_ID
+
+"$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
+[ -z "$llmb_signal" ] || exit 143
+
+srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none \
+    --container-image=/images/bridge-0.6.sqsh --container-mounts=/datasets:/datasets,/lustre/bench:/lustre/bench \
+    --no-container-mount-home --container-writable sh -c \
+    'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"; export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE" TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"; exec "$@"' \
+    llmb-task bash -c \
+    'found=; while read -r name _ value; do case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac; done </opt/Megatron-Bridge/src/megatron/bridge/package_info.py; case "$found" in 0.5) :;; 0.6) words=(); before=; for word; do own=$word; case "$before $word" in "python /opt/Megatron-Bridge/scripts/performance/run_recipe.py") word=/opt/Megatron-Bridge/scripts/performance/bootstrap.py;; "--task lora") word=peft;; esac; words+=("$word"); before=$own; done; set -- "${words[@]}"; for pair in TORCH_NCCL_AVOID_RECORD_STREAMS=1 TORCH_NCCL_HIGH_PRIORITY=1 NCCL_NVLS_ENABLE=0 NVTE_FWD_LAYERNORM_SM_MARGIN=16 NVTE_BWD_LAYERNORM_SM_MARGIN=16 CUDA_DEVICE_MAX_CONNECTIONS=1; do name=${pair%%=*}; if [ "${!name-}" = "${pair#*=}" ]; then unset "$name"; fi; done;; *) echo "llmb: this image has megatron_bridge ${found:-of an unknown version}, and llmb supports 0.5 and 0.6 for qwen3_8b" >&2; exit 2;; esac; exec numactl --cpunodebind=$((LOCAL_RANK/4)) --membind=$((LOCAL_RANK/4)) "$@"' \
+    llmb-bind python /opt/Megatron-Bridge/scripts/performance/run_recipe.py --model_family_name qwen \
+    --model_recipe_name qwen3_8b --task pretrain --gpu h100 --compute_dtype bf16 --num_gpus 16 --max_steps 8 \
+    --tensor_model_parallel_size 1 --pipeline_model_parallel_size 1 --virtual_pipeline_model_parallel_size None \
+    --context_parallel_size 2 --micro_batch_size 1 --global_batch_size 256 --seq_length 8192 --data mock \
+    --wandb_experiment_name llmb --use_recipes --save_config_filepath "$llmb_folder"/ConfigContainer.yaml \
+    model.seq_length=8192 model.num_layers=36 checkpoint.load=null checkpoint.save=null \
+    logger.tensorboard_dir=null scheduler.lr_warmup_iters=7 \
+    >>"$llmb_folder"/log-pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge.out 2>&1 </dev/null &
+llmb_workers=$!
+while :; do
+    llmb_woken=
+    wait "$llmb_workers"
+    llmb_exit_code=$?
+    # A signal ends 'wait' before the workers have ended.
+    [ -n "$llmb_woken" ] || break
+done
+# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
+if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
+    sleep 3 &
+    wait "$!"
+fi
+
+"$llmb_python" -P -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+exit "$llmb_exit_code"
