@@ -45,12 +45,12 @@ from llmb.prepare.verify import Item, Verification
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, TokenizerRecord
 from llmb.programs.conclude import EndedRun
+from llmb.report.campaign_report import campaign_document, submit_document
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import image_document, install_document, settings_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.memory_report import memory_document
 from llmb.report.parse_report import parse_document, parse_report
-from llmb.report.plan_report import campaign_document, submit_document
 from llmb.report.predict_report import Foreseen, Proposed, predict_document, proposed_document
 from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
 from llmb.report.recipe_report import list_document, metrics_document, recipe_document

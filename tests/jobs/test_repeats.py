@@ -5,7 +5,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -23,7 +23,7 @@ from llmb.cli.run import requests_of, run_several
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.local_run import LocalRun, plan_here
-from llmb.jobs.repeats import Turn, interleaved, remaining, spread_of
+from llmb.jobs.repeats import Turn, interleaved, remaining
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun
 from llmb.runs.choices import Choices
@@ -52,16 +52,6 @@ def test_a_linear_drift_adds_the_same_to_each(repeats: int) -> None:
 def test_what_was_run_before_is_left_out() -> None:
     assert remaining(interleaved(2, 2), {0: 1, 1: 2}) == [Turn(0, 2)]
     assert remaining(interleaved(2, 1), {}) == [Turn(0, 1), Turn(1, 1)]
-
-
-def test_the_spread_is_that_of_run_means() -> None:
-    spread = spread_of([1.0, 1.2, 1.4])
-    assert spread is not None
-    assert astuple(spread) == pytest.approx((3, 1.2, 1.2, 0.2, 100 / 6, 1.0, 1.4))
-    single = spread_of([1.0])
-    assert single is not None
-    assert (single.std, single.cv_pct) == (None, None)
-    assert spread_of([]) is None
 
 
 def test_lists_of_sizes_and_dtypes_are_combined() -> None:

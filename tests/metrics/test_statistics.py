@@ -2,7 +2,7 @@
 """Statistics against textbook values and numpy."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from step_series import step_noise
 
 from llmb.analysis.judge_run import describe_runs
 from llmb.metrics.long_run import MOST_BLOCKS, QUANTILES, cosines
-from llmb.metrics.statistics import Statistics, describe
+from llmb.metrics.statistics import Statistics, describe, spread_of
 
 samples = st.lists(st.floats(min_value=1e-3, max_value=1e3), min_size=1, max_size=60)
 
@@ -140,3 +140,13 @@ def test_equal_values_have_no_spread(count: int, value: float) -> None:
     found = describe([value] * count)
     assert (found.mean, found.std, found.cv, found.ci95) == (value, 0.0, 0.0, (value, value))
     assert found.effective_count and found.effective_count > 0.8 * count
+
+
+def test_the_spread_is_that_of_run_means() -> None:
+    spread = spread_of([1.0, 1.2, 1.4])
+    assert spread is not None
+    assert astuple(spread) == pytest.approx((3, 1.2, 1.2, 0.2, 100 / 6, 1.0, 1.4))
+    single = spread_of([1.0])
+    assert single is not None
+    assert (single.std, single.cv_pct) == (None, None)
+    assert spread_of([]) is None

@@ -35,8 +35,8 @@ from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.options.option import Option
+from llmb.report.campaign_report import flags_text
 from llmb.report.output import print_json, print_line, print_output
-from llmb.report.plan_report import flags_text
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import Device
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options

@@ -22,8 +22,8 @@ from llmb.errors import UsageError, itemized
 from llmb.health.exclusion import OPTION, excluded_nodes
 from llmb.options.option import options_of
 from llmb.programs.engine.memory_check import memory_warnings
+from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.report.output import print_output, print_table
-from llmb.report.plan_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.runs.folder import chosen_root
 from llmb.schedulers.lookup import read_cluster_site, scheduler_of
 

@@ -28,8 +28,8 @@ from llmb.prepare.jobs import (
     same_jobs,
 )
 from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
+from llmb.report.campaign_report import flags_text, queued_document, submit_text
 from llmb.report.output import print_json, print_output, print_text
-from llmb.report.plan_report import flags_text, queued_document, submit_text
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
 
 OF_RUNS = frozenset(("nodes", "array", "retries", "start", "segment", "signal_before"))

@@ -43,8 +43,9 @@ from llmb.jobs.wait import Watch, wait_for_one
 from llmb.programs.conclude import read_ended_run
 from llmb.programs.engine.memory_check import check_memory
 from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
+from llmb.report.campaign_report import flags_text, script_document, submit_document, submit_text
 from llmb.report.output import print_json, print_output, print_text
-from llmb.report.plan_report import flags_text, script_document, start_lines, submit_document, submit_text
+from llmb.report.plan_report import start_lines
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
 from llmb.schedulers.lookup import read_cluster_site

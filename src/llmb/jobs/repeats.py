@@ -3,11 +3,9 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from llmb.errors import EnvironmentProblem, UsageError
@@ -34,19 +32,6 @@ class Turn(NamedTuple):
     repeat: int
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How the mean step times of repeats differ, in seconds; ``std`` and ``cv_pct`` are None for one repeat."""
-
-    count: int
-    mean: float
-    median: float
-    std: float | None
-    cv_pct: float | None
-    min: float
-    max: float
-
-
 def interleaved(recipes: int, repeats: int) -> Iterator[Turn]:
     """Each recipe once in every round, and every second round backwards (A B B A ...): what drifts while they run,
     such as the temperature, then adds the same to the mean of each."""
@@ -58,15 +43,6 @@ def interleaved(recipes: int, repeats: int) -> Iterator[Turn]:
 def remaining(turns: Iterator[Turn], done: Mapping[int, int]) -> list[Turn]:
     """Without the first repeats of a recipe, of which ``done`` have ended before."""
     return [turn for turn in turns if turn.repeat > done.get(turn.recipe, 0)]
-
-
-def spread_of(means_s: Sequence[float]) -> Spread | None:
-    """None without a repeat."""
-    if not means_s:
-        return None
-    mean, std = fmean(means_s), stdev(means_s) if len(means_s) > 1 else None
-    cv_pct = None if std is None else 100 * std / mean
-    return Spread(len(means_s), mean, median(means_s), std, cv_pct, min(means_s), max(means_s))
 
 
 def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:

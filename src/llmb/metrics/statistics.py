@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from llmb.metrics.long_run import half_width
@@ -203,3 +204,25 @@ def _products(deviations: Sequence[float]) -> tuple[float, float]:
 
     array = np.asarray(deviations)
     return float(array @ array), float(array[:-1] @ array[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the mean step times of repeats differ, in seconds; ``std`` and ``cv_pct`` are None for one repeat."""
+
+    count: int
+    mean: float
+    median: float
+    std: float | None
+    cv_pct: float | None
+    min: float
+    max: float
+
+
+def spread_of(means_s: Sequence[float]) -> Spread | None:
+    """None without a repeat."""
+    if not means_s:
+        return None
+    mean, std = fmean(means_s), stdev(means_s) if len(means_s) > 1 else None
+    cv_pct = None if std is None else 100 * std / mean
+    return Spread(len(means_s), mean, median(means_s), std, cv_pct, min(means_s), max(means_s))

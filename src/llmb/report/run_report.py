@@ -7,8 +7,7 @@ from typing import Any
 
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
-from llmb.jobs.repeats import Spread, spread_of
-from llmb.metrics.statistics import Statistics
+from llmb.metrics.statistics import Spread, Statistics, spread_of
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.report.plan_report import plan_title, predicted_text
