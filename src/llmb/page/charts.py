@@ -32,6 +32,8 @@ NAMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
 }
 """The variables of the page's style that the colors become."""
 WIDTH, HEIGHT, UNITS_PER_INCH = 480, 200, 72
+PAD = 3
+"""Units around a plot."""
 MOST_POINTS = 1000
 """Longer series are drawn by the smallest and the largest value of each bin."""
 STYLE: Mapping[Any, Any] = {
@@ -101,14 +103,17 @@ class Drawing:
         with self._canvas() as canvas:
             from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+            printer = FigureCanvasSVG(canvas)
+            _fit(canvas)
             # As ``savefig``, which would draw twice, to find the size of a plot whose size is given.
-            FigureCanvasSVG(canvas).print_svg(target, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+            printer.print_svg(target, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         return slim(target.getvalue().decode())
 
     def png(self) -> bytes:
         """On white, large enough for slides."""
         target = io.BytesIO()
         with self._canvas() as canvas:
+            _fit(canvas)
             canvas.savefig(target, format="png", dpi=4 * UNITS_PER_INCH, facecolor=PAPER)
         return target.getvalue()
 
@@ -118,7 +123,7 @@ class Drawing:
             from matplotlib.figure import Figure
 
             size = (WIDTH / UNITS_PER_INCH, self.height / UNITS_PER_INCH)
-            canvas = Figure(figsize=size, dpi=UNITS_PER_INCH, layout="constrained")
+            canvas = Figure(figsize=size, dpi=UNITS_PER_INCH)
             self.draw(canvas)
             yield canvas
 
@@ -323,6 +328,20 @@ def grid_chart(
         name_axes(plot, axes)
 
     return Drawing(name, draw)
+
+
+def _fit(canvas: "Canvas") -> None:
+    """Gives the axes all space that their labels and legend do not need.
+
+    As does matplotlib's constrained layout, which measures all texts twice: a third of the time that a plot takes.
+    """
+    (plot,) = canvas.axes
+    plot.set_position((0.1, 0.18, 0.88, 0.7))  # nearly where it will be, so that it has the same ticks
+    inner, outer = plot.get_window_extent(), plot.get_tightbbox(for_layout_only=True)
+    assert outer is not None, "axes are visible"
+    gaps = inner.get_points() - outer.get_points() + [[PAD], [-PAD]]
+    (left, bottom), (right, top) = gaps / (canvas.bbox.width, canvas.bbox.height)
+    plot.set_position((left, bottom, 1 + right - left, 1 + top - bottom))
 
 
 def name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
