@@ -71,12 +71,12 @@ def test_all_that_was_counted_is_published() -> None:
 def test_ranks_hold_micro_batches_as_the_schedule_says(sizes: dict[str, int], most: list[int]) -> None:
     layout = Layout(gpus=sizes["pp"], mbs=1, gbs=16, seq_len=8, layers=12, **sizes)
     for pp_rank, wanted in enumerate(most):
-        assert max(sum(each.held) for each in moments(layout, pp_rank, begins=True, gathers=True)) == wanted
+        assert max(sum(each.held) for each in moments(layout, pp_rank, begins=True)) == wanted
 
 
 def test_few_micro_batches_are_never_more_than_there_are() -> None:
     layout = Layout(gpus=4, mbs=1, gbs=4, seq_len=8, layers=16, pp=4, vp=4)
-    assert max(sum(each.held) for each in moments(layout, 0, begins=False, gathers=False)) == 16
+    assert max(sum(each.held) for each in moments(layout, 0, begins=False)) == 16
 
 
 def test_choices_move_memory_where_they_say() -> None:

@@ -8,6 +8,7 @@ the backward pass of a block, of stages without a loss; or where the gradients o
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from operator import ge, mul
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable, stage_ranks
 
 MASTER, MOMENTS = FP32, 2 * FP32
+GATHERED = 3
+"""Stages of a rank whose sharded parameters are whole at a time: those that come next
+(torch/distributed/pipelining/schedules.py, _add_unshard_reshard)."""
 DOUBT = 0.05
 """By how much the account may be above an estimate, as a fraction of it."""
 
@@ -81,35 +85,33 @@ def with_whole_parameters(plan: EnginePlan) -> EnginePlan:
 class PeakMoment(NamedTuple):
     """When a forward or a backward pass of a rank ends.
 
-    held: how many micro-batches each of its stages holds. begun: stages that have gradients. gathered: stages whose
-    sharded parameters are whole, from a forward pass to the end of a backward pass. passes: whether the next pass finds
-    all of this: what it computes comes on top.
+    held: how many micro-batches each of its stages holds. begun: stages that have gradients. gathered: how many stages
+    have whole parameters, if they are sharded. passes: whether the next pass finds all of this: what it computes comes
+    on top. adds: whether gradients have just been computed that are added to others.
     """
 
     held: tuple[int, ...]
     begun: tuple[bool, ...]
-    gathered: tuple[bool, ...]
+    gathered: int
     passes: bool
+    adds: bool
 
-    def amounts(self, *, begins: bool, gathers: bool) -> tuple[int, ...]:
-        parts = (*(self.begun if begins else ()), *(self.gathered if gathers else ()))
-        return (*self.held, *parts, self.passes, not self.passes)
+    def amounts(self, *, begins: bool) -> tuple[int, ...]:
+        return (*self.held, *(self.begun if begins else ()), self.gathered, self.passes, self.adds)
 
 
-def moments(layout: Layout, pp_rank: int, *, begins: bool, gathers: bool) -> frozenset[PeakMoment]:
+def moments(layout: Layout, pp_rank: int, *, begins: bool) -> frozenset[PeakMoment]:
     """Finds when a rank may be fullest, until its pipeline is in its steady state, and at its end.
 
-    Whether it matters which stages have gradients (``begins``), and which are gathered (``gathers``).
+    begins: whether it matters which stages have gradients.
 
     1F1B and interleaved 1F1B (Narayanan et al., 2021), as torch's schedules have them.
     """
-    return _moments(layout.pp, layout.vp, layout.ga, pp_rank, begins=begins, gathers=gathers)
+    return _moments(layout.pp, layout.vp, layout.ga, pp_rank, begins=begins)
 
 
 @cache
-def _moments(
-    pp: int, vp: int, micro_batches: int, pp_rank: int, *, begins: bool, gathers: bool
-) -> frozenset[PeakMoment]:
+def _moments(pp: int, vp: int, micro_batches: int, pp_rank: int, *, begins: bool) -> frozenset[PeakMoment]:
     whole, together = micro_batches * vp, micro_batches
     if vp == 1:
         ahead = min(whole, pp - 1 - pp_rank)
@@ -118,28 +120,25 @@ def _moments(
         ahead = min(whole, (vp - 1) * together + 2 * (pp - 1 - pp_rank))
     forward = [done // together % vp for done in range(min(whole, ahead + 2 * together * vp))]
     backward = [vp - 1 - stage for stage in forward]
-    every = _after_passes(vp, forward, backward, ahead)
-    found = {each.amounts(begins=begins, gathers=gathers): each for each in every}
+    found = {each.amounts(begins=begins): each for each in _after_passes(vp, forward, backward, ahead)}
     return frozenset(found[amounts] for amounts in _largest(found))
 
 
 def _after_passes(vp: int, forward: Sequence[int], backward: Sequence[int], ahead: int) -> Iterator[PeakMoment]:
     """Stages of passes in their order; ``ahead`` forward passes precede the first backward pass."""
-    held, begun, gathered = [0] * vp, [False] * vp, [False] * vp
+    held, begun = [0] * vp, [False] * vp
     for done in range(len(forward) + ahead):
         if done < len(forward):
             held[forward[done]] += 1
-            gathered[forward[done]] = True
+        coming = vp if done < len(forward) else sum(map(bool, held))
+        gathered = min(coming, GATHERED)
+        yield PeakMoment(tuple(held), tuple(begun), gathered, passes=True, adds=False)
         if done < ahead:
-            yield PeakMoment(tuple(held), tuple(begun), tuple(gathered), passes=True)
             continue
         stage = backward[done - ahead]
-        gathered[stage] = True
-        yield PeakMoment(tuple(held), tuple(begun), tuple(gathered), passes=True)
         held[stage] -= 1
-        begun[stage] = True
-        yield PeakMoment(tuple(held), tuple(begun), tuple(gathered), passes=False)
-        gathered[stage] = False
+        adds, begun[stage] = begun[stage], True
+        yield PeakMoment(tuple(held), tuple(begun), gathered, passes=False, adds=adds)
 
 
 def _largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -211,7 +210,8 @@ class _Rank:
         )
 
     def memory(self, rank: int) -> RankMemory:
-        by_owner = max(self.at_loss_or_block(), self.at_reduction(), self.at_reduction_of_experts(), key=_total)
+        in_passes = self.among_blocks() if self.gathers_blocks else self.at_loss_or_block()
+        by_owner = max(in_passes, self.at_reduction(), self.at_reduction_of_experts(), key=_total)
         found = {owner: by_owner.get(owner, 0) for owner in OWNERS}
         return RankMemory(rank=rank, pp_stage=self.pp_rank, peak_bytes=sum(found.values()), bytes_by_owner=found)
 
@@ -232,31 +232,18 @@ class _Rank:
         dense, experts = self.trained()
         own = dense // self.pieces + experts // self.expert_pieces
         weights = MASTER * own
-        if self.sharding == "full":
-            weights += BF16 * self.gathered_blocks() * (self.layout.pp == 1 and self.plan.lora is None)
-        else:
+        if self.sharding != "full":
             weights += BF16 * (dense + experts)
         if self.plan.lora is not None:
-            weights += BF16 * self.frozen()
+            weights += BF16 * sum(self.whole()) // (self.pieces if self.sharding == "full" else 1)
         if self.sizes.fp8 and (self.casts_by_update or (passes and (self.sharding != "full" or self.layout.pp > 1))):
             weights += 2 * self.cast()
         return {"weights": weights, "optimizer": MOMENTS * own}
-
-    def frozen(self) -> int:
-        """Elements of a model with adapters that are there at a time: also shards, if it is sharded."""
-        every = sum(self.whole())
-        if self.sharding != "full":
-            return every
-        return every // self.pieces + (self.gathered_blocks() if self.layout.pp == 1 else 0)
 
     @property
     def casts_by_update(self) -> bool:
         """Whether casts of weights are renewed by the update; else they are dropped when the passes of a step end."""
         return self.plan.fp8_recipe == "delayed" and (not self.exchanges or self.sharding == "none")
-
-    def gathered_blocks(self) -> int:
-        """Elements of sharded parameters that are whole at a time, without a pipeline: two blocks and the tables."""
-        return self.ends() + 2 * (sum(self.whole()) - self.ends()) // max(1, len(self.layers))
 
     def sums(self) -> int:
         """Bytes of the gradients of a step, summed over its micro-batches."""
@@ -276,7 +263,6 @@ class _Rank:
         sizes = self.sizes
         output = BF16 * sizes.hidden * sizes.shard
         holds = [sum(map(sizes.kept, stage)) + output * (self.layout.pp > 1) for stage in self.stages]
-        by_stage = self.sharding == "full" and self.layout.pp > 1
         working = max(map(sizes.working, self.layers), default=0)
         if self.is_last:
             working = max(working, sizes.head())
@@ -284,14 +270,14 @@ class _Rank:
         table = BF16 * self.first_table() if self.plan.lora is None else 0
         stages = range(len(self.stages))
         sums = [0 if sizes.adds_in_products else self.gradient_bytes * sum(self.trained(stage)) for stage in stages]
-        whole = [BF16 * sum(self.whole(stage)) if by_stage else 0 for stage in stages]
+        whole = [0, *accumulate(sorted((BF16 * sum(self.whole(stage)) for stage in stages), reverse=True))]
         found = (
             (
-                sum(map(mul, each.held, holds)) + (working if each.passes else table),
+                sum(map(mul, each.held, holds)) + each.passes * working + each.adds * table,
                 sum(map(mul, each.begun, sums)),
-                sum(map(mul, each.gathered, whole)) if by_stage else 0,
+                whole[each.gathered] if self.sharding == "full" else 0,
             )
-            for each in moments(self.layout, self.pp_rank, begins=not sizes.adds_in_products, gathers=by_stage)
+            for each in moments(self.layout, self.pp_rank, begins=not sizes.adds_in_products)
         )
         activations, gradients, gathered = max(found, key=sum)
         state = self.state()
@@ -302,10 +288,72 @@ class _Rank:
             "activations": activations,
         }
 
+    @property
+    def gathers_blocks(self) -> bool:
+        """Whether sharded parameters are whole for the pass of a block; in a pipeline they stay longer."""
+        return self.sharding == "full" and self.layout.pp == 1
+
+    def among_blocks(self) -> dict[str, int]:
+        state, most = self.state(), max(self._moments_of_blocks(), key=sum)
+        weights, gradients, activations = most
+        return {
+            "weights": state["weights"] + weights,
+            "gradients": gradients,
+            "optimizer": state["optimizer"],
+            "activations": activations,
+        }
+
+    def _moments_of_blocks(self) -> Iterator[tuple[int, int, int]]:
+        """Gathered parameters, gradients and activations.
+
+        Parameters are gathered into a buffer, and copied from it; in a forward pass the buffer stays until the next
+        ones are copied, while those that follow are gathered. Experts are copied twice, into their order. With one
+        micro-batch a block's gradients are reduced when they are there, and their buffer stays until the next one's.
+        """
+        sizes, trained, single = self.sizes, self.plan.lora is None, self.layout.ga == 1
+        ends = BF16 * self.ends()
+        dense = [BF16 * (sizes.matrices(each) + sizes.others(each)) for each in self.layers] + [0]
+        experts = [BF16 * self.experts([each]) for each in self.layers] + [0]
+        held = [0, *accumulate(sizes.kept(each) + self._kept_casts(each) for each in self.layers)]
+        earlier = 0 if single else self.sums()
+        sums = earlier or BF16 * self.last_table() * trained
+        gathered = ends
+        for place, layer in enumerate(self.layers):
+            of_block, of_experts, before = dense[place], experts[place], held[place]
+            following = dense[place + 1] + experts[place + 1]
+            yield ends + gathered + 2 * of_block, earlier, before
+            yield ends + 2 * of_block + following, earlier, before + sizes.passing(layer)
+            if of_experts:
+                yield ends + 2 * of_block + 3 * of_experts + following, earlier, before
+            gathered = of_experts or of_block
+        yield ends + gathered, earlier, held[-1] + sizes.head()
+        yield 2 * ends, earlier, held[-1] + FP32 * sizes.hidden * sizes.shard
+        reduced = 0
+        for place, layer in reversed(list(enumerate(self.layers))):
+            previous, now = dense[place - 1] if place else 0, held[place + 1]
+            if experts[place]:
+                yield ends + dense[place] + 3 * experts[place], sums + reduced, now
+            yield ends + dense[place] + max(experts[place], previous), sums + reduced, now + sizes.working(layer)
+            reduced = (experts[place] or dense[place]) * self.reduced_bytes // BF16 if single and trained else 0
+        # Those of a tied table come from both ends, and are added.
+        tables = 3 if self.plan.recipe.model.tied_embeddings else 1
+        yield ends, sums + reduced, BF16 * self.first_table() * trained * tables
+
+    def _kept_casts(self, layer: int) -> int:
+        """Bytes of the casts of a block's matrices, which its backward pass multiplies by."""
+        if not self.sizes.computes_fp8(layer) or self.plan.recompute == "full":
+            return 0
+        return self.sizes.matrices(layer)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of an element of a gradient as it is sent."""
+        return FP32 if self.exact else BF16
+
     def at_reduction(self) -> dict[str, int]:
         """Gradients are copied into buckets, two of which are there at a time; what is reduced stays."""
         buckets = self.buckets() if self.exchanges and self.sharding != "full" else []
-        size = FP32 if self.exact else BF16
+        size = self.reduced_bytes
         most, left, reduced, before = 0, sum(bucket.elements for bucket in buckets), 0, 0
         for bucket in buckets:
             copied = size * bucket.elements
@@ -319,14 +367,15 @@ class _Rank:
         return {**self.state(passes=False), "gradients": self.sums(), "activations": most}
 
     def at_reduction_of_experts(self) -> dict[str, int]:
-        """When a pipeline with sharded parameters reduces its last block, they are whole, and gradients of experts are
-        put in another order before they are copied; those of the second product are there three times.
+        """When a pipeline with sharded parameters reduces the last block of a stage, those of the stage are whole, and
+        gradients of experts are put in another order before they are copied; those of the second product are there
+        three times.
         """
         if self.sharding != "full" or self.layout.pp == 1 or not self.experts(self.layers):
             return {}
-        state, size = self.state(passes=False), FP32 if self.exact else BF16
+        state, size = self.state(passes=False), self.reduced_bytes
         gradients = size * self.sizes.expert_matrices()
-        weights = state["weights"] + BF16 * sum(self.trained()) + gradients
+        weights = state["weights"] + BF16 * sum(self.trained(0)) + gradients
         return {**state, "weights": weights, "gradients": gradients * 4 // 3}
 
     def buckets(self) -> list[_Bucket]:

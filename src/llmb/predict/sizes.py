@@ -181,11 +181,22 @@ class Sizes:
                 return of_matrices + 2 * 2 * inner + BF16 * inner + rows
             return 2 * BF16 * inner + whole
         again = self.computed(layer) if self.plan.recompute == "full" else 0
-        # Of what the activation computes, and of what it reads.
-        gradient = BF16 * (1 + self.products) * self.tokens * self.model.ffn_hidden_size // self.layout.tp
+        # Of what the activation reads, and of what it computes, which a gradient of weights needs.
+        gradient = BF16 * ((self.plan.lora is None) + self.products) * self._inner
         # Compiled code returns the gradients of a block's matrices together, unless products add them to sums.
         of_matrices = 0 if self.adds_in_products or self.plan.lora else BF16 * self.matrices(layer)
         return again + max(gradient + 2 * whole, of_matrices + BF16 * self.hidden * self.shard)
+
+    def passing(self, layer: int) -> int:
+        """Bytes that the forward pass of a block has, with what it keeps."""
+        if self.model.moe and self.model.is_moe_layer(layer):
+            return self.computed(layer)
+        return max(self.computed(layer), BF16 * ((1 + self.products) * self._inner + 3 * self.hidden * self.tokens))
+
+    @property
+    def _inner(self) -> int:
+        """Elements that the activation of a dense block computes."""
+        return self.tokens * self.model.ffn_hidden_size // self.layout.tp
 
     @property
     def adds_in_products(self) -> bool:
