@@ -7,7 +7,8 @@ from benchmarks.published_layouts import BEFORE, PAGE, PublishedLayout, publishe
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.predict.memory import estimate, moments, why_not_estimated, with_whole_parameters
+from llmb.predict.memory import estimate, why_not_estimated, with_whole_parameters
+from llmb.predict.moments import moments
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import EnginePlan, make_plan

@@ -6,23 +6,21 @@ rank is fullest at one of three moments: at the loss, where everything in flight
 the backward pass of a block, of stages without a loss; or where the gradients of a step are complete and reduced.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
-from operator import ge, mul
+from operator import mul
 from typing import NamedTuple
 
 from llmb.catalogue.layout_check import rank_stages, stage_layers
-from llmb.catalogue.records import Dtype, Layout
+from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
+from llmb.predict.moments import GATHERED, moments
 from llmb.predict.sizes import BF16, FP32, Sizes
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable, stage_ranks
 
 MASTER, MOMENTS = FP32, 2 * FP32
-GATHERED = 3
-"""Stages of a rank whose sharded parameters are whole at a time: those that come next
-(torch/distributed/pipelining/schedules.py, _add_unshard_reshard)."""
 DOUBT = 0.05
 """By how much the account may be above an estimate, as a fraction of it."""
 
@@ -80,74 +78,6 @@ def with_whole_parameters(plan: EnginePlan) -> EnginePlan:
     whole = plan.model_copy(update={"parallelism": parallelism})
     use = estimate_here(whole)
     return whole if use is not None and clearly_fits(use) else plan
-
-
-class PeakMoment(NamedTuple):
-    """When a forward or a backward pass of a rank ends.
-
-    held: how many micro-batches each of its stages holds. begun: stages that have gradients. gathered: how many stages
-    have whole parameters, if they are sharded. passes: whether the next pass finds all of this: what it computes comes
-    on top. adds: whether gradients have just been computed that are added to others.
-    """
-
-    held: tuple[int, ...]
-    begun: tuple[bool, ...]
-    gathered: int
-    passes: bool
-    adds: bool
-
-    def amounts(self, *, begins: bool) -> tuple[int, ...]:
-        return (*self.held, *(self.begun if begins else ()), self.gathered, self.passes, self.adds)
-
-
-def moments(layout: Layout, pp_rank: int, *, begins: bool) -> frozenset[PeakMoment]:
-    """Finds when a rank may be fullest, until its pipeline is in its steady state, and at its end.
-
-    begins: whether it matters which stages have gradients.
-
-    1F1B and interleaved 1F1B (Narayanan et al., 2021), as torch's schedules have them.
-    """
-    return _moments(layout.pp, layout.vp, layout.ga, pp_rank, begins=begins)
-
-
-@cache
-def _moments(pp: int, vp: int, micro_batches: int, pp_rank: int, *, begins: bool) -> frozenset[PeakMoment]:
-    whole, together = micro_batches * vp, micro_batches
-    if vp == 1:
-        ahead = min(whole, pp - 1 - pp_rank)
-    else:
-        together = micro_batches // max(1, micro_batches // pp)
-        ahead = min(whole, (vp - 1) * together + 2 * (pp - 1 - pp_rank))
-    forward = [done // together % vp for done in range(min(whole, ahead + 2 * together * vp))]
-    backward = [vp - 1 - stage for stage in forward]
-    found = {each.amounts(begins=begins): each for each in _after_passes(vp, forward, backward, ahead)}
-    return frozenset(found[amounts] for amounts in _largest(found))
-
-
-def _after_passes(vp: int, forward: Sequence[int], backward: Sequence[int], ahead: int) -> Iterator[PeakMoment]:
-    """Stages of passes in their order; ``ahead`` forward passes precede the first backward pass."""
-    held, begun = [0] * vp, [False] * vp
-    for done in range(len(forward) + ahead):
-        if done < len(forward):
-            held[forward[done]] += 1
-        coming = vp if done < len(forward) else sum(map(bool, held))
-        gathered = min(coming, GATHERED)
-        yield PeakMoment(tuple(held), tuple(begun), gathered, passes=True, adds=False)
-        if done < ahead:
-            continue
-        stage = backward[done - ahead]
-        held[stage] -= 1
-        adds, begun[stage] = begun[stage], True
-        yield PeakMoment(tuple(held), tuple(begun), gathered, passes=False, adds=adds)
-
-
-def _largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Without those than which another is at least as large, at every place."""
-    largest: list[tuple[int, ...]] = []
-    for one in sorted(found, key=sum, reverse=True):
-        if not any(all(map(ge, other, one)) for other in largest):
-            largest.append(one)
-    return largest
 
 
 def _total(by_owner: Mapping[str, int]) -> int:
@@ -259,10 +189,20 @@ class _Rank:
         several = self.layout.ga > 1 or (self.exchanges and self.sharding != "full")
         return FP32 if self.exact and several else BF16
 
+    def holds(self) -> list[int]:
+        """Bytes that a micro-batch takes in each stage between its passes."""
+        output = BF16 * self.sizes.hidden * self.sizes.shard * (self.layout.pp > 1)
+        return [sum(map(self.sizes.kept, stage)) + output for stage in self.stages]
+
+    @cached_property
+    def gathered_stages(self) -> list[int]:
+        """Bytes of the whole parameters of the largest stages, by how many."""
+        sizes = sorted((BF16 * sum(self.whole(stage)) for stage in range(len(self.stages))), reverse=True)
+        return [0, *accumulate(sizes)]
+
     def at_loss_or_block(self) -> dict[str, int]:
         sizes = self.sizes
-        output = BF16 * sizes.hidden * sizes.shard
-        holds = [sum(map(sizes.kept, stage)) + output * (self.layout.pp > 1) for stage in self.stages]
+        holds = self.holds()
         working = max(map(sizes.working, self.layers), default=0)
         if self.is_last:
             working = max(working, sizes.head())
@@ -270,12 +210,11 @@ class _Rank:
         table = BF16 * self.first_table() if self.plan.lora is None else 0
         stages = range(len(self.stages))
         sums = [0 if sizes.adds_in_products else self.gradient_bytes * sum(self.trained(stage)) for stage in stages]
-        whole = [0, *accumulate(sorted((BF16 * sum(self.whole(stage)) for stage in stages), reverse=True))]
         found = (
             (
                 sum(map(mul, each.held, holds)) + each.passes * working + each.adds * table,
                 sum(map(mul, each.begun, sums)),
-                whole[each.gathered] if self.sharding == "full" else 0,
+                self.gathered_stages[each.gathered] if self.sharding == "full" else 0,
             )
             for each in moments(self.layout, self.pp_rank, begins=not sizes.adds_in_products)
         )
@@ -367,16 +306,31 @@ class _Rank:
         return {**self.state(passes=False), "gradients": self.sums(), "activations": most}
 
     def at_reduction_of_experts(self) -> dict[str, int]:
-        """When a pipeline with sharded parameters reduces the last block of a stage, those of the stage are whole, and
-        gradients of experts are put in another order before they are copied; those of the second product are there
-        three times.
+        """A pipeline with sharded parameters reduces gradients of a stage after its last backward pass. Those of
+        experts are put in another order before they are copied; those of the second product are there three times.
+
+        The last block of the last stage is reduced when all else is done; the first block of the first one when nothing
+        else of it is, and other stages hold their last micro-batches.
         """
         if self.sharding != "full" or self.layout.pp == 1 or not self.experts(self.layers):
             return {}
-        state, size = self.state(passes=False), self.reduced_bytes
-        gradients = size * self.sizes.expert_matrices()
-        weights = state["weights"] + BF16 * sum(self.trained(0)) + gradients
-        return {**state, "weights": weights, "gradients": gradients * 4 // 3}
+        experts, size = self.sizes.expert_matrices(), self.reduced_bytes
+        state = self.state(passes=False)
+        weights = state["weights"] + BF16 * sum(self.trained(0)) + size * experts
+        at_end = {**state, "weights": weights, "gradients": size * experts * 4 // 3}
+        if self.layout.vp == 1:
+            return at_end
+        together = self.layout.ga // max(1, self.layout.ga // self.layout.pp)
+        begun = None if self.layout.ga > together else self.layout.vp - 1
+        state = self.state()
+        weights = state["weights"] + self.gathered_stages[min(self.layout.vp, GATHERED)] + (size - BF16) * experts
+        first = {
+            **state,
+            "weights": weights,
+            "gradients": size * (sum(self.trained(begun)) + experts // 3),
+            "activations": together * sum(self.holds()[:-1]),
+        }
+        return max(at_end, first, key=_total)
 
     def buckets(self) -> list[_Bucket]:
         """Each block has one, its experts another, and what is in no block."""
