@@ -210,3 +210,13 @@ def test_the_window_of_the_command_is_for_parse_compat_and_judge(tmp_path: Path)
     slow = judged(tmp_path, "--gpu-type", "h100", "--window", "45-48")
     assert (slow["verdict"], slow["delta_pct"]) == ("regressed", pytest.approx(100))
     assert ("window", "45-48", "11-44") in [(one["key"], one["own"], one["reference"]) for one in slow["conditions"]]
+
+
+def test_scaling_stands_beside_the_figures_of_the_logs_own_release(tmp_path: Path) -> None:
+    for gpus in (576, 1152):
+        path = f"results/24.11/fp8/405b/{gpus}/log-nemo_llama3.1_405b_{gpus}_{gpus}.out"
+        place(tmp_path, path, EPOCH.replace("12.80", f"11.{gpus}"))
+    found = json.loads(call(parse_app, tmp_path, "--scaling", "--json", "--gpu-type", "h100"))
+    (recipe,) = found["scaling"]
+    rows = {row["gpus"]: row for row in recipe["scales"] if row["runs"]}
+    assert {gpus: row["published_s"] for gpus, row in rows.items()} == {576: 11.24, 1152: 11.31}

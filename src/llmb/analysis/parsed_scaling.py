@@ -137,7 +137,7 @@ def scaling_of(groups: Iterable[RunGroup], catalogue: Catalogue) -> tuple[Scalin
 def _family(run: ParsedRun) -> tuple[object, ...]:
     """What the scales of a recipe have in common; a proxy has other layers than its model."""
     keys = ("gpu_type", "program", "layout.seq_len", "layout.layers")
-    return run.recipe_text, *map(run.configuration.get, keys)
+    return run.recipe_text, run.release, *map(run.configuration.get, keys)
 
 
 def _scaling(groups: Sequence[RunGroup], catalogue: Catalogue) -> Scaling:
@@ -156,10 +156,9 @@ def _published(run: ParsedRun, catalogue: Catalogue) -> list[Recipe]:
     workload, size, dtype, gpu_type = map(run.text, ("workload", "size", "dtype", "gpu_type"))
     if not (workload and size and dtype and gpu_type) or workload not in catalogue.workloads:
         return []
+    request = Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, release=run.release)
     try:
-        listed = all_scales(catalogue, Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type)).get(
-            dtype, []
-        )
+        listed = all_scales(catalogue, request).get(dtype, [])
     except LlmbError:
         return []
     depth = {key: value for key in ("layout.layers",) if (value := run.configuration.get(key)) is not None}
