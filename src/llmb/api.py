@@ -18,6 +18,7 @@ from llmb.analysis.copies import with_copies
 from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, named_folders
 from llmb.analysis.judge_run import Against, judge_runs
 from llmb.analysis.known_run import known_run
+from llmb.analysis.other_window import in_window
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
@@ -216,15 +217,18 @@ def judge(
     expect: str | Path | None = None,
     tolerance: float | None = None,
     gpu_type: str | None = None,
+    window: str | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> RunVerdict:
     """Whether a run, by its id, ``"latest"``, folder or log, is as fast as it should be, as ``llmb judge``.
 
     Also repeats with a label or in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in %,
-    ``gpu_type`` that of a log that does not report it. Raises UsageError if there is no run that ended, or if there
-    would be several verdicts.
+    ``gpu_type`` that of a log that does not report it, ``window`` the steps to average. Raises UsageError if there is
+    no run that ended, or if there would be several verdicts.
     """
     limit = given_tolerance(tolerance, "tolerance")
+    if window is not None:
+        check_rule(window)
     if against is not None and expect is not None:
         raise UsageError("against and expect cannot be combined", do="give one of them")
     install = install_root(os.environ, Path.cwd())
@@ -234,8 +238,9 @@ def judge(
         expectations=None if expect is None else Path(expect).expanduser(),
         tolerance=limit,
         gpu_type=gpu_type,
+        window=window,
     )
-    judged = judge_runs(found.runs, reference, install, on_message)
+    judged = judge_runs(in_window(found.runs, window), reference, install, on_message)
     if len(judged) != 1:
         count = f"{len(judged)} verdicts" if judged else "no run has ended"
         raise UsageError(f"one run, or repeats of one recipe, are needed: {count}", where=str(path))

@@ -97,6 +97,8 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     published = llmb.judge(folder)
     assert (published.verdict, published.reference and published.reference.kind) == ("pass", "published")
     assert llmb.judge(str(folder), tolerance=0.1).verdict == "regressed"
+    last = llmb.judge(folder, window="40-49")
+    assert last.delta_pct is not None and "the mean of 40-49" in last.sentence
     other = write_run(tmp_path / "before", gpu_record(), times_around(12.3))
     alone = llmb.judge(tmp_path / "runs", against=other)
     assert alone.sentence.startswith("inconclusive: as fast as the baseline")
