@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from llmb.catalogue.records import Dtype, Gpu
 from llmb.errors import UsageError
@@ -35,11 +35,30 @@ Amount = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What plans share that are equal but for their layout and number of layers, for one type of GPU, by the sizes that
-    decide it. parts: a micro-batch in a layer, an embedding or a head; ranks: on each rank of a pipeline."""
+    """What plans share that are equal but for their layout and number of layers, for one type of GPU and its rates, by
+    the sizes that decide it. parts: a micro-batch in a layer, an embedding or a head; pipelines: on the ranks of a
+    pipeline; updates: once a step."""
 
     parts: dict[tuple[object, ...], Amount] = field(default_factory=dict)
-    ranks: dict[tuple[object, ...], list[tuple[int, Amount, int]]] = field(default_factory=dict)
+    pipelines: dict[tuple[object, ...], "Pipeline"] = field(default_factory=dict)
+    updates: dict[tuple[object, ...], "Update"] = field(default_factory=dict)
+
+
+class Pipeline(NamedTuple):
+    """What the slowest rank does of a micro-batch, and what it takes; how long all wait while the pipeline fills."""
+
+    slowest: int
+    amount: Amount
+    seconds: float
+    bubble: Amount
+
+
+class Update(NamedTuple):
+    """Elements that a rank trains, dense and of routed experts, and the time of each exchange of them."""
+
+    dense: int
+    experts: int
+    exchanges: tuple[tuple[Exchange, float], ...]
 
 
 Rates = Mapping[str, float]
@@ -154,16 +173,11 @@ class _Step:
         self.fp8 = plan.recipe.dtype is Dtype.FP8
 
     def nominal(self) -> NominalStep:
-        layout, alike = self.layout, self._kept_ranks()
-        seconds = {rank: priced(amount, self.rates) for rank, amount, _ in alike}
-        slowest = max(seconds, key=seconds.__getitem__)
-        busy = {name: each * layout.ga for rank, amount, _ in alike if rank == slowest for name, each in amount.items()}
-        bubble: Amount = {}
-        if layout.pp > 1:
-            for _, amount, ranks in alike:
-                _add(bubble, amount, (layout.pp - 1) / layout.vp * ranks / layout.pp)
+        slowest, amount, seconds, bubble = self._kept_pipeline()
+        busy = {name: each * self.layout.ga for name, each in amount.items()}
+        if bubble:
             self._defer_head(busy, slowest, priced(bubble, self.rates))
-        _add(busy, self._once(slowest, seconds[slowest]))
+        _add(busy, self._once(slowest, seconds))
         return NominalStep(busy, bubble)
 
     def computed(self, stage: int) -> float:
@@ -172,14 +186,40 @@ class _Step:
         whole = {name: self.layout.ga * rank.get(name, 0.0) + of_step.get(name, 0.0) for name in COMPUTED}
         return priced(whole, self.rates)
 
-    def _kept_ranks(self) -> list[tuple[int, Amount, int]]:
-        """Layouts that differ in their batch alone share it."""
+    @cached_property
+    def split(self) -> tuple[object, ...]:
+        """Equal for layouts that differ in their batch alone."""
         layout = self.layout
         split = (layout.pp, layout.vp, layout.layers, layout.first_stage_layers, layout.last_stage_layers)
-        key = (*self.key, *split, layout.counts_embedding_and_loss, layout.gpus)
-        if key not in self.kept.ranks:
-            self.kept.ranks[key] = self._ranks()
-        return self.kept.ranks[key]
+        return (*self.key, *split, layout.counts_embedding_and_loss, layout.gpus)
+
+    def _kept_pipeline(self) -> Pipeline:
+        if self.split not in self.kept.pipelines:
+            self.kept.pipelines[self.split] = self._pipeline()
+        return self.kept.pipelines[self.split]
+
+    def _pipeline(self) -> Pipeline:
+        layout, alike = self.layout, self._ranks()
+        seconds = {rank: priced(amount, self.rates) for rank, amount, _ in alike}
+        slowest = max(seconds, key=seconds.__getitem__)
+        bubble: Amount = {}
+        for _, amount, ranks in alike if layout.pp > 1 else ():
+            _add(bubble, amount, (layout.pp - 1) / layout.vp * ranks / layout.pp)
+        busy = next(amount for rank, amount, _ in alike if rank == slowest)
+        return Pipeline(slowest, busy, seconds[slowest], bubble)
+
+    def _kept_update(self, rank: int) -> Update:
+        sharding = self.plan.parallelism.dp_sharding
+        key = (*self.split, rank, sharding, self.layout.ga if sharding == "full" else 1)
+        if key not in self.kept.updates:
+            self.kept.updates[key] = self._update(rank)
+        return self.kept.updates[key]
+
+    def _update(self, rank: int) -> Update:
+        parameters = self.work.parameters(rank)
+        messages = self.work.of_step(parameters)
+        timed = ((each, self.travel(each) + self._bucket_latency(each, parameters[0])) for each in messages)
+        return Update(*parameters, tuple(timed))
 
     def _ranks(self) -> list[tuple[int, Amount, int]]:
         """A micro-batch on the ranks of the pipeline: of those that do the same the first, what it does, and how many
@@ -284,8 +324,7 @@ class _Step:
 
     def _once(self, rank: int, micro_batch_s: float) -> Amount:
         """The exchange of gradients and parameters, and the update."""
-        layout, parameters = self.layout, self.work.parameters(rank)
-        dense, experts = parameters
+        layout, (dense, experts, exchanges) = self.layout, self._kept_update(rank)
         own = dense / (layout.dp * layout.cp) + experts / layout.edp
         if self.plan.parallelism.dp_sharding == "none":
             own = float(dense + experts)
@@ -298,8 +337,7 @@ class _Step:
         # A stage's part of the exchange begins when the stage is done: an interleaved pipeline has as many
         # micro-batches to hide it in as ranks, another the last or the first.
         window = micro_batch_s * (min(layout.pp, layout.ga) if layout.vp > 1 else 1)
-        for message in self.work.of_step(parameters):
-            travel = self.travel(message) + self._bucket_latency(message, dense)
+        for message, travel in exchanges:
             of_window = {"reduce_scatter": 2 / 3, "all_reduce": 2 / 3, "all_gather": message.number / 3}
             waited = max(0.0, travel - of_window[message.kind] * window)
             _add(found, {"dp": travel, "exposed": waited})
