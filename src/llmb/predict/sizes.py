@@ -135,8 +135,11 @@ class Sizes:
         fp8, trained = self.computes_fp8(layer), self.plan.lora is None
         attended = self.query * self.tokens
         heads = BF16 * (attended + 2 * self.key * self.tokens * self.layout.cp)
+        sums = FP32 * self.tokens * self.query // self.model.head_dim
+        if self.keeps_gathered:
+            return 2 * between + heads + sums + 2 * BF16 * self.hidden * self.tokens
         # What norms read; what products read, for the gradients of their weights.
-        kept = 2 * between + heads + BF16 * attended + FP32 * self.tokens * self.query // self.model.head_dim
+        kept = 2 * between + heads + BF16 * attended + sums
         if self.model.qk_norm is not None:
             kept += BF16 * (attended + 2 * self.key * self.tokens)  # the product, which norms of heads read
         normed = 0 if self.plan.recompute == "selective" and not fp8 else 1 if fp8 else BF16  # recomputed
@@ -185,6 +188,8 @@ class Sizes:
         gradient = BF16 * ((self.plan.lora is None) + self.products) * self._inner
         # Compiled code returns the gradients of a block's matrices together, unless products add them to sums.
         of_matrices = 0 if self.adds_in_products or self.plan.lora else BF16 * self.matrices(layer)
+        if self.keeps_gathered:
+            again += BF16 * self.products * self._inner
         return again + max(gradient + 2 * whole, of_matrices + BF16 * self.hidden * self.shard)
 
     def passing(self, layer: int) -> int:
@@ -197,6 +202,12 @@ class Sizes:
     def _inner(self) -> int:
         """Elements that the activation of a dense block computes."""
         return self.tokens * self.model.ffn_hidden_size // self.layout.tp
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """Whether compiled blocks keep the inputs of products as they were gathered, and multiply them again."""
+        selective = self.plan.recompute == "selective" and not self.fp8
+        return selective and self.plan.lora is not None and self.layout.tp > 1
 
     @property
     def adds_in_products(self) -> bool:
