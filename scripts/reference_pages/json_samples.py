@@ -45,9 +45,10 @@ from llmb.prepare.verify import Item, Verification
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, TokenizerRecord
 from llmb.programs.conclude import EndedRun
+from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
 from llmb.report.campaign_report import campaign_document, submit_document
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
-from llmb.report.install_report import image_document, install_document, settings_document
+from llmb.report.install_report import checked_document, image_document, install_document, settings_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.memory_report import memory_document
 from llmb.report.parse_report import parse_document, parse_report
@@ -119,6 +120,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "bench": sample_measurements(),
         "bench list": sample_history(),
         "bench gpus": sample_gpus(),
+        "config check": checked_document(Path("suite"), [CheckedFile(launch_scripts()[0], "launch.sh", "as released")]),
         "config show": settings_document(sample_settings()),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
         "doctor": sample_doctor(),

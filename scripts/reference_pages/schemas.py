@@ -22,6 +22,7 @@ from llmb.predict.scale import Goodput
 from llmb.predict.search import Goal
 from llmb.prepare.hub import AccessState
 from llmb.prepare.hub_access import NeededRepository, TokenSource
+from llmb.reference_suite.launch_scripts import FileState
 from llmb.runs.choices import Recompute
 from llmb.runs.parallelism import DpSharding
 from llmb.runs.plan import PredictedStep
@@ -298,6 +299,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "missing_nodes": tuple[str, ...],
         "exclude": str | None,
     },
+    "config check": {"files[].state": FileState, "files[].differs": tuple[str, ...]},
     "config show": {
         "install_root": Setting,
         "settings[]": Setting,

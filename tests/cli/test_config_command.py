@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from called_here import Run, runner
+from small_suite import small_suite
 
 SITE = """\
 # third floor
@@ -250,3 +251,18 @@ def test_a_root_that_depends_on_the_folder_is_refused(llmb: Run, tmp_path: Path)
     assert llmb("config", "set", "--user", "install_root", "~/bench").returncode == 0
     (tmp_path / ".config" / "llmb" / "config.yaml").write_text("install_root: bench\n")
     assert llmb("config", "show", LLMB_INSTALL="").returncode == 2
+
+
+def test_a_checkout_of_the_reference_suite_is_checked_file_by_file(llmb: Run, tmp_path: Path) -> None:
+    suite = small_suite(tmp_path / "s", tmp_path / "r", ("finetune_llama3", "70b", "25.12"), "", programs=False)
+    check = ("config", "check", "--suite", str(suite.checkout))
+    done = llmb(*check, "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["tag"], found["as_released"]) == (6, "v25.12", False)
+    launch = next(item for item in found["files"] if item["file"] == "llama3/finetune/launch.sh")
+    assert (launch["state"], "FP8_RECIPE is no longer read (line 81)" in launch["differs"]) == ("modified", True)
+    assert "line 41 was 'export FW_VERSION=25.09.00', and is 'nothing'" in llmb(*check).stdout
+    unknown = llmb(*check, "--release", "25.13")
+    assert (unknown.returncode, "24.11, 25.04, 25.07, 25.12" in unknown.stderr) == (2, True)
+    other = llmb("config", "check", "--suite", str(tmp_path))
+    assert (other.returncode, "this is not a checkout of the reference suite" in other.stderr) == (2, True)

@@ -170,7 +170,15 @@ def test_gres_is_the_number_of_gpus_or_none(tmp_path: Path, gres: str, slurm: di
 def test_what_is_not_taken_is_told(tmp_path: Path) -> None:
     file = read(tmp_path, (SAMPLES / "version2.yaml").read_text().replace("NCCL_IB_HCA: mlx5", "SLURM_X: a"))
     assert any("SLURM_X" in note for note in file.left_out)
-    assert any("virtual environments" in note for note in file.left_out)
+
+
+def test_the_suites_own_software_is_found(tmp_path: Path) -> None:
+    file = read(tmp_path, (SAMPLES / "version2.yaml").read_text())
+    shared = "/lustre/bench/venvs/venv_0123456789ab"
+    assert file.data["reference_suite"] == {
+        "checkout": "/lustre/bench/llmb_repo",
+        "environments": {"pretrain_llama3.1": shared, "finetune_llama3": shared},
+    }
 
 
 def test_llmbs_own_form_stays_its_own(tmp_path: Path) -> None:

@@ -14,16 +14,18 @@ from llmb.cli import completion
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.cli.usage import CommandGroup
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.errors import EnvironmentProblem, InvalidRun, UsageError
 from llmb.jobs.settings_in_effect import settings_in_effect
-from llmb.report.install_report import settings_document, settings_tables
-from llmb.report.output import print_json, print_tables, print_text
+from llmb.reference_suite.launch_scripts import REPOSITORY, check_checkout, scripts_of
+from llmb.report.install_report import checked_document, checked_table, settings_document, settings_tables
+from llmb.report.output import print_json, print_output, print_tables, print_text
 from llmb.runs.folder import CLUSTER_CONFIG, chosen_root, user_config
-from llmb.schedulers.lookup import cluster_schema, user_schema
+from llmb.schedulers.lookup import cluster_schema, read_cluster_site, user_schema
 from llmb.site.cluster_config import read_cluster_file
 from llmb.site.settings_edit import migrate as migrate_file
 from llmb.site.settings_edit import migrated_text, set_value, unset_value
 from llmb.site.settings_keys import is_key
+from llmb.site.site import suite_checkout
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -84,6 +86,41 @@ def show(
         for note in (*file.notes, *file.left_out):
             say(note)
     print_tables(settings_tables(found, defaults=show_all))
+
+
+@app.command()
+def check(
+    suite: Annotated[
+        Path | None,
+        typer.Option(
+            "--suite", help="The checkout of the reference suite. Default: that of the settings.", show_default=False
+        ),
+    ] = None,
+    release: Annotated[
+        str | None,
+        typer.Option("--release", help="The release that it should be. Default: the one that it is nearest to."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare a checkout of the reference suite with the release that llmb knows, file by file.
+
+    What llmb relies on, such as the variables of a launch script and the commits of its software, is named where it
+    differs. `--framework reference_suite` makes the same check before it queues a job. Ends with exit code 6 if
+    anything differs.
+
+    Examples:
+
+    - `llmb config check --suite dgxc-benchmarking`
+
+    - `llmb config check --suite dgxc-benchmarking --release 25.04 --json`
+    """
+    checkout = suite or suite_checkout(read_cluster_site(Catalogue(), install_here(), os.environ))
+    found = check_checkout(checkout, scripts_of(release) if release else None)
+    print_output(checked_document(checkout, found) if json else checked_table(found))
+    changed = [item.file for item in found if item.state != "as released"]
+    if changed:
+        what = f"{len(changed)} of {len(found)} files are not those of {found[0].script.tag}"
+        raise InvalidRun(what, where=str(checkout), do=f"check out that tag of {REPOSITORY}")
 
 
 @app.command("set")

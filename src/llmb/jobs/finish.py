@@ -6,6 +6,7 @@ if there was none.
 """
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from llmb.jobspec.spec import read_spec
@@ -13,7 +14,7 @@ from llmb.programs.conclude import conclude_run, stored_result
 from llmb.programs.port import End
 from llmb.reference_suite.documented_paths import add_documented_trace, link_as_documented
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import read_job_end, read_record
+from llmb.runs.record import BegunJob, RunRecord, read_job, read_job_end, read_record, source_fields
 from llmb.runs.result import Result
 from llmb.schedulers.lookup import find_scheduler
 from llmb.schedulers.port import JobState
@@ -46,9 +47,23 @@ def conclude_job(folder: RunFolder, state: JobState, scheduler_title: str) -> Re
         return stored_result(folder, record)
     if end and state.phase in ("unknown", "completed", "failed"):
         return finish_job(folder, end.exit_code, end.signal)
-    cause = f"{scheduler_title} ({state.state})"
+    cause: str | None = f"{scheduler_title} ({state.state})"
     code = end.exit_code if end else state.exit_code or KILLED
+    if folder.launch_output.exists():  # no script of llmb has written how it began and ended
+        record = _begun_as(record, state, folder)
+        if state.phase in ("completed", "failed"):
+            cause, code = None, state.exit_code or 0 if state.phase == "completed" else code
     return conclude_run(folder, record, End(code, cause, cancelled=cancelled))
+
+
+def _begun_as(record: RunRecord, state: JobState, folder: RunFolder) -> RunRecord:
+    """With the job that the scheduler reports, of which nothing in it has written."""
+    handle = read_job(folder)
+    if handle is None or state.started_s is None:
+        return record
+    job = BegunJob(scheduler=handle.scheduler, job_id=handle.job_id, nodes=state.nodes or "", restarts=state.restarts)
+    started_at = datetime.fromtimestamp(state.started_s, UTC).isoformat(timespec="seconds")
+    return record.model_copy(update={"job": job, "started_at": started_at, **source_fields()})
 
 
 if __name__ == "__main__":

@@ -177,6 +177,7 @@ def plan_here(
     try:
         unprofiled = plan_engine(catalogue, recipe, choices, install)
     except NotPrepared as error:
+        assert isinstance(error.plan, EnginePlan)
         unprofiled, missing = error.plan, error
     return LocalRun(
         plan=with_profiler(unprofiled),
@@ -193,7 +194,13 @@ def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], fold
     """The job that runs ``plan`` here, in ``folder``, which need not exist."""
     program = find_program(ENGINE)
     site = Site(install=install, shell=environ)
-    request = ProgramRequest(choices=Choices(), options=FrameworkOptions(), site=site, variables=frozenset(environ))
+    request = ProgramRequest(
+        choices=Choices(),
+        options=FrameworkOptions(),
+        site=site,
+        variables=frozenset(environ),
+        gpus_per_node=plan.processes,
+    )
     work = program.work(plan, request, folder)
     return JobSpec(
         scheduler=LOCAL,

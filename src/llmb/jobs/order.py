@@ -66,13 +66,14 @@ class Order:
         plan, defaults, options, site = self.plan, self.defaults, self.options, self.site
         recipe, program = plan.recipe, find_program(self.program)
         chosen = self.scheduler.defaults(site, options, recipe.gpu_type)
-        work = program.work(plan, self._request(), folder)
+        placement = place(recipe.scale, options.gpus_per_node or chosen.gpus_per_node or defaults.gpus_per_node)
+        work = program.work(plan, self._request(placement.processes_per_node), folder)
         spec = JobSpec(
             scheduler=self.scheduler.name,
             program=program.name,
             title=f"{recipe.title()}, by llmb{work.title}",
             name=folder.name,
-            placement=place(recipe.scale, options.gpus_per_node or chosen.gpus_per_node or defaults.gpus_per_node),
+            placement=placement,
             gpus=plan.device == "cuda",
             nvlink_domain_nodes=defaults.nvlink_domain_nodes,
             time_limit_min=defaults.time_limit_min,
@@ -82,20 +83,33 @@ class Order:
             python=options.python,
             container=mounted_folders(work.container, _mounts(plan, site)),
             control_in_container=work.control_in_container,
-            begin=BEGIN,
+            begin=() if work.launch else BEGIN,
             work=work.command,
-            finish=FINISH,
+            launch=work.launch,
+            finish=() if work.launch else FINISH,
+            secrets=work.secrets,
             log=folder.log.name,
             documented_root=str(site.install) if site.shell.get("STAGE_PATH") else None,
         )
+        if work.launch:  # its own script decides what jobs of llmb get from the recipe and the network
+            own = work.variables.variables
+            return on_site(spec, site, options, workload=recipe.workload, own=own, measured=False)
         return on_site(spec, site, options, (work, defaults), workload=recipe.workload)
 
-    def _request(self) -> ProgramRequest:
+    def _request(self, gpus_per_node: int) -> ProgramRequest:
         config = self.site.config
         own = config.environment_of(self.plan.recipe.workload)
         layers = (self.site.shell, config.environment, own, self.options.variables)
         known = frozenset(name for layer in layers for name in layer)
-        return ProgramRequest(choices=self.choices, options=self.framework, site=self.site, variables=known)
+        given = frozenset(name for layer in layers[1:] for name in layer)
+        return ProgramRequest(
+            choices=self.choices,
+            options=self.framework,
+            site=self.site,
+            variables=known,
+            gpus_per_node=gpus_per_node,
+            given=given,
+        )
 
     def sample_folder(self) -> RunFolder:
         return RunFolder(self.parent / f"{self.experiment}_SECONDS" / self.experiment)
@@ -139,7 +153,7 @@ def make_order(
     program = find_program(chosen_framework.framework or ENGINE)
     missing = None
     try:
-        plan = program.plan(catalogue, recipe, choices, chosen_framework, site.install)
+        plan = program.plan(catalogue, recipe, choices, chosen_framework, site)
     except NotPrepared as error:
         if not dry_run:
             raise
@@ -254,7 +268,7 @@ def _write(
             claim_checkpoints(folder, order.plan)
         record = queued_record(
             order.plan,
-            order.scheduler.handing_over(base),
+            order.scheduler.handing_over(base, spec),
             spec.retries,
             order.program,
             label=order.choices.label,

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -19,7 +20,7 @@ Flags = Mapping[str, str | None]
 """A scheduler's own flags by long name. None is a flag without a value; an empty value leaves out a layer's below."""
 
 StartMode = Literal["torchrun", "task-per-gpu"]
-FrameworkName = Literal["megatron_bridge"]
+FrameworkName = Literal["megatron_bridge", "reference_suite"]
 _option = partial(Option, panel="Container and framework")
 
 
@@ -49,8 +50,26 @@ class FrameworkChoices(Record):
 
     framework: Annotated[
         FrameworkName | None,
-        _option(help="Train with this framework in its own container. Default: llmb's engine."),
+        _option(
+            help="Train with this framework in its own container, or with the reference suite's own script of the"
+            " recipe's release. Default: llmb's engine."
+        ),
     ] = None
+    suite: Annotated[
+        str | None,
+        _option(
+            help="Checkout of the reference suite, for --framework reference_suite. Default: that of"
+            " cluster_config.yaml, or llmb_repo in the root of installation.",
+            folder=True,
+        ),
+    ] = None
+    modified_suite: Annotated[
+        bool,
+        _option(
+            help="Also call a launch script of the reference suite that is not as it was released; the run is then not"
+            " that of its document."
+        ),
+    ] = False
     image: Annotated[
         str | None, _option(help="Container image. Default: that of cluster_config.yaml, or the framework's.")
     ] = None
@@ -67,6 +86,10 @@ class FrameworkOptions(Record):
     """Which program trains, and what it is given. None is llmb's own engine."""
 
     framework: FrameworkName | None = None
+    suite: str | None = None
+    """The checkout of the reference suite; None leaves it to the cluster's settings."""
+    modified_suite: bool = False
+    """Its scripts may differ from their release."""
     image: str | None = None
     mounts: tuple[str, ...] = ()
     """Added to those of the cluster's settings."""
@@ -94,4 +117,16 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
     if problems:
         raise UsageError("\n".join(problems))
     mounts = tuple(mount.strip() for mount in (chosen.mounts or "").split(",") if mount.strip())
-    return FrameworkOptions(framework=chosen.framework, image=chosen.image, mounts=mounts, arguments=arguments)
+    if (chosen.suite or chosen.modified_suite) and chosen.framework != "reference_suite":
+        raise UsageError(
+            "--suite and --modified-suite are for --framework reference_suite", do="add that, or leave them out"
+        )
+    suite = str(Path(chosen.suite).expanduser().absolute()) if chosen.suite else None
+    return FrameworkOptions(
+        framework=chosen.framework,
+        suite=suite,
+        modified_suite=chosen.modified_suite,
+        image=chosen.image,
+        mounts=mounts,
+        arguments=arguments,
+    )

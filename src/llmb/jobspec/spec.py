@@ -68,11 +68,37 @@ def filled(word: Word, run_folder: str, python: str) -> str:
     return word.before + {"run_folder": run_folder, "python": python}[word.slot] + word.after
 
 
+class Launch(Record):
+    """A program's own script that queues a job, or is queued, in place of a batch script of llmb's.
+
+    ``named``: the variables by which it takes what a scheduler is asked for: ``account``, ``partition``, ``time``,
+    and ``flags`` for any others as ``KEY=VALUE`` with semicolons between them.
+    """
+
+    queued_by: Literal["script", "scheduler"]
+    """The script queues the job itself, or the scheduler takes it as a batch script."""
+    folder: str
+    """Where it is called."""
+    script: str
+    named: dict[str, str] = Field(default_factory=dict)
+    needed: tuple[str, ...] = ()
+    """Names of ``named`` that it does not do without."""
+    removed: tuple[str, ...] = ()
+    """Variables that it must not see."""
+    environment: str | None = None
+    """Its virtual environment."""
+    logs: tuple[str, ...]
+    """Patterns of the files where training writes, with ``{job_id}``; of several, the newest is the run's."""
+    outputs: tuple[str, ...]
+    """Where its batch script writes, likewise."""
+
+
 class JobSpec(Record):
     """The content of ``job_spec.json``.
 
     ``begin`` runs first and may refuse; ``work`` is one process per GPU, and is followed to its end, with its output in
-    ``log``; ``finish`` gets the exit code and the signal that ended the job, if one did.
+    ``log``; ``finish`` gets the exit code and the signal that ended the job, if one did. A job with a ``launch`` has
+    none of these.
     """
 
     schema_version: int = 1
@@ -126,7 +152,8 @@ class JobSpec(Record):
     control_in_container: bool = True
     """Whether ``begin`` and ``finish`` run in the container, too."""
     begin: tuple[Word, ...] = ()
-    work: tuple[Word, ...]
+    work: tuple[Word, ...] = ()
+    launch: Launch | None = None
     finish: tuple[Word, ...] = ()
     log: str
     """Name of the log in the run folder."""

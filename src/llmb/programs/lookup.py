@@ -9,6 +9,7 @@ from llmb.programs.port import Program
 
 PROGRAMS = {
     "engine": ("llmb.programs.engine.program", "EngineProgram"),
+    "reference_suite": ("llmb.programs.reference_suite.program", "ReferenceSuite"),
     "megatron_bridge": ("llmb.programs.megatron_bridge.program", "MegatronBridge"),
 }
 

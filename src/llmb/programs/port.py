@@ -3,14 +3,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, StartMode
-from llmb.jobspec.spec import Word
+from llmb.jobspec.spec import Launch, Word
 from llmb.jobspec.variables import VariableLayer
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
@@ -30,14 +29,21 @@ class ProgramRequest:
     site: Site
     variables: frozenset[str] = frozenset()
     """Names of variables that the user, the shell or the cluster's settings have set."""
+    gpus_per_node: int
+    given: frozenset[str] = frozenset()
+    """Names of ``variables`` that do not come from the shell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramWork:
     """What a program needs from the job that runs it."""
 
-    command: tuple[Word, ...]
+    command: tuple[Word, ...] = ()
     """One process per GPU, or as many on a CPU."""
+    launch: Launch | None = None
+    """In place of ``command``: the program's own script, which queues the job."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables with secrets that it needs of the shell that submits."""
     start: StartMode | None = None
     """None if it supports both modes."""
     container: ContainerSettings
@@ -81,11 +87,11 @@ class Program(Protocol):
     name: str
 
     def plan(
-        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, install: Path
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
     ) -> Plan:
-        """What it is to do, with prepared files below ``install``.
+        """What it is to do, with prepared files below the root of the site's installation.
 
-        Raises UsageError with everything that it does not support, or that is not prepared.
+        Raises UsageError with everything that it does not support, and NotPrepared.
         """
 
     def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:

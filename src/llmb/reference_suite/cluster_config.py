@@ -183,6 +183,7 @@ def translated(given: Version1 | Version2) -> Translation:
         "slurm": slurm,
         "install": _install(given, found),
         "workloads": _workloads(given.workloads, found),
+        "reference_suite": _suite(given),
     }
     found.data.update({key: value for key, value in own.items() if value})
     if (head.cluster_name or "").lower() == VBOOST_CLUSTER:
@@ -326,9 +327,16 @@ def _workloads(given: _Workloads | None, found: Translation) -> Data:
         variables = _variables((own and own.environment) or {}, f"workloads.config.{name}.environment", found)
         if variables:
             workloads[name] = {"environment": variables}
-    if given and any(own and own.venv_path for own in (given.config or {}).values()):
-        found.notes.append("workloads.config: the virtual environments are not taken: they lack llmb; set 'python'")
     return workloads
+
+
+def _suite(given: Version1 | Version2) -> Data:
+    """Where the suite's own software is."""
+    launcher = given.launcher if isinstance(given, Version1) else None
+    checkout = given.llmb_repo if isinstance(given, Version2) else launcher and launcher.llmb_repo
+    config = (given.workloads and given.workloads.config) or {}
+    environments = {name: own.venv_path for name, own in config.items() if own and own.venv_path}
+    return {name: value for name, value in (("checkout", checkout), ("environments", environments)) if value}
 
 
 def told(form: ReferenceForm, found: Translation) -> Iterator[str]:

@@ -12,6 +12,7 @@ from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
 from llmb.install.removal import Removal
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
+from llmb.reference_suite.launch_scripts import CheckedFile
 from llmb.report.table import Column, Table, result_table, table_of
 from llmb.shown_text import printable
 
@@ -121,6 +122,34 @@ def settings_document(found: SettingsInEffect) -> dict[str, Any]:
         "settings": [asdict(item) for item in found.settings],
         "variables": [asdict(item) for item in found.variables],
     }
+
+
+def checked_document(checkout: Path, found: Sequence[CheckedFile]) -> dict[str, Any]:
+    """The JSON of ``llmb config check``; its keys are a contract."""
+    return {
+        "path": str(checkout),
+        "as_released": all(item.state == "as released" for item in found),
+        "tag": found[0].script.tag,
+        "files": [
+            {
+                "release": item.script.release,
+                "workload": item.script.workload,
+                "file": item.file,
+                "state": item.state,
+                "differs": list(item.differs),
+            }
+            for item in found
+        ],
+    }
+
+
+def checked_table(found: Sequence[CheckedFile]) -> Table:
+    """The files of a checkout beside their release, and what llmb relies on that differs."""
+    table = result_table(f"Reference suite, beside {found[0].script.tag}", "recipe", "file", "state", "what differs")
+    for item in found:
+        recipe = f"{item.script.workload} {item.script.release}"
+        table.add_row(recipe, item.file, item.state, "; ".join(map(printable, item.differs)) or "-")
+    return table
 
 
 def settings_tables(found: SettingsInEffect, *, defaults: bool) -> Iterator[Table]:

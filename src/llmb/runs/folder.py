@@ -86,6 +86,8 @@ class RunFolder:
     """The scheduler's handle of the run, written once it was submitted."""
     imported = Inside("imported.json")
     """Where a run of another root comes from."""
+    launch_output = Inside("launch.out")
+    """What a program's own script printed that queued the job; only of a run that is queued so."""
     job_spec = Inside("job_spec.json")
     """All that was decided of the job before it was handed to a scheduler."""
     task = Inside("task.json")

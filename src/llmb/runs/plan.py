@@ -105,6 +105,8 @@ class Plan(Record):
     nccl_trace: bool = False
     predicted: PredictedStep | None = None
     """None for what is not predicted, such as a CPU."""
+    documented_software: str | None = None
+    """What trains is the software of the recipe's document, as it was released: its name. None for other programs."""
     declared_origin: Origin | None = None
     """Origin of a program other than the engine, which has weights and data of its own."""
 

@@ -23,6 +23,7 @@ from llmb.runs.initial_weights import check_weights
 from llmb.runs.plan import (
     EnginePlan,
     InitialWeights,
+    Plan,
     TrainingDataset,
     TrainingInputs,
     data_origin,
@@ -293,7 +294,7 @@ def _dataset_problems(packed: PackedDataset, recipe: Recipe, source: Source | No
 class NotPrepared(UsageError):
     """The run's weights or data are not prepared. ``plan`` is the plan for when they are."""
 
-    def __init__(self, error: UsageError, plan: EnginePlan) -> None:
+    def __init__(self, error: UsageError, plan: Plan) -> None:
         super().__init__(error.what, do=error.do)
         self.plan = plan
 

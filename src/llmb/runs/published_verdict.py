@@ -113,19 +113,26 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
     plan = record.plan
     data = plan.origin.data
     return {
-        "program": record.program,
+        "program": plan.documented_software or record.program,
         "gpu_type": plan.recipe.gpu_type,
         "window": steps_text(window),
         "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
         "lora": _lora_text(plan),
         "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,
-        **(ways_of_engine(plan) if isinstance(plan, EnginePlan) else {}),
+        **_ways(plan),
         "vboost": _vboost_text(record.vboost),
         DEVICE: record.environment.device if record.environment else None,
         "release": plan.recipe.release,
         "peak_tflops": plan.recipe.peak_tflops,
         **{f"layout.{name}": getattr(plan.recipe.layout, name) for name in WORK},
     }
+
+
+def _ways(plan: Plan) -> dict[str, object]:
+    """How the run trained, of what the conditions of published figures name, as far as it is known."""
+    if isinstance(plan, EnginePlan):
+        return ways_of_engine(plan)
+    return _published_ways(plan.recipe) if plan.documented_software else {}
 
 
 def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[str, object]:

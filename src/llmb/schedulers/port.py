@@ -226,7 +226,7 @@ class Queue(ABC):
         """
         return {}
 
-    def handing_over(self, base: RunFolder) -> tuple[str, ...]:
+    def handing_over(self, base: RunFolder, spec: JobSpec) -> tuple[str, ...]:
         """The command that hands a job over, for its record."""
         return ()
 

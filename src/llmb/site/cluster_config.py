@@ -52,6 +52,15 @@ class InstallSettings(Record):
     """Workloads that are installed."""
 
 
+class SuiteSettings(Record):
+    """The reference suite on this cluster, for ``--framework reference_suite``."""
+
+    checkout: str | None = None
+    """Clone of its repository, at the tag of a release."""
+    environments: Variables = Field(default_factory=dict)
+    """Virtual environment of its own software, by workload."""
+
+
 class ClusterConfig(WorkloadSettings):
     """The whole file, but for the sections of schedulers; every key may be left out."""
 
@@ -75,6 +84,7 @@ class ClusterConfig(WorkloadSettings):
     binding: Binding = Field(default_factory=Binding)
     container: ContainerSettings = Field(default_factory=ContainerSettings)
     install: InstallSettings = Field(default_factory=InstallSettings)
+    reference_suite: SuiteSettings = Field(default_factory=SuiteSettings)
     workloads: dict[str, WorkloadSettings] = Field(default_factory=dict)
     """By workload."""
 

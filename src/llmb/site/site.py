@@ -29,6 +29,16 @@ class Site:
     """What the user has to know of the settings."""
 
 
+SUITE_FOLDER = "llmb_repo"
+"""Where the reference suite's installer leaves its recipes, below the root of installation."""
+
+
+def suite_checkout(site: Site) -> Path:
+    """The checkout of the reference suite: that of the settings, or the one of its own installer."""
+    chosen = site.config.reference_suite.checkout
+    return Path(chosen).expanduser() if chosen else site.install / SUITE_FOLDER
+
+
 def read_site(
     catalogue: Catalogue,
     install: Path,

@@ -34,6 +34,7 @@ from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
 from llmb.runs.step_follower import StepFollower
 from llmb.runs.steps import Step, read_steps
+from llmb.site.site import Site
 
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
@@ -71,11 +72,11 @@ class EngineProgram(Program):
     name = ENGINE
 
     def plan(
-        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, install: Path
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
     ) -> EnginePlan:
         if options.arguments:
             raise UsageError("--framework-arg is for a framework's script", do="add --framework, or leave it out")
-        return plan_engine(catalogue, recipe, choices, install)
+        return plan_engine(catalogue, recipe, choices, site.install)
 
     def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
         return ProgramWork(
@@ -127,6 +128,7 @@ def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install:
     try:
         return sharded(plan_training(catalogue, recipe, choices, install))
     except NotPrepared as error:
+        assert isinstance(error.plan, EnginePlan)
         error.plan = sharded(error.plan)
         raise
 

@@ -11,12 +11,14 @@ from datetime import datetime
 from pathlib import Path
 
 from llmb.errors import UsageError
+from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record
 from llmb.schedulers.local.workers import local_command
 from llmb.schedulers.port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission
+from llmb.site.site import Site
 from llmb.tools import ask_program
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -71,6 +73,12 @@ class LocalScheduler(Scheduler):
     name = "local"
     title = "the system"
     words = frozenset([*WORDS.values(), UNKNOWN])
+
+    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:  # noqa: ARG002 (of the port)
+        if spec.launch:
+            do = "call 'llmb submit' where Slurm is, or leave --framework out"
+            raise UsageError(f"{spec.program} queues its jobs in Slurm itself, and nothing is queued here", do=do)
+        return spec
 
     def script(self, spec: JobSpec, folder: RunFolder) -> str:
         return shlex.join(local_command(spec, folder)) + "\n"

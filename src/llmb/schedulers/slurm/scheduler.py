@@ -41,6 +41,7 @@ from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, parse_additional
 from llmb.schedulers.slurm.hostlist import compress, expand
 from llmb.schedulers.slurm.installer import SlurmAnswers
 from llmb.schedulers.slurm.job_state import WORDS, SlurmJob, with_meaning
+from llmb.schedulers.slurm.launch import call_launch, completed_launch, launch_text, launched_id
 from llmb.schedulers.slurm.offer import gpu_type_within, read_nodes, site_partition, slurm_offer
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings, partition_names, settings_of
@@ -128,16 +129,21 @@ class SlurmScheduler(Scheduler):
         return tuple(overlays(settings_of(site), site.shell, partition, site.config.gpu_type))
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
+        if spec.launch:
+            return completed_launch(spec, spec.launch, options, settings_of(site))
         return completed_spec(spec, options, settings_of(site))
 
     def script(self, spec: JobSpec, folder: RunFolder) -> str:
-        return batch_script(spec, folder)
+        return launch_text(spec, spec.launch, folder) if spec.launch else batch_script(spec, folder)
 
-    def handing_over(self, base: RunFolder) -> tuple[str, ...]:
-        return ("sbatch", "--parsable", str(base.batch_script))
+    def handing_over(self, base: RunFolder, spec: JobSpec) -> tuple[str, ...]:
+        script = str(base.batch_script)
+        return ("bash", script) if spec.launch else ("sbatch", "--parsable", script)
 
     def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:
         spec = job.spec
+        if spec.launch:
+            return {None: SubmittedJob(scheduler=self.name, job_id=call_launch(job), submitted_at=now())}
         arguments: list[str] = []
         if job.again and spec.excluded_nodes:
             arguments.append(f"--exclude={spec.excluded_nodes}")
@@ -174,7 +180,7 @@ class SlurmScheduler(Scheduler):
         seen = [*client.own_jobs(time_out_s), *client.own_accounts(since_s, time_out_s)]
         taken, found = set(claimed), dict[str, str]()
         for job in jobs:
-            job_id = find_submission(job, seen, taken)
+            job_id = launched_id(job.base) or find_submission(job, seen, taken)
             if job_id:
                 taken.add(job_id)
                 found[job.key] = job_id
@@ -241,9 +247,11 @@ def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
 def is_same(job: AskedJob, seen: SlurmJob) -> bool:
     """Whether Slurm's answer is of ``job``: ids are reset when a controller loses its state.
 
-    No two jobs share a batch script, and each is submitted by its full path.
+    No two jobs of llmb share a batch script, and each is submitted by its full path. One that a program's own script
+    queued has that program's.
     """
-    return seen.command is None or seen.command.endswith(str(job.base.batch_script))
+    own = seen.command is None or seen.command.endswith(str(job.base.batch_script))
+    return own or job.base.launch_output.exists()
 
 
 def find_submission(job: AskedJob, seen: Sequence[SlurmJob], claimed: set[str]) -> str | None:

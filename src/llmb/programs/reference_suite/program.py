@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents' own software behind the port of programs.
+
+The launch script of a recipe's release queues the job, or is queued, with the variables that the recipe means; its log
+becomes that of the run.
+"""
+
+import re
+from collections.abc import Iterator
+from os.path import lexists
+from pathlib import Path
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Dtype, Recipe
+from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title
+from llmb.errors import UsageError, itemized
+from llmb.jobspec.node_setup import ContainerSettings
+from llmb.jobspec.options import FrameworkOptions
+from llmb.jobspec.spec import Launch, read_spec
+from llmb.jobspec.variables import VariableLayer
+from llmb.logs.formats.format import Format
+from llmb.logs.formats.known import format_called
+from llmb.metrics.window import resolve_window
+from llmb.predict.prediction import predicted_step
+from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
+from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.programs.reference_suite.script_variables import (
+    CACHES,
+    named_variables,
+    script_problems,
+    script_variables,
+)
+from llmb.reference_suite.launch_scripts import (
+    LaunchScript,
+    changed_files,
+    changed_needs,
+    filled_path,
+    find_launch_script,
+    image_problem,
+    launch_scripts,
+    unmet_needs,
+)
+from llmb.runs.choices import DEFAULT_SEED, Choices
+from llmb.runs.contradicting_record import why_contradicting
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan, make_plan
+from llmb.runs.planning import NotPrepared
+from llmb.runs.record import RunRecord, read_job, read_record
+from llmb.runs.result import Result
+from llmb.site.site import Site, suite_checkout
+
+TOKEN = "HF_TOKEN"  # noqa: S105 (its name, not a token)
+IMAGE_VERSION = re.compile(r"nemo[+:](\d+(?:\.\d+)*)")
+"""The version in an image's name, as enroot and the suite's installer write it."""
+MODIFIED = "--modified-suite calls it all the same"
+
+
+def script_of(recipe: Recipe) -> LaunchScript:
+    """Raises UsageError for a recipe that no release of the suite has."""
+    found = find_launch_script(recipe.workload, recipe.size, recipe.release)
+    if found is None:
+        known = [f"{', '.join(item.sizes)} of {item.title}" for item in launch_scripts()]
+        what = f"the reference suite has no launch script for {recipe.workload} {recipe.size} of {recipe.release}"
+        raise UsageError(what, choices=known, do="give another --release, or leave --framework out")
+    return found
+
+
+def checkout_of(options: FrameworkOptions, site: Site) -> Path:
+    return Path(options.suite) if options.suite else suite_checkout(site)
+
+
+def environment_of(script: LaunchScript, site: Site) -> Path | None:
+    """The virtual environment of the settings, of the shell, or in the folder of the documents; None for no need."""
+    if script.queued_by == "scheduler":
+        return None
+    chosen = site.config.reference_suite.environments.get(script.workload)
+    if chosen:
+        return Path(chosen).expanduser()
+    active = (Path(found) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if (found := site.shell.get(name)))
+    return next((path for path in active if has_nemo_run(path)), site.install / "venv")
+
+
+def has_nemo_run(environment: Path) -> bool:
+    return any(environment.glob("lib/python3*/site-packages/nemo_run/__init__.py"))
+
+
+def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> dict[str, str]:
+    """What the templates of paths have."""
+    return {
+        "root": str(site.install),
+        "folder": str(checkout / script.folder),
+        "dtype": str(recipe.dtype),
+        "size": recipe.size,
+        "gpus": str(recipe.scale),
+    }
+
+
+def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> Iterator[str]:
+    """What is not as the script needs it, on this machine, each with what to do."""
+    checkout = checkout_of(options, site)
+    if not (checkout / script.folder / script.script).is_file():
+        yield f"there is no {script.folder}/{script.script} in {checkout}: give --suite, a checkout of tag {script.tag}"
+        return
+    values = _values(script, recipe, checkout, site)
+    yield from unmet_needs(script, values)
+    if not options.modified_suite:
+        yield from (f"{change} ({MODIFIED})" for change in _changes(script, recipe, checkout, site))
+    environment = environment_of(script, site)
+    if environment and not has_nemo_run(environment):
+        yield f"there is no NeMo-Run in {environment}: set reference_suite.environments in cluster_config.yaml"
+    version = script.framework.split()[-1]
+    other = IMAGE_VERSION.search(Path(options.image or "").name)
+    if other and other[1] != version and not options.modified_suite:
+        yield f"--image is NeMo {other[1]}, and the release has {version} ({MODIFIED})"
+    image = Path(options.image or filled_path(script.image_file, values))
+    if problem := image_problem(image):
+        yield f"the image {image} {problem}: import it from {script.image}"
+    if TOKEN in script.always and not site.shell.get(TOKEN):
+        yield f"{TOKEN} is not set: the script asks for it"
+
+
+def _changes(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> list[str]:
+    """What is not as the release has it."""
+    return [*changed_files(checkout, script), *changed_needs(script, _values(script, recipe, checkout, site))]
+
+
+class ReferenceSuite(Program):
+    """Calls the launch script of the recipe's release in a checkout of the reference suite."""
+
+    name = "reference_suite"
+
+    def plan(
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
+    ) -> Plan:
+        script = script_of(recipe)
+        steps = choices.steps_of(recipe, resumes=choices.load_checkpoint is not None)
+        recorded = ("cuda", steps, 0, recipe.scale, recipe.documented_profile)
+        problems = [
+            *script_problems(script, recipe, choices, steps, options.arguments),
+            *choices.profiling.problems(*recorded),
+            *choices.label_problems(),
+        ]
+        if problems:
+            raise UsageError(f"the launch script of {script.title} cannot do this:{itemized(problems)}")
+        profile = choices.profiling.settled(*recorded)
+        plan = Plan(
+            recipe=recipe,
+            device="cuda",
+            steps=steps,
+            window=resolve_window(choices.window, steps, 0, recipe.documented_window),
+            seed=DEFAULT_SEED,
+            fp8_recipe=choices.fp8_recipe_of(recipe) if recipe.dtype is Dtype.FP8 else None,
+            save_checkpoint=choices.save_checkpoint,
+            profile=profile and profile.model_copy(update={"or_torch": False}),
+            nccl_trace=choices.profiling.nccl_trace,
+            lora=recipe.lora,
+            predicted=predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda")),
+            documented_software=_documented(script, recipe, options, site),
+            declared_origin=_origin(script, recipe, site),
+        )
+        if not_ready := list(unready(script, recipe, options, site)):
+            what = f"{script.title} cannot be launched yet:{itemized(not_ready)}"
+            raise NotPrepared(
+                UsageError(what, do=f"see 'llmb config check --suite {checkout_of(options, site)}'"), plan
+            )
+        return plan
+
+    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
+        script, recipe, site = script_of(plan.recipe), plan.recipe, asked.site
+        _check_given(script, asked)
+        checkout = checkout_of(asked.options, site)
+        values = _values(script, recipe, checkout, site)
+        own = script_variables(
+            script,
+            recipe,
+            asked.choices,
+            plan.steps,
+            asked.gpus_per_node,
+            asked.options.arguments,
+            asked.options.image,
+            asked.options.mounts,
+        )
+        own = {script.root: str(site.install), **own}
+        environment, named = environment_of(script, site), named_variables(script)
+        set_here = own.keys() | {*named.values(), TOKEN} | CACHES
+        launch = Launch(
+            queued_by=script.queued_by,
+            folder=values["folder"],
+            script=f"./{script.script}",
+            named=named,
+            needed=tuple(name for name, variable in named.items() if variable in script.always),
+            removed=tuple(sorted((script.reads | {*script.removed}) - set_here)),
+            environment=str(environment) if environment else None,
+            logs=tuple(filled_path(item, values) for item in script.logs),
+            outputs=tuple(filled_path(item, values) for item in script.outputs),
+        )
+        return ProgramWork(
+            launch=launch,
+            secrets=(TOKEN,) if script.queued_by == "script" else (),
+            container=ContainerSettings(
+                runtime="pyxis", image=asked.options.image or filled_path(script.image_file, values)
+            ),
+            variables=VariableLayer(self.name, own),
+            recipe_variables=False,
+            title=f", with {self.name} {script.release} ({script.framework})",
+        )
+
+    def started(self, plan: Plan) -> Plan:
+        return plan
+
+    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
+        bring_log(folder)
+        log_format = _format(plan)
+        outcome = judge_latest_attempt(folder.log, plan.window, log_format)
+        return StepsDone(outcome.steps or 0, has_all_steps(plan, outcome, log_format))
+
+    def new_steps(self, folder: RunFolder) -> NewLogSteps:
+        return NewLogSteps(folder, _format(read_record(folder).plan), lambda: bring_log(folder))
+
+    def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
+        bring_log(folder)
+        plan, log_format = record.plan, _format(record.plan)
+        outcome = judge_latest_attempt(folder.log, plan.window, log_format)
+        contradiction = why_contradicting(record, (), log_gpus=outcome.gpus)
+        return result_of_log(plan, outcome, end, log_format, contradiction=contradiction)
+
+
+def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> str | None:
+    """What trains, unless something of it is not as the document had it."""
+    changed = options.modified_suite and _changes(script, recipe, checkout_of(options, site), site)
+    return None if changed or options.arguments or options.image else script.framework
+
+
+def _format(plan: Plan) -> Format:
+    return format_called(script_of(plan.recipe).log_format)
+
+
+def _origin(script: LaunchScript, recipe: Recipe, site: Site) -> Origin:
+    if recipe.task == "pretrain":
+        data = DataOrigin(kind="synthetic", name=f"mock data of {script.framework}")
+        return Origin(weights=WeightsOrigin(kind="random"), data=data)
+    prepared = str(site.install / "workloads" / script.workload / "checkpoint_and_dataset")
+    weights = WeightsOrigin(kind="checkpoint", name=f"{recipe.model.model} {recipe.size}, by NeMo", path=prepared)
+    data = DataOrigin(kind="dataset", name=dataset_title("squad", recipe.layout.seq_len), path=prepared)
+    return Origin(weights=weights, data=data)
+
+
+def _check_given(script: LaunchScript, asked: ProgramRequest) -> None:
+    """Raises UsageError for variables of settings and options that would change what the script does, unnoticed."""
+    clashing = sorted(asked.given & (script.reads | {*script.removed}) - CACHES - {TOKEN})
+    if clashing:
+        do = "use the options of llmb for them, or --framework-arg NAME=VALUE"
+        raise UsageError(f"the launch script reads {', '.join(clashing)}, given by --env or cluster_config.yaml", do=do)
+
+
+def bring_log(folder: RunFolder) -> None:
+    """Links the newest log of the run's job into its folder, and the output of its batch script; nothing before.
+
+    A log that its job has replaced by a newer one, at a restart, is followed there.
+    """
+    job, launch = read_job(folder), read_spec(folder).launch
+    if job is None or launch is None:
+        return
+    for link, patterns in ((folder.log, launch.logs), (folder.batch_output, launch.outputs)):
+        found = [path for pattern in patterns for path in _matching(pattern, job.job_id)]
+        newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+        if newest and not (link.exists() and link.samefile(newest)):
+            _link(link, newest)
+
+
+def _matching(pattern: str, job_id: str) -> Iterator[Path]:
+    path = Path(pattern.replace("{job_id}", job_id))
+    parts = path.relative_to("/").parts
+    first = next((index for index, part in enumerate(parts) if "*" in part), len(parts) - 1)
+    return Path("/", *parts[:first]).glob("/".join(parts[first:]))
+
+
+def _link(link: Path, target: Path) -> None:
+    """A hard link, so that the run keeps its log; another file system has none, and gets a symbolic one."""
+    if lexists(link):
+        link.unlink()
+    try:
+        link.hardlink_to(target)
+    except OSError:
+        link.symlink_to(target)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launch scripts of the reference suite's releases, and whether a checkout of the suite has them as released.
+
+``launch_scripts.yaml`` has what is known of each, with its place in the suite's repository.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
+from llmb.errors import UsageError, unknown
+
+DATA = Path(__file__).with_name("launch_scripts.yaml")
+REPOSITORY = "https://github.com/NVIDIA/dgxc-benchmarking"
+LARGEST_BYTES = 1 << 20
+FileState = Literal["as released", "modified", "missing"]
+
+
+class Fact(Record):
+    """A line of a file that llmb relies on."""
+
+    file: str
+    line: int
+    text: str
+
+
+class Need(Record):
+    """What has to exist before the script is called, and what makes it. ``path`` is a template."""
+
+    path: str
+    by: str
+    same_as: str | None = None
+    """The file of the checkout that it is a copy of."""
+    commit_of: str | None = None
+    """The repository of ``commits`` that it is a clone of."""
+
+
+class Fixed(Record):
+    """Variables that llmb sets where one of its options is chosen, beside the option's own."""
+
+    option: str
+    variables: dict[str, str]
+
+
+class LaunchScript(Record):
+    """What llmb has to know of the launch script of one recipe in one release. Paths are relative to the checkout."""
+
+    release: str
+    tag: str
+    commit: str
+    workload: str
+    sizes: tuple[str, ...]
+    gpu_types: tuple[str, ...]
+    framework: str
+    image: str
+    image_file: str
+    commits: dict[str, str]
+    """Commits of the repositories that the release's environment is made of."""
+    queued_by: Literal["script", "scheduler"]
+    """The script is submitted to the scheduler, or queues the job itself."""
+    folder: str
+    script: str
+    prepares: str | None = None
+    """Script in the same folder that prepares dataset and checkpoint."""
+    files: dict[str, str]
+    """SHA-256 by path."""
+    facts: tuple[Fact, ...]
+    options: dict[str, int]
+    """Options that it gives the training program, and the line in ``options_file`` where."""
+    options_file: str
+    fixes_steps: bool = True
+    """Whether a profiled, traced or resumed run has a number of steps of its own, whatever MAX_STEPS says."""
+    root: Literal["STAGE_PATH", "LLMB_INSTALL"]
+    removed: tuple[str, ...] = ()
+    """Variables that must not be set."""
+    always: tuple[str, ...]
+    """Variables that every launch sets."""
+    fixed: tuple[Fixed, ...] = ()
+    variables: dict[str, dict[str, int]]
+    """Variables that it reads, with the first line, by file."""
+    unread: tuple[str, ...] = ()
+    """Variables of ``always`` that the document's launch line gives and the script does not read."""
+    unused: tuple[str, ...] = ()
+    """Variables that it reads and then does not use."""
+    needs: tuple[Need, ...]
+    log_format: Literal["nemo1", "nemo2"]
+    logs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.workload} of release {self.release}"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of all variables that have an effect."""
+        return frozenset(name for lines in self.variables.values() for name in lines) - {*self.unused}
+
+
+class LaunchScriptsFile(Record):
+    """``launch_scripts.yaml``."""
+
+    scripts: tuple[LaunchScript, ...] = Field(min_length=1)
+
+
+@cache
+def launch_scripts() -> tuple[LaunchScript, ...]:
+    return read_file(DATA, LaunchScriptsFile).scripts
+
+
+def scripts_of(release: str) -> tuple[LaunchScript, ...]:
+    """Raises UsageError for a release that is not known."""
+    found = tuple(item for item in launch_scripts() if item.release == release)
+    if not found:
+        raise unknown("release", release, dict.fromkeys(item.release for item in launch_scripts()))
+    return found
+
+
+def find_launch_script(workload: str, size: str, release: str | None) -> LaunchScript | None:
+    """None where no document has the recipe in this release."""
+    wanted = (item for item in launch_scripts() if item.workload == workload and size in item.sizes)
+    return next((item for item in wanted if item.release == release), None)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """A file of a checkout beside the release's."""
+
+    script: LaunchScript
+    file: str
+    state: FileState
+    differs: tuple[str, ...] = ()
+    """What llmb relies on and is not as it was, each with its line; empty for other changes."""
+
+
+def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
+    """Every file that ``scripts`` are made of; by default those of the release that the checkout is nearest to.
+
+    Raises UsageError for a folder that has no script of any release.
+    """
+    if scripts is not None:
+        return [found for script in scripts for found in _check_script(checkout, script)]
+    by_tag: dict[str, list[CheckedFile]] = {}
+    for script in launch_scripts():
+        by_tag.setdefault(script.tag, []).extend(_check_script(checkout, script))
+    nearest = max(by_tag.values(), key=_nearness)
+    if all(found.state == "missing" for found in nearest):
+        tags = ", ".join(by_tag)
+        do = f"give the folder of a clone of {REPOSITORY}, at one of {tags}"
+        raise UsageError("this is not a checkout of the reference suite", where=str(checkout), do=do)
+    return nearest
+
+
+def _nearness(found: list[CheckedFile]) -> tuple[float, float]:
+    shares = [sum(item.state == state for item in found) / len(found) for state in ("as released", "modified")]
+    return shares[0], shares[1]
+
+
+def _check_script(checkout: Path, script: LaunchScript) -> Iterator[CheckedFile]:
+    for name, digest in script.files.items():
+        content = _content(checkout / name)
+        if content is None:
+            yield CheckedFile(script, name, "missing")
+        elif hashlib.sha256(content).hexdigest() == digest:
+            yield CheckedFile(script, name, "as released")
+        else:
+            yield CheckedFile(script, name, "modified", tuple(_differences(script, name, content)))
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(LARGEST_BYTES)
+    except OSError:
+        return None
+
+
+def _differences(script: LaunchScript, name: str, content: bytes) -> Iterator[str]:
+    """The facts, variables and options of ``name`` that are no longer at their line, or nowhere in the file."""
+    lines = content.decode(errors="replace").splitlines()
+    for fact in script.facts:
+        if fact.file == name and fact.text not in map(str.strip, lines):
+            found = lines[fact.line - 1].strip() if fact.line <= len(lines) else "nothing"
+            yield f"line {fact.line} was '{fact.text}', and is '{found}'"
+    text = "\n".join(lines)
+    for variable, line in script.variables.get(name, {}).items():
+        if variable not in text:
+            yield f"{variable} is no longer read (line {line})"
+    for option, line in script.options.items() if name == script.options_file else ():
+        if option not in text:
+            yield f"{option} is no longer given (line {line})"
+
+
+def changed_files(checkout: Path, script: LaunchScript) -> list[str]:
+    """What differs from the release, in words; empty for a checkout of its tag."""
+    found = [item for item in _check_script(checkout, script) if item.state != "as released"]
+    return [f"{item.file} is {'; '.join((item.state, *item.differs))}" for item in found]
+
+
+def unmet_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
+    """What has to be made before ``script`` is called, each with what makes it."""
+    missing = [(need, path) for need in script.needs if not (path := Path(filled_path(need.path, values))).exists()]
+    return [f"{path} does not exist: {filled_path(need.by, values)}" for need, path in missing]
+
+
+def changed_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
+    """What was made for ``script``, and is not what its release has."""
+    found = []
+    for need in script.needs:
+        path = Path(filled_path(need.path, values))
+        problem = _problem_of(script, need, path) if path.exists() else None
+        if problem:
+            found.append(f"{path} {problem}: {filled_path(need.by, values)}")
+    return found
+
+
+def _problem_of(script: LaunchScript, need: Need, path: Path) -> str | None:
+    if need.same_as and hashlib.sha256(_content(path) or b"").hexdigest() != script.files[need.same_as]:
+        return f"is not the release's {need.same_as}"
+    if need.commit_of:
+        head = (_content(path / ".git" / "HEAD") or b"").decode(errors="replace").strip()
+        if head != script.commits[need.commit_of]:
+            return f"is not at commit {script.commits[need.commit_of]}, but at {head[:60] or 'an unknown one'}"
+    return None
+
+
+SQUASHFS_MAGIC = b"hsqs"
+SQUASHFS_SIZE_AT = 40
+"""Where the superblock has the bytes used, in 8 bytes (Documentation/filesystems/squashfs.rst of Linux)."""
+SUPERBLOCK_BYTES = 96
+
+
+def image_problem(path: Path) -> str | None:
+    """Why ``path`` is not a complete squashfs image, such as one whose import was ended; None for one that is."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            head = stream.read(SUPERBLOCK_BYTES)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not head.startswith(SQUASHFS_MAGIC) or len(head) < SUPERBLOCK_BYTES:
+        return "is not a squashfs image"
+    used = int.from_bytes(head[SQUASHFS_SIZE_AT : SQUASHFS_SIZE_AT + 8], "little")
+    if used > size:
+        return f"is incomplete: it has {size} bytes of {used}"
+    return None
+
+
+def filled_path(template: str, values: Mapping[str, str]) -> str:
+    """The template with the values that are known; others, such as {job_id}, stay."""
+    for name, value in values.items():
+        template = template.replace(f"{{{name}}}", value)
+    return template

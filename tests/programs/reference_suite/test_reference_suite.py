@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launch lines of the documents as llmb would call them, and what is refused before anything is queued."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from small_suite import HOW_TO_GET, SmallSuite, checked_out, repository, small_suite, write_image
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Overrides, Request
+from llmb.errors import UsageError
+from llmb.jobs.order import Order, make_order
+from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.reference_suite.launch_scripts import check_checkout, image_problem, launch_scripts
+from llmb.runs.choices import Choices
+from llmb.runs.planning import NotPrepared
+from llmb.runs.profiling import Profiling
+from llmb.schedulers.lookup import cluster_schema
+from llmb.site.site import Site
+
+CATALOGUE = Catalogue()
+SETTINGS = {"slurm": {"account": "research", "partition": "batch", "gpu_request": "none"}}
+ROOT = Path("/lustre/bench")
+LLAMA = ("pretrain_llama3.1", "25.04", "h100")
+NEMOTRON = ("pretrain_nemotron4", "25.04", "h100")
+OLDEST = ("pretrain_llama3.1", "24.11", "h100")
+MAVERICK = ("finetune_llama4-maverick", "25.07", "b200")
+LORA = ("finetune_llama3", "25.12", "gb200")
+# As the documents write them (000 line 182, 001 line 116, 002 line 164, 003 line 139, 004 line 198), with three scales.
+NEMO_RUN = "DTYPE=fp8 MODEL_SIZE={size} JOB_TOTAL_GPUS={scale} GPUS_PER_NODE=8"
+WITH_GPU_TYPE = "JOB_TOTAL_GPUS={scale} GPU_TYPE={gpu} DTYPE=fp8 MODEL_SIZE={size}"
+LINES = [
+    (OLDEST, "405b", (576, 1152, 2304), "DTYPE=fp8 MODEL_SIZE=405b"),
+    (LLAMA, "8b", (8, 16, 128), NEMO_RUN),
+    (LLAMA, "70b", (64, 512, 2048), NEMO_RUN),
+    (LLAMA, "405b", (32, 512, 2048), NEMO_RUN),
+    (NEMOTRON, "15b", (16, 64, 2048), NEMO_RUN),
+    (NEMOTRON, "340b", (256, 512, 2048), NEMO_RUN),
+    (MAVERICK, "400b", (256,), WITH_GPU_TYPE),
+    (LORA, "70b", (8, 16, 32), WITH_GPU_TYPE),
+]
+PROFILED, TRACED = Choices(profiling=Profiling(profile=True)), Choices(profiling=Profiling(nccl_trace=True))
+
+
+def order_of(
+    recipe: tuple[str, str, str],
+    size: str,
+    scale: int,
+    choices: Choices | None = None,
+    *,
+    dtype: str = "fp8",
+    root: Path = ROOT,
+    shell: Mapping[str, str] | None = None,
+    options: JobOptions | None = None,
+    dry_run: bool = True,
+    overrides: Overrides | None = None,
+    **framework: object,
+) -> Order:
+    workload, release, gpu_type = recipe
+    request = Request(
+        workload=workload, size=size, scale=scale, dtype=dtype, release=release, gpu_type=gpu_type,
+        **({"overrides": overrides} if overrides else {}),
+    )  # fmt: skip
+    site = Site(install=root, config=cluster_schema().model_validate(SETTINGS), shell=shell or {})
+    chosen = FrameworkOptions(framework="reference_suite", **framework)
+    return make_order(CATALOGUE, request, choices or Choices(), options or JobOptions(), site, chosen, dry_run=dry_run)
+
+
+def exported(text: str) -> dict[str, str]:
+    words = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("export ")]
+    return dict(word.split("=", 1) for _, *rest in words for word in rest if "=" in word)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size", "scale", "line"),
+    [(recipe, size, scale, line) for recipe, size, scales, line in LINES for scale in scales],
+)
+def test_a_dry_run_shows_the_documents_launch_line(
+    recipe: tuple[str, str, str], size: str, scale: int, line: str
+) -> None:
+    line = line.format(size=size, scale=scale, gpu=recipe[2])
+    script = order_of(recipe, size, scale).script()
+    found = exported(script)
+    root = "STAGE_PATH" if recipe[1] in ("24.11", "25.04") else "LLMB_INSTALL"
+    passing = {"SBATCH_ACCOUNT", "SBATCH_PARTITION", "VIRTUAL_ENV", "PATH"}
+    assert {name: value for name, value in found.items() if name not in passing} == {
+        root: str(ROOT),
+        **dict(pair.split("=") for pair in line.split()),
+    }
+    call = script.splitlines()[-1].split(" >")[0]
+    if recipe is OLDEST:
+        assert call == f"sbatch -A research -p batch -N {scale // 8} ./launch.sh"
+    else:
+        assert (call, found["SBATCH_ACCOUNT"], found["SBATCH_PARTITION"]) == ("./launch.sh", "research", "batch")
+    if recipe in (MAVERICK, LORA):
+        assert "STAGE_PATH" not in found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size", "scale", "choices", "variables"),
+    [
+        (LLAMA, "70b", 64, PROFILED, {"ENABLE_PROFILE": "true", "DISABLE_PERFRUN": "true"}),
+        (LLAMA, "8b", 16, TRACED, {"ENABLE_NCCLTRACE": "true", "DISABLE_PERFRUN": "true"}),
+        (NEMOTRON, "15b", 16, Choices(save_checkpoint=True), {"ENABLE_CHECKPOINT": "true"}),
+        (NEMOTRON, "15b", 64, Choices(load_checkpoint="/saved"), {"LOAD_CHECKPOINT_PATH": "/saved"}),
+        (LORA, "70b", 8, Choices(steps=20), {"MAX_STEPS": "20"}),
+        (LORA, "70b", 8, Choices(fp8_recipe="delayed"), {"FP8_RECIPE": "ds"}),
+        (OLDEST, "405b", 576, PROFILED, {"ENABLE_PROFILE": "true", "MAX_STEPS": "30"}),
+    ],
+)  # fmt: skip
+def test_options_become_the_scripts_variables(
+    recipe: tuple[str, str, str], size: str, scale: int, choices: Choices, variables: dict[str, str]
+) -> None:
+    usual, found = (
+        exported(order_of(recipe, size, scale).script()),
+        exported(order_of(recipe, size, scale, choices).script()),
+    )
+    assert dict(found.items() - usual.items()) == variables
+
+
+def test_what_the_shell_has_set_does_not_reach_the_script_unnoticed() -> None:
+    script = order_of(MAVERICK, "400b", 256).script()
+    (unset,) = [line.split()[1:] for line in script.splitlines() if line.startswith("unset ")]
+    assert {"TP", "GBS", "CUDA_GRAPH", "MAX_STEPS", "STAGE_PATH"} <= set(unset)
+    assert not {"HF_HOME", "HF_TOKEN", "DTYPE"} & set(unset)
+
+
+@pytest.mark.parametrize(
+    ("said", "arguments"),
+    [
+        ("--seed|seed is chosen, which is for llmb's engine", {"choices": Choices(seed=3)}),
+        ("such a run has 25 there", {"choices": Choices(steps=40, profiling=Profiling(profile=True))}),
+        ("--tp has no variable there", {"overrides": Overrides(tp=2)}),
+        ("it does not read NOTHING", {"arguments": {"nothing": "1"}}),
+        ("is what --steps says", {"arguments": {"max_steps": "1"}}),
+        ("the launch script reads MAX_STEPS", {"options": JobOptions(variables={"MAX_STEPS": "5"})}),
+        ("--nodelist cannot be handed to sbatch", {"options": JobOptions(flags={"nodelist": "node1"})}),
+        ("--vboost is for jobs that llmb starts itself", {"options": JobOptions(vboost=1)}),
+    ],
+)
+def test_what_a_script_cannot_take_is_refused(said: str, arguments: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as refused:
+        order_of(LLAMA, "70b", 64, **arguments)
+    assert any(part in str(refused.value) for part in said.split("|"))
+
+
+def test_a_release_without_the_recipe_is_refused() -> None:
+    with pytest.raises(UsageError, match="no launch script for pretrain_qwen3"):
+        order_of(("pretrain_qwen3", None, "h100"), "8b", 1, dtype="bf16")
+
+
+@pytest.fixture
+def lora(tmp_path: Path) -> SmallSuite:
+    root = tmp_path / "root"
+    root.mkdir()
+    return small_suite(tmp_path, root, ("finetune_llama3", "70b", "25.12"), "/usr/bin:/bin", programs=False)
+
+
+def real_order(suite: SmallSuite, **framework: object) -> Order:
+    place = {"root": suite.root, "shell": suite.environ, "suite": str(suite.checkout)}
+    return order_of(LORA, "70b", 8, dry_run=False, **place, **framework)
+
+
+def refused(suite: SmallSuite, **framework: object) -> str:
+    with pytest.raises(NotPrepared) as error:
+        real_order(suite, **framework)
+    return error.value.what
+
+
+def test_a_modified_script_is_named_and_can_be_called_all_the_same(lora: SmallSuite) -> None:
+    assert "llama3/finetune/launch.sh is modified" in refused(lora)
+    assert real_order(lora, modified_suite=True).plan.documented_software is None
+
+
+def test_everything_that_is_missing_is_named_before_a_job_is_queued(lora: SmallSuite, tmp_path: Path) -> None:
+    image = lora.root / "images" / "nvidia+nemo+25.09.00.sqsh"
+    write_image(image, missing_bytes=100)
+    (lora.root / "workloads" / "finetune_llama3" / "NeMo" / ".git" / "HEAD").write_text("0" * 40)
+    (lora.root / "workloads" / "finetune_llama3" / "checkpoint_and_dataset").rmdir()
+    lora.environ.pop("HF_TOKEN")
+    lora.environ["VIRTUAL_ENV"] = str(tmp_path)
+    found = refused(lora)
+    assert "is incomplete: it has 3996 bytes of 4096" in found
+    assert "is not at commit 032e4de5b7b69d2a53ca76397cf79ff0941951b1" in found
+    assert "checkpoint_and_dataset does not exist: call ./download_ckpt_dataset.sh" in found
+    assert "there is no NeMo-Run" in found
+    assert "HF_TOKEN is not set" in found
+    image.unlink()
+    assert "No such file or directory: import it from nvcr.io#nvidia/nemo:25.09.00" in refused(lora)
+    assert "--image is NeMo 25.04.01, and the release has 25.09.00" in refused(
+        lora, image="/x/nvidia+nemo+25.04.01.sqsh"
+    )
+
+
+def test_an_image_is_known_by_its_superblock(tmp_path: Path) -> None:
+    image = tmp_path / "image.sqsh"
+    write_image(image)
+    assert image_problem(image) is None
+    image.write_bytes(b"<html>")
+    assert image_problem(image) == "is not a squashfs image"
+
+
+def test_every_variable_that_llmb_sets_is_read_or_is_the_documents() -> None:
+    for script in launch_scripts():
+        assert set(script.always) <= script.reads | {*script.unread}, script.title
+        assert set(script.unread) <= set(script.always), script.title
+
+
+@pytest.mark.skipif(repository() is None, reason=HOW_TO_GET)
+@pytest.mark.parametrize("tag", dict.fromkeys(item.tag for item in launch_scripts()))
+def test_the_facts_are_those_of_each_tag(tag: str, tmp_path: Path) -> None:
+    checkout = checked_out(tag, tmp_path)
+    found = check_checkout(checkout)
+    assert {(item.script.tag, item.state) for item in found} == {(tag, "as released")}
+    for script in (item for item in launch_scripts() if item.tag == tag):
+        lines = {name: (checkout / name).read_text().splitlines() for name in script.files}
+        for fact in script.facts:
+            assert lines[fact.file][fact.line - 1].strip() == fact.text
+        for name, read in script.variables.items():
+            assert all(variable in lines[name][line - 1] for variable, line in read.items()), name
+        for option, line in script.options.items():
+            assert option in lines[script.options_file][line - 1]
+    launch = checkout / script.folder / script.script
+    launch.write_text(launch.read_text().replace(script.facts[-1].text, "") + "\n")
+    assert {item.state for item in check_checkout(checkout)} == {"as released", "modified"}
