@@ -46,6 +46,7 @@ from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, TokenizerRecord
 from llmb.programs.conclude import EndedRun
 from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
+from llmb.reference_suite.prepared_data import NemoItem
 from llmb.report.campaign_report import campaign_document, submit_document
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import checked_document, image_document, install_document, settings_document
@@ -222,7 +223,8 @@ def sample_access() -> RepositoryAccess:
 def sample_verification() -> Verification:
     folders = prepared_folders(Path("/install"), "finetune_llama3")
     item = Item("models", folders.models, "complete")
-    return Verification("", "", folders, (item,), free_bytes=0, needed_bytes=0, checksums=False)
+    nemo = (NemoItem("models", folders.models, "complete"),)
+    return Verification("", "", folders, (item,), free_bytes=0, needed_bytes=0, checksums=False, nemo=nemo)
 
 
 def sample_timeline() -> Timeline:

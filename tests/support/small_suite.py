@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmb.catalogue.load import Catalogue
 from llmb.reference_suite.launch_scripts import LaunchScript, find_launch_script, launch_scripts
 
 REPOSITORY = "LLMB_SUITE_REPOSITORY"
@@ -209,6 +210,18 @@ def install(script: LaunchScript, checkout: Path, root: Path) -> None:
     (modules / "llama31_utils.py").write_text("")
     if script.root == "LLMB_INSTALL":
         (own / "checkpoint_and_dataset").mkdir()
+        source = Catalogue().workloads[script.workload].sources[script.sizes[0]]
+        write_nemo_checkpoint(own / "checkpoint_and_dataset" / "models" / source.model)
+
+
+NEMO_FILES = ("context/model.yaml", "weights/metadata.json", "weights/common.pt", "weights/__0_0.distcp")
+
+
+def write_nemo_checkpoint(path: Path) -> None:
+    """The files of NeMo's import, with some content."""
+    for name in NEMO_FILES:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("{}")
 
 
 def write_image(path: Path, *, missing_bytes: int = 0) -> None:

@@ -12,11 +12,12 @@ from typing import Literal
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
-from llmb.catalogue.resolve import find_model, find_workload
-from llmb.checkpoints.checkpoint import model_differences, partial_path, read_checkpoint
+from llmb.catalogue.resolve import find_model, find_workload, releases_of
+from llmb.checkpoints.checkpoint import RECORD, model_differences, partial_path, read_checkpoint
 from llmb.checkpoints.checksums import BLOCK, damaged_files
 from llmb.checkpoints.conversion import OnProgress
 from llmb.checkpoints.import_journal import has_finished_files
+from llmb.checkpoints.nemo_folder import is_nemo_folder
 from llmb.errors import UsageError
 from llmb.metrics.parameters import parameter_count
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
@@ -25,6 +26,8 @@ from llmb.prepare.packed_files import read_packed
 from llmb.prepare.sample_files import SampleFiles, read_samples_record
 from llmb.prepared.folders import PreparedFolders
 from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split
+from llmb.reference_suite.launch_scripts import find_launch_script
+from llmb.reference_suite.prepared_data import NemoItem, nemo_items
 
 State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 
@@ -63,6 +66,8 @@ class Verification:
     needed_bytes: int
     checksums: bool
     """Whether all files were read, or only their sizes compared."""
+    nemo: tuple[NemoItem, ...] = ()
+    """What the reference suite's own software finds; empty where no launch script of it trains this."""
 
     @property
     def lacking(self) -> tuple[Item, ...]:
@@ -117,7 +122,18 @@ def verify_prepared(
         free_bytes=shutil.disk_usage(existing).free,
         needed_bytes=max(left, 0) if items[0].command else 0,
         checksums=on_progress is not None,
+        nemo=_nemo_items(catalogue, wanted),
     )
+
+
+def _nemo_items(catalogue: Catalogue, wanted: _Wanted) -> tuple[NemoItem, ...]:
+    releases = releases_of(find_workload(catalogue, wanted.workload), wanted.size)
+    if not any(find_launch_script(wanted.workload, wanted.size, release) for release in releases):
+        return ()
+    lengths = seq_lens_of(catalogue, wanted.workload, wanted.size)
+    found = [nemo_items(wanted.folders, wanted.source.model, wanted.source.dataset, length) for length in lengths]
+    checkpoint, dataset = max(found, key=lambda items: items[1].state == "complete")
+    return checkpoint, dataset
 
 
 _Found = tuple[Item, Mapping[str, str]]
@@ -134,6 +150,10 @@ def _checkpoint(wanted: _Wanted, documented_gib: float | None) -> _Found:
             return item, {}
         problem = "the import was interrupted; the command resumes it"
         return replace(item, state="incomplete", bytes=_size_of(partial), problem=problem), {}
+    if is_nemo_folder(path) and not (path / RECORD).is_file():
+        problem = "it is a checkpoint of NeMo, for the reference suite's own software"
+        move = f"import it to another root of installation: {wanted.command('checkpoint', f'--source {path}')}"
+        return replace(item, state="missing", make=move, bytes=_size_of(path), problem=problem), {}
     try:
         record = read_checkpoint(path).record
     except UsageError as error:

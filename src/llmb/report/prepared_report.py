@@ -10,6 +10,7 @@ from llmb.prepare.checkpoint import PreparedCheckpoint
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub_access import RepositoryAccess, TokenSource
 from llmb.prepare.verify import Item, Verification
+from llmb.reference_suite.prepared_data import NemoItem
 from llmb.report.recipe_report import lora_text
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown, whole
 from llmb.runs.initial_weights import base_text
@@ -141,6 +142,10 @@ def verification_document(found: Verification) -> dict[str, Any]:
         "items": [
             {"path": str(item.path), **{name: getattr(item, name) for name in ITEM_KEYS}} for item in found.items
         ],
+        "nemo": [
+            {"path": str(item.path), "name": item.name, "state": item.state, "problem": item.problem}
+            for item in found.nemo
+        ],
     }
 
 
@@ -165,6 +170,13 @@ def verification_tables(found: Verification) -> list[Table]:
             "needed", f"about {_gib(found.needed_bytes)} GiB for the checkpoint; a download takes as much again"
         )
     tables = [table, about]
+    if found.nemo:
+        nemo: list[Column[NemoItem]] = [
+            Column("folder", lambda item: item.name),
+            Column("state", lambda item: item.state),
+            Column("problem", lambda item: item.problem or "", printable),
+        ]
+        tables.append(table_of("In NeMo's form, for --framework reference_suite", found.nemo, nemo))
     if problems := [item for item in found.items if item.problem]:
         wrong: list[Column[Item]] = [Column("folder", _short), Column("problem", lambda item: item.problem, printable)]
         tables.append(table_of("Not complete", problems, wrong))

@@ -2,6 +2,7 @@
 """The launch lines of the documents as llmb would call them, and what is refused before anything is queued."""
 
 import shlex
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -155,7 +156,12 @@ def test_a_release_without_the_recipe_is_refused() -> None:
 def lora(tmp_path: Path) -> SmallSuite:
     root = tmp_path / "root"
     root.mkdir()
-    return small_suite(tmp_path, root, ("finetune_llama3", "70b", "25.12"), "/usr/bin:/bin", programs=False)
+    made = small_suite(tmp_path, root, ("finetune_llama3", "70b", "25.12"), "/usr/bin:/bin", programs=False)
+    nemo_run = tmp_path / "environment" / "lib" / "python3.12" / "site-packages" / "nemo_run"
+    nemo_run.mkdir(parents=True)
+    (nemo_run / "__init__.py").touch()
+    made.environ["VIRTUAL_ENV"] = str(tmp_path / "environment")
+    return made
 
 
 def real_order(suite: SmallSuite, **framework: object) -> Order:
@@ -178,15 +184,19 @@ def test_everything_that_is_missing_is_named_before_a_job_is_queued(lora: SmallS
     image = lora.root / "images" / "nvidia+nemo+25.09.00.sqsh"
     write_image(image, missing_bytes=100)
     (lora.root / "workloads" / "finetune_llama3" / "NeMo" / ".git" / "HEAD").write_text("0" * 40)
-    (lora.root / "workloads" / "finetune_llama3" / "checkpoint_and_dataset").rmdir()
+    data = lora.root / "workloads" / "finetune_llama3" / "checkpoint_and_dataset"
+    shutil.rmtree(data)
     lora.environ.pop("HF_TOKEN")
-    lora.environ["VIRTUAL_ENV"] = str(tmp_path)
+    lora.environ["VIRTUAL_ENV"] = str(tmp_path / "none")
     found = refused(lora)
     assert "is incomplete: it has 3996 bytes of 4096" in found
     assert "is not at commit 032e4de5b7b69d2a53ca76397cf79ff0941951b1" in found
     assert "checkpoint_and_dataset does not exist: call ./download_ckpt_dataset.sh" in found
     assert "there is no NeMo-Run" in found
     assert "HF_TOKEN is not set" in found
+    (data / "models" / "meta-llama" / "Meta-Llama-3-70B").mkdir(parents=True)
+    (data / "models" / "meta-llama" / "Meta-Llama-3-70B" / "checkpoint.json").write_text("{}")
+    assert "Meta-Llama-3-70B is of llmb, it is a checkpoint of llmb, which NeMo cannot read" in refused(lora)
     image.unlink()
     assert "No such file or directory: import it from nvcr.io#nvidia/nemo:25.09.00" in refused(lora)
     assert "--image is NeMo 25.04.01, and the release has 25.09.00" in refused(

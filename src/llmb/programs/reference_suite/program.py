@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
+from llmb.catalogue.resolve import find_workload
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title
 from llmb.errors import UsageError, itemized
 from llmb.jobspec.node_setup import ContainerSettings
@@ -22,6 +23,7 @@ from llmb.logs.formats.format import Format
 from llmb.logs.formats.known import format_called
 from llmb.metrics.window import resolve_window
 from llmb.predict.prediction import predicted_step
+from llmb.prepared.folders import prepared_folders
 from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.programs.reference_suite.script_variables import (
@@ -40,6 +42,7 @@ from llmb.reference_suite.launch_scripts import (
     launch_scripts,
     unmet_needs,
 )
+from llmb.reference_suite.prepared_data import nemo_items
 from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder
@@ -105,6 +108,8 @@ def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, sit
     yield from unmet_needs(script, values)
     if not options.modified_suite:
         yield from (f"{change} ({MODIFIED})" for change in _changes(script, recipe, checkout, site))
+    if script.prepares:
+        yield from _unready_data(script, recipe, site)
     environment = environment_of(script, site)
     if environment and not has_nemo_run(environment):
         yield f"there is no NeMo-Run in {environment}: set reference_suite.environments in cluster_config.yaml"
@@ -117,6 +122,19 @@ def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, sit
         yield f"the image {image} {problem}: import it from {script.image}"
     if TOKEN in script.always and not site.shell.get(TOKEN):
         yield f"{TOKEN} is not set: the script asks for it"
+
+
+def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[str]:
+    """Why the checkpoint is not NeMo's; a dataset that is not packed is packed by NeMo when it trains."""
+    source = find_workload(Catalogue(), script.workload).sources.get(recipe.size)
+    if source is None:
+        return
+    folders = prepared_folders(site.install, script.workload)
+    checkpoint, _ = nemo_items(folders, source.model, source.dataset, recipe.layout.seq_len)
+    if checkpoint.state != "complete":
+        why = f", {checkpoint.problem}" if checkpoint.problem else ""
+        do = f"call ./{script.prepares} in {script.folder} of the checkout"
+        yield f"{checkpoint.path} is {checkpoint.state}{why}: {do}"
 
 
 def _changes(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> list[str]:
