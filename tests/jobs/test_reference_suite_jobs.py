@@ -32,11 +32,11 @@ LAUNCHES = {
         {"STAGE_PATH": "", "MODEL_SIZE": "8b", "DTYPE": "bf16", "JOB_TOTAL_GPUS": "8", "GPUS_PER_NODE": "8"},
     ),
     "25.04 nemotron": (
-        "pretrain_nemotron4", "15b", 16, nemo_lines([2.66] * 50),
+        "pretrain_nemotron4", "15b", 16, nemo_lines([2.66] * 50, gbs=64),
         {"STAGE_PATH": "", "MODEL_SIZE": "15b", "DTYPE": "bf16", "JOB_TOTAL_GPUS": "16", "GPUS_PER_NODE": "8"},
     ),
     "25.12": (
-        "finetune_llama3", "70b", 8, nemo_lines([7.0] * 50),
+        "finetune_llama3", "70b", 8, nemo_lines([7.0] * 50, gbs=32),
         {"LLMB_INSTALL": "", "MODEL_SIZE": "70b", "DTYPE": "bf16", "JOB_TOTAL_GPUS": "8", "GPU_TYPE": "h100"},
     ),
 }  # fmt: skip

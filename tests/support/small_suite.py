@@ -232,22 +232,22 @@ def write_image(path: Path, *, missing_bytes: int = 0) -> None:
     path.write_bytes((head + bytes(size - len(head)))[: size - missing_bytes])
 
 
-def nemo_lines(step_times_s: list[float], last: int = 49) -> str:
+def nemo_lines(step_times_s: list[float], gbs: int = 128, last: int = 49) -> str:
     """Lines of NeMo 2's log, one for each step from 0."""
     return "|n|".join(
-        f"Training epoch 0, iteration {step}/{last} | lr: 4.491e-06 | global_batch_size: 128 | global_step: {step}"
+        f"Training epoch 0, iteration {step}/{last} | lr: 4.491e-06 | global_batch_size: {gbs} | global_step: {step}"
         f" | reduced_train_loss: {12 - step / 50:.2f} | train_step_timing in s: {time_s}"
-        f" | consumed_samples: {128 * (step + 1)}"
+        f" | consumed_samples: {gbs * (step + 1)}"
         for step, time_s in enumerate(step_times_s)
     )
 
 
-def nemo1_lines(step_times_s: list[float], last: int = 49) -> str:
+def nemo1_lines(step_times_s: list[float], gbs: int = 126, last: int = 49) -> str:
     """Lines of NeMo 1's progress bar."""
     count = last + 1
     return "|n|".join(
         f"Epoch 0: : {100 * (step + 1) // count}%|##| {step + 1}/{count} [16:26<00:00, v_num=gjbq,"
-        f" reduced_train_loss={12 - step / 50:.2f}, global_step={step}.0, consumed_samples={252 * (step + 1)}.0,"
+        f" reduced_train_loss={12 - step / 50:.2f}, global_step={step}.0, consumed_samples={gbs * (step + 1)}.0,"
         f" train_step_timing in s={time_s:.2f}]"
         for step, time_s in enumerate(step_times_s)
     )

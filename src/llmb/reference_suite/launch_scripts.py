@@ -20,6 +20,9 @@ from llmb.errors import UsageError, unknown
 DATA = Path(__file__).with_name("launch_scripts.yaml")
 REPOSITORY = "https://github.com/NVIDIA/dgxc-benchmarking"
 LARGEST_BYTES = 1 << 20
+CACHES = frozenset({"HF_HOME", "NEMO_HOME"})
+"""Variables of scripts that name folders of caches: they change nothing that is measured."""
+TOKEN = "HF_TOKEN"  # noqa: S105 (its name, not a token)
 FileState = Literal["as released", "modified", "missing"]
 
 

@@ -18,7 +18,10 @@ from llmb.errors import UsageError, closest, itemized, see
 from llmb.options.forms import WORD
 from llmb.options.option import Option
 from llmb.options.text import NONE_WORDS, read_value, valid_values
+from llmb.reference_suite.launch_scripts import CACHES, TOKEN, launch_scripts
 
+SUITE = "reference_suite"
+"""The program that calls the suite's own launch scripts."""
 VARIABLES = Path(__file__).with_name("variables.yaml")
 Value = str | int | float | bool | None
 TYPES: Mapping[str, Option] = {
@@ -315,9 +318,14 @@ def read_launch(
     workload, own_size = split_model(catalogue, model)
     size = given.get("size") or own_size
     strongest = {**given, "workload": workload, **({"size": size} if size else {})}
-    framework = bool(values.get("framework"))
-    reading = read_variables(documented_variables(), environ, workload, options, strongest, framework=framework)
+    framework, variables = values.get("framework"), documented_variables()
+    arguments: list[str] = []
+    if framework == SUITE:
+        variables, arguments = _left_to_scripts(variables, environ, workload)
+    reading = read_variables(variables, environ, workload, options, strongest, framework=bool(framework))
     found = {**values, **reading.options, **strongest}
+    if arguments:
+        found["framework_arg"] = [*(found.get("framework_arg") or ()), *arguments]
     found["size"] = found.get("size") or _only_size(catalogue, workload)
     if found.get("scale") is None and found.get("nodes") is None:
         raise UsageError("the number of GPUs is not specified", do="set JOB_TOTAL_GPUS, or give --scale or --nodes")
@@ -327,6 +335,17 @@ def read_launch(
         newest = releases_of(find_workload(catalogue, workload), found["size"])[-1]
         notes.append(f"release {release}, whose document counts the GPUs this way; --release {newest} is the newest")
     return Launch(found, tuple(notes))
+
+
+def _left_to_scripts(
+    variables: Sequence[LaunchVariable], environ: Mapping[str, str], workload: str
+) -> tuple[tuple[LaunchVariable, ...], list[str]]:
+    """The variables that llmb reads, and, as arguments, those that only the suite's own launch scripts do."""
+    read = {name for script in launch_scripts() if script.workload == workload for name in script.reads}
+    own = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
+    own -= {item.name for item in variables if any(use.install for use in item.uses)}
+    arguments = [f"{name.lower()}={environ[name]}" for name in sorted(own - CACHES) if environ.get(name)]
+    return tuple(item for item in variables if item.name not in own), arguments
 
 
 def _other_release(catalogue: Catalogue, found: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:

@@ -3,19 +3,32 @@
 
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from small_suite import HOW_TO_GET, SmallSuite, checked_out, repository, small_suite, write_image
+from small_suite import (
+    HOW_TO_GET,
+    SmallSuite,
+    checked_out,
+    nemo1_lines,
+    nemo_lines,
+    repository,
+    small_suite,
+    write_image,
+)
 
+from llmb.campaigns.job_request import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.programs.reference_suite.program import other_batch
 from llmb.reference_suite.launch_scripts import check_checkout, image_problem, launch_scripts
+from llmb.reference_suite.variables import read_launch
 from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
 from llmb.runs.planning import NotPrepared
 from llmb.runs.profiling import Profiling
 from llmb.schedulers.lookup import cluster_schema
@@ -150,6 +163,28 @@ def test_what_a_script_cannot_take_is_refused(said: str, arguments: dict[str, ob
 def test_a_release_without_the_recipe_is_refused() -> None:
     with pytest.raises(UsageError, match="no launch script for pretrain_qwen3"):
         order_of(("pretrain_qwen3", None, "h100"), "8b", 1, dtype="bf16")
+
+
+def test_variables_that_only_the_script_reads_are_handed_to_it() -> None:
+    environ = {"DTYPE": "fp8", "JOB_TOTAL_GPUS": "256", "CUDA_GRAPH": "false", "HF_HOME": "/hub", "GPU_TYPE": "b200"}
+    framework = {"framework": "reference_suite"}
+    found = read_launch(CATALOGUE, job_options(), environ, "finetune_llama4-maverick", framework, {})
+    assert (found.values["framework_arg"], found.values["dtype"], found.notes) == (["cuda_graph=false"], "fp8", ())
+    order = order_of(MAVERICK, "400b", 256, arguments={"cuda_graph": "false"})
+    assert exported(order.script())["CUDA_GRAPH"] == "false"
+    assert order.plan.documented_software is None
+
+
+@pytest.mark.parametrize("lines", [nemo_lines, nemo1_lines])
+def test_a_log_of_another_recipe_is_known_by_its_samples(lines: Callable[..., str], tmp_path: Path) -> None:
+    plan, folder = order_of(LLAMA, "8b", 8).plan, RunFolder(tmp_path)
+    for gbs, said in (
+        (128, None),
+        (256, "another recipe: 12800 samples were consumed by step 49, and the plan's are 6400"),
+    ):
+        folder.log.write_text(lines([1.0] * 50, gbs=gbs).replace("|n|", "\n") + "\n")
+        found = other_batch(folder, plan)
+        assert said in str(found) if said else found is None
 
 
 @pytest.fixture

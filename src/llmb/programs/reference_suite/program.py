@@ -27,12 +27,13 @@ from llmb.prepared.folders import prepared_folders
 from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.programs.reference_suite.script_variables import (
-    CACHES,
     named_variables,
     script_problems,
     script_variables,
 )
 from llmb.reference_suite.launch_scripts import (
+    CACHES,
+    TOKEN,
     LaunchScript,
     changed_files,
     changed_needs,
@@ -45,6 +46,7 @@ from llmb.reference_suite.launch_scripts import (
 from llmb.reference_suite.prepared_data import nemo_items
 from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.contradicting_record import why_contradicting
+from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.planning import NotPrepared
@@ -52,7 +54,8 @@ from llmb.runs.record import RunRecord, read_job, read_record
 from llmb.runs.result import Result
 from llmb.site.site import Site, suite_checkout
 
-TOKEN = "HF_TOKEN"  # noqa: S105 (its name, not a token)
+CONSUMED = re.compile(r"global_step[:=] ?(\d{1,9})\b[^\r\n]{0,400}?consumed_samples[:=] ?(\d{1,12})\b")
+"""In the step lines of NeMo 1 and 2."""
 IMAGE_VERSION = re.compile(r"nemo[+:](\d+(?:\.\d+)*)")
 """The version in an image's name, as enroot and the suite's installer write it."""
 MODIFIED = "--modified-suite calls it all the same"
@@ -239,7 +242,7 @@ class ReferenceSuite(Program):
         bring_log(folder)
         plan, log_format = record.plan, _format(record.plan)
         outcome = judge_latest_attempt(folder.log, plan.window, log_format)
-        contradiction = why_contradicting(record, (), log_gpus=outcome.gpus)
+        contradiction = why_contradicting(record, (), log_gpus=outcome.gpus) or other_batch(folder, plan)
         return result_of_log(plan, outcome, end, log_format, contradiction=contradiction)
 
 
@@ -247,6 +250,18 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
     """What trains, unless something of it is not as the document had it."""
     changed = options.modified_suite and _changes(script, recipe, checkout_of(options, site), site)
     return None if changed or options.arguments or options.image else script.framework
+
+
+def other_batch(folder: RunFolder, plan: Plan) -> str | None:
+    """Why the log is of another recipe: the samples that its last step has consumed are not the plan's."""
+    found = CONSUMED.findall(tail(folder.log))
+    if not found or plan.start or plan.first_step:
+        return None
+    step, samples = int(found[-1][0]), int(found[-1][1])
+    wanted = plan.samples_before(step + 1)
+    if samples == wanted:
+        return None
+    return f"the log is of another recipe: {samples} samples were consumed by step {step}, and the plan's are {wanted}"
 
 
 def _format(plan: Plan) -> Format:

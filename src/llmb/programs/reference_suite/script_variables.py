@@ -11,8 +11,6 @@ from llmb.runs.choices import Choices
 
 STEPS = 50
 """What every script trains unless MAX_STEPS says otherwise."""
-CACHES = frozenset({"HF_HOME", "NEMO_HOME"})
-"""Folders of caches: they change nothing that is measured."""
 LAYOUT = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "gbs", "seq_len", "layers")
 WHERE = ("install", "account", "partition", "time_limit", "slurm_arg")
 """What the root of installation and the scheduler's options say."""
