@@ -159,13 +159,6 @@ def test_a_job_that_slurm_refuses_leaves_nothing(shell: Client, suite: Callable[
     assert not list((shell.install / "workloads").glob("*/experiments/*/*"))
 
 
-def test_a_script_that_fails_is_quoted(shell: Client, suite: Callable[..., SmallSuite]) -> None:
-    made = suite("25.04")
-    (made.checkout / "llama3.1" / "launch.sh").write_text("#!/bin/bash\necho no such module >&2\nexit 3\n")
-    done = shell.run("submit", *options_of(made, "25.04"), code=None, **made.environ)
-    assert "ended with exit code 3, and queued nothing:\n  no such module" in done.stderr
-
-
 def test_a_client_that_dies_while_the_script_queues_loses_no_job(
     shell: Client, suite: Callable[..., SmallSuite]
 ) -> None:

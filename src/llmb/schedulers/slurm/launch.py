@@ -3,21 +3,21 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from llmb.errors import InfrastructureError, UsageError, itemized
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, Launch, read_spec
 from llmb.jobspec.variables import Variable
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, write_atomically
 from llmb.schedulers.port import Submission
 from llmb.schedulers.slurm.client import DOWN
 from llmb.schedulers.slurm.complete import gpu_request
 from llmb.schedulers.slurm.flags import GPU_FLAGS, flag_problems, minutes, on_top, requested_flags
 from llmb.schedulers.slurm.offer import site_partition
 from llmb.schedulers.slurm.settings import SlurmSettings
-from llmb.secrets import without_secrets
+from llmb.secrets import HIDDEN, without_secrets
 from llmb.shown_text import printable
 from llmb.tools import ask_program
 
@@ -139,12 +139,11 @@ def call_launch(job: Submission) -> str:
     """
     launch, output = job.spec.launch, job.base.launch_output
     assert launch is not None
-    environ = without_secrets(job.environ) | {
-        name: job.environ[name] for name in job.spec.secrets if name in job.environ
-    }
+    secrets = {name: job.environ[name] for name in job.spec.secrets if name in job.environ}
+    environ = without_secrets(job.environ) | secrets
     output.touch()
     said = ask_program(["bash", str(job.base.batch_script)], LIMIT_S, environ=environ, held=job.held, cwd=None)
-    text = _text(output)
+    text = _hidden(output, secrets.values())
     found = JOB_ID[launch.queued_by].findall(text)
     if found:
         return str(found[0])
@@ -160,6 +159,16 @@ def call_launch(job: Submission) -> str:
         raise InfrastructureError(what, do="see 'squeue --me': a job that it queued is not followed")
     why = "took too long" if said.timed_out else f"ended with exit code {said.code}"
     raise UsageError(f"{launch.script} in {launch.folder} {why}, and queued nothing:\n{last}")
+
+
+def _hidden(output: Path, secrets: Iterable[str]) -> str:
+    """What the script printed, and kept, without the secrets that it was given."""
+    printed = text = _text(output)
+    for secret in filter(None, secrets):
+        text = text.replace(secret, HIDDEN)
+    if text != printed:
+        write_atomically(output, text)
+    return text
 
 
 def launched_id(base: RunFolder) -> str | None:
