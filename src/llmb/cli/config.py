@@ -114,8 +114,10 @@ def check(
 
     - `llmb config check --suite dgxc-benchmarking --release 25.04 --json`
     """
-    checkout = suite or suite_checkout(read_cluster_site(Catalogue(), install_here(), os.environ))
-    found = check_checkout(checkout, scripts_of(release) if release else None)
+    scripts = scripts_of(release) if release else None
+    tag = scripts[0].tag if scripts else None
+    checkout = suite or suite_checkout(read_cluster_site(Catalogue(), install_here(), os.environ), tag)
+    found = check_checkout(checkout, scripts)
     print_output(checked_document(checkout, found) if json else checked_table(found))
     changed = [item.file for item in found if item.state != "as released"]
     if changed:

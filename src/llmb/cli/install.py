@@ -18,7 +18,7 @@ from llmb.cli.prepare_access import checked_access
 from llmb.cli.root import can_ask, say
 from llmb.errors import UsageError, UserInterrupt
 from llmb.install.answer_files import read_answers, write_answers
-from llmb.install.answers import OPTIONS, Answers, absolute, answers_of_shell, given_answers
+from llmb.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, given_answers
 from llmb.install.complete import completed, completed_path
 from llmb.install.detect import Surroundings, look_around
 from llmb.install.images import ImageRequest, import_image
@@ -237,7 +237,7 @@ def _confirmed(answers: Answers, around: Surroundings) -> Answers:
         if text in ("q", "quit", "n", "no"):
             raise UserInterrupt("nothing was installed")
         if text in OPTIONS and text != "path":
-            open_again = () if text == "workloads" else None
+            open_again = () if text in LISTED else None
             answers = completed(answers.model_copy(update={text: open_again}), around, ask)
         else:
             say(f"there is no answer '{text}' that can be changed")

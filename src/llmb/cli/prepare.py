@@ -22,7 +22,7 @@ from llmb.huggingface.shards import parse_size
 from llmb.install.image_sources import SUFFIXES
 from llmb.install.image_tools import has_tool
 from llmb.install.images import PROGRAMS, ImageRequest, import_image
-from llmb.install.steps import IMAGES
+from llmb.install.installation import IMAGES
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files

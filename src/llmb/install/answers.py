@@ -13,6 +13,7 @@ from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
 from llmb.errors import UsageError
 from llmb.options.option import Option, limit_problems, options_of
+from llmb.reference_suite.launch_scripts import LaunchScript, launch_scripts
 from llmb.schedulers.lookup import SCHEDULERS, all_schedulers, find_scheduler
 from llmb.secrets import holds_secret
 
@@ -20,6 +21,8 @@ UNMOUNTABLE = ",:"
 """Container runtimes separate mounts by them."""
 ALL = "all"
 EXISTING = "existing"
+LISTED = ("workloads", "suite_releases")
+"""Answers of several values, which later ones add to."""
 
 EnvironmentKind = Literal["uv", "venv", "conda", "existing"]
 Runtime = Literal["none", "pyxis", "apptainer"]
@@ -45,6 +48,15 @@ class Answers(Record):
         _place(
             help="Workload to install, or 'all' for those of the GPU type. Repeatable, or with commas.",
             flags=("-w", "--workload", "--workloads"),
+            repeatable=True,
+        ),
+    ] = ()
+    suite_releases: Annotated[
+        tuple[str, ...],
+        _place(
+            help="Also the reference suite's own software of this release, such as 25.04, for the workloads that its "
+            "document has. Repeatable, or with commas.",
+            flags=("--suite-releases", "--suite-release"),
             repeatable=True,
         ),
     ] = ()
@@ -97,7 +109,7 @@ class Answers(Record):
     ] = None
     size: Annotated[str | None, _data(help="Model size to prepare. Default: that of the documents.")] = None
 
-    @field_validator("workloads", mode="before")
+    @field_validator("workloads", "suite_releases", mode="before")
     @classmethod
     def _commas_separate(cls, value: object) -> object:
         """Names in lower case, without repeats."""
@@ -113,10 +125,11 @@ class Answers(Record):
         return value.lower() if isinstance(value, str) else value
 
     def above(self, below: "Answers") -> "Answers":
-        """These answers, and those of ``below`` to what is open here; workloads and variables of both."""
+        """These answers, and those of ``below`` to what is open here; workloads, releases and variables of both."""
         mine = self.model_dump(exclude_none=True)
         both = {**below.model_dump(exclude_none=True), **mine}
-        both["workloads"] = tuple(dict.fromkeys([*below.workloads, *self.workloads]))
+        for name in LISTED:
+            both[name] = tuple(dict.fromkeys([*getattr(below, name), *getattr(self, name)]))
         both["variables"] = {**below.variables, **self.variables}
         return answers_schema().model_validate(both)
 
@@ -161,6 +174,14 @@ def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> A
     options = [option for name, option in OPTIONS.items() if name in names]
     values = {option.name: environ.get(variable, "").strip() for option in options for variable in option.set_by}
     return answers_schema().model_validate({name: value for name, value in values.items() if value})
+
+
+def suite_scripts(answers: Answers, *releases: str) -> Iterator[LaunchScript]:
+    """The launch scripts of ``releases``, or of all that were chosen, for what is installed."""
+    for script in launch_scripts():
+        is_wanted = script.release in (releases or answers.suite_releases) and script.workload in answers.workloads
+        if is_wanted and answers.gpu_type in (None, *script.gpu_types):
+            yield script
 
 
 def flag_of(name: str) -> str:

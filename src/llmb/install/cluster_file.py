@@ -27,12 +27,15 @@ COMMENTS = {
     "fabric": "network between nodes; see the catalogue's fabrics",
     "environment": "variables of every job; no secrets",
     "container": "what the workers run in",
+    "reference_suite": "the documents' own software, by workload",
 }
 """By key of the file; a scheduler has those of its own section."""
 Section = Mapping[str, Any]
 
 
-def settings(answers: Answers, root: Path, image: str | None) -> Section:
+def settings(
+    answers: Answers, root: Path, image: str | None, suite_environments: Mapping[str, str] | None = None
+) -> Section:
     """The content of the file; what has no value is left out. Pure."""
     scheduler = find_scheduler(answers.scheduler or LOCAL)
     found = {
@@ -43,6 +46,7 @@ def settings(answers: Answers, root: Path, image: str | None) -> Section:
         "environment": dict(answers.variables),
         scheduler.name: scheduler.section(answers, answers.gpus_per_node),
         "container": {"runtime": answers.container_runtime, "image": image} if image else {},
+        "reference_suite": {"environments": dict(suite_environments)} if suite_environments else {},
     }
     return {key: value for key, value in found.items() if value not in (None, NONE, {})}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmb.errors import UsageError
-from llmb.install.answers import ALL, Answers, absolute, flag_of, given_answers
+from llmb.install.answers import ALL, LISTED, Answers, absolute, flag_of, given_answers
 from llmb.install.detect import Surroundings
 from llmb.install.questions import QUESTIONS, Path, workloads_for
 from llmb.schedulers.installer import Question
@@ -61,7 +61,7 @@ class Interview:
     def _take(self, question: Question, value: str) -> None:
         if question.name == "python":
             value = shutil.which(str(absolute(value)) if "/" in value else value) or value  # or a version
-        given = given_answers({question.name: [value] if question.name == "workloads" else value})
+        given = given_answers({question.name: [value] if question.name in LISTED else value})
         self.answers = self.answers.model_copy(update={question.name: getattr(given, question.name)})
 
     def complete(self) -> Answers:

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -108,21 +108,30 @@ def make_environment(answers: Answers, journal: Journal) -> str:
 def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]:
     """The programs that make an environment in ``folder``, in their order. Pure."""
     here = ["--system-site-packages"] if record.torch == EXISTING else []
-    made_with = str(record.made_with)
     inner = str(folder / "bin" / "python")
-    match record.kind:
-        case "uv":
-            yield ["uv", "venv", "--python", made_with, *here, str(folder)]
-            install = ["uv", "pip", "install", "--python", inner]
-        case "conda":
-            yield ["conda", "create", "--yes", "--prefix", str(folder), f"python={made_with}", "pip"]
-            install = [inner, "-I", "-m", "pip", "install"]
-        case _:
-            yield [made_with, "-I", "-m", "venv", *here, str(folder)]
-            install = [inner, "-I", "-m", "pip", "install"]
+    yield empty_environment(record.kind, str(record.made_with), folder, here)
+    uv = record.kind == "uv"
+    install = ["uv", "pip", "install", "--python", inner] if uv else [inner, "-I", "-m", "pip", "install"]
     if record.torch not in (EXISTING, NONE, None):
         yield [*install, *_index(record.torch), f"torch{_version(record.torch_version)}", "numpy"]
     yield [*install, _with_extras(record.package)]
+
+
+def empty_environment(kind: str, made_with: str, folder: Path, more: Sequence[str] = ()) -> Sequence[str]:
+    """The program that makes an environment without packages. Pure."""
+    match kind:
+        case "uv":
+            return ["uv", "venv", "--python", made_with, *more, str(folder)]
+        case "conda":
+            return ["conda", "create", "--yes", "--prefix", str(folder), f"python={made_with}", "pip"]
+        case _:
+            return [made_with, "-I", "-m", "venv", *more, str(folder)]
+
+
+def activated(environment: Path) -> dict[str, str]:
+    """The variables of this process as in the shell of ``environment``."""
+    own = {"VIRTUAL_ENV": str(environment), "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return {name: value for name, value in os.environ.items() if name != "PYTHONHOME"} | own
 
 
 def _index(build: str) -> Sequence[str]:
@@ -142,14 +151,18 @@ def _with_extras(package: str) -> str:
     return f"llmb[{EXTRAS}] @ {path.absolute().as_uri()}" if path.exists() else package
 
 
-def run_visibly(command: Sequence[str]) -> None:
+def run_visibly(
+    command: Sequence[str], *, folder: Path | None = None, environ: Mapping[str, str] | None = None
+) -> None:
     """Runs a program whose output is seen beside the result; it ends with this process, whatever ends that.
 
     Raises EnvironmentProblem if it fails.
     """
     sys.stderr.flush()
     try:
-        done = subprocess.run(ending_with_this(command), stdin=subprocess.DEVNULL, stdout=2, check=False)
+        done = subprocess.run(
+            ending_with_this(command), stdin=subprocess.DEVNULL, stdout=2, check=False, cwd=folder, env=environ
+        )
     except OSError as error:
         raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
     if done.returncode:

@@ -15,9 +15,11 @@ from llmb.install.answers import EXISTING, Answers
 from llmb.install.cluster_file import answers_in, check_settings, kept_changes, settings
 from llmb.install.environment import FOLDER as ENVIRONMENT
 from llmb.install.environment import RECORD, python_of
+from llmb.install.installation import ImportImage, Installation, InstallStep
 from llmb.install.preparation import Preparations, prepared_sizes
 from llmb.install.state import InstallState, Journal, opened_journal, read_state
-from llmb.install.steps import ImportImage, Installation, InstallStep, steps
+from llmb.install.steps import steps
+from llmb.install.suite import remove_environments, suite_environments
 from llmb.prepared.folders import prepared_folders
 from llmb.runs.disk_space import check_room
 from llmb.runs.folder import CLUSTER_CONFIG
@@ -85,9 +87,11 @@ def install_all(
             say(f"this installation was at {journal.state.root}: what holds that path is made again")
             say("call 'llmb jobs rebuild' afterwards: the history lists run folders by their paths")
             (root / ENVIRONMENT / RECORD).unlink(missing_ok=True)
+            remove_environments(journal)
             journal.save(root=str(root), image=None)
         # Not after an environment was made, which takes minutes. What an image is named is known later.
-        wanted = {key: value for key, value in settings(answers, root, None).items() if key != "container"}
+        found = settings(answers, root, None, suite_environments(answers, journal))
+        wanted = {key: value for key, value in found.items() if key != "container"}
         if not keep_settings:
             check_settings(journal, wanted)
         for line in kept_changes(journal, wanted):
@@ -121,7 +125,8 @@ def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[
         try:
             results.append(StepResult(step.name, "done", step.do()))
         except LlmbError as error:
-            do = f"{error.do}; {RESUMED}" if error.do else RESUMED
+            after = "\n" if error.do and "\n" in error.do else "; "  # not behind a command
+            do = f"{error.do}{after}{RESUMED}" if error.do else RESUMED
             what = f"step {number} of {len(steps)}, {step.name}: {error.what}"
             raise type(error)(what, where=error.where, choices=error.choices, do=do) from error
         except KeyboardInterrupt as signal:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from llmb.catalogue.resolve import CPU, gpu_types_of, sizes_of
 from llmb.catalogue.schema import WorkloadFile
-from llmb.install.answers import ALL, EXISTING, Answers, absolute, path_problem
+from llmb.install.answers import ALL, EXISTING, Answers, absolute, path_problem, suite_scripts
 from llmb.install.detect import Surroundings, torch_builds
 from llmb.install.image_sources import source_problem
 from llmb.install.preparation import prepared_sizes
+from llmb.reference_suite.launch_scripts import launch_scripts, scripts_of
 from llmb.schedulers.installer import NONE, Choice, Partition, Question
 from llmb.schedulers.lookup import LOCAL, SCHEDULERS, find_scheduler
 from llmb.schedulers.port import Scheduler
@@ -146,6 +147,26 @@ class Workloads(GeneralQuestion):
         return [*(Choice(name, ", ".join(sizes_of(found[name]))) for name in names), Choice(ALL, "every one of these")]
 
 
+class SuiteReleases(GeneralQuestion):
+    name, text = "suite_releases", "Releases of the reference suite's own software, with commas between them"
+    several, is_asked = True, False
+
+    def applies(self) -> bool:
+        return bool(self.answers.suite_releases)
+
+    def choices(self) -> list[Choice]:
+        return [*map(Choice, dict.fromkeys(item.release for item in launch_scripts()))]
+
+    def check(self, value: str) -> str | None:  # noqa: ARG002 (all releases are known by now)
+        if not self.queues:
+            return f"the suite's jobs run on a cluster, and {LOCAL} is this machine alone"
+        for release in () if ALL in self.answers.workloads else self.answers.suite_releases:
+            if not any(suite_scripts(self.answers, release)):
+                has = [f"{item.workload} on {', '.join(item.gpu_types)}" for item in scripts_of(release)]
+                return f"release {release} has {'; '.join(has)}, and none of these is installed"
+        return None
+
+
 class ContainerRuntime(GeneralQuestion):
     name, text = "container_runtime", "Containers"
 
@@ -268,6 +289,7 @@ QUESTIONS: Sequence[type[GeneralQuestion]] = (
     GpusPerNode,
     NodeNetwork,
     Workloads,
+    SuiteReleases,
     ContainerRuntime,
     Image,
     PythonEnvironment,

@@ -2,70 +2,34 @@
 """The steps of an installation, in their order. Each proves whether it is done, so that any end can be resumed."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llmb.catalogue.load import Catalogue
-from llmb.install.answers import EXISTING, Answers
+from llmb.install.answers import EXISTING, suite_scripts
 from llmb.install.cluster_file import Section, is_settled, settings, write_settings
 from llmb.install.environment import contents_text, is_made, make_environment, proven, python_of
 from llmb.install.image_sources import SUFFIXES, image_path
 from llmb.install.images import has_image
+from llmb.install.installation import IMAGES, Installation, InstallStep
 from llmb.install.preparation import (
     PREPARED_HOW,
-    Preparations,
     check_hub,
     hub_repositories,
     is_prepared,
     prepared_sizes,
 )
-from llmb.install.state import Journal
+from llmb.install.suite import suite_environments, suite_steps
 from llmb.prepared.folders import WORKLOADS
 from llmb.schedulers.lookup import LOCAL, find_scheduler
 
-DATASETS, IMAGES = "datasets", "images"
+DATASETS = "datasets"
 LAUNCH = "launch.sh"
 EXECUTABLE = 0o755
 
-ImportImage = Callable[[str, Path, str, str | None], Path]
-"""Gets an image's name, the folder for its file, the runtime and the nodes' architecture; returns the file, which
-exists when it is complete."""
-
-
-@dataclass(frozen=True, slots=True)
-class InstallStep:
-    """One step; ``do`` returns what was done, in words."""
-
-    name: str
-    title: str
-    is_done: Callable[[], bool]
-    do: Callable[[], str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
-    """What is installed, and by what means."""
-
-    journal: Journal
-    answers: Answers
-    catalogue: Catalogue
-    import_image: ImportImage | None = None
-    """None where images cannot be imported here: an image is then used by the name it was given."""
-    keep_settings: bool = False
-    preparations: Preparations = field(default_factory=Preparations)
-
-    @property
-    def root(self) -> Path:
-        return self.journal.root
-
-    @property
-    def image_folder(self) -> Path:
-        return Path(self.answers.image_folder) if self.answers.image_folder else self.root / IMAGES
-
 
 def steps(what: Installation) -> Sequence[InstallStep]:
-    return [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what), *_preparations(what)]
+    own = [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what)]
+    return [*own, *suite_steps(what), *_preparations(what)]
 
 
 def _folders(what: Installation) -> InstallStep:
@@ -131,7 +95,8 @@ def _registry_image(what: Installation) -> str | None:
 def _settings(what: Installation) -> InstallStep:
     def wanted() -> Section:
         imported = what.journal.state.image if _registry_image(what) and what.import_image else None
-        return settings(what.answers, what.root, imported or what.answers.image)
+        image = imported or what.answers.image
+        return settings(what.answers, what.root, image, suite_environments(what.answers, what.journal))
 
     return InstallStep(
         "settings",
@@ -175,8 +140,10 @@ def _preparations(what: Installation) -> Iterator[InstallStep]:
     answers = what.answers
     if answers.prepare not in PREPARED_HOW:
         return
-    preparations = [_preparation(what, *model) for model in prepared_sizes(what.catalogue, answers)]
-    if repositories := hub_repositories(what.catalogue, answers):
+    suites = {script.workload for script in suite_scripts(answers) if script.prepares}
+    models = [model for model in prepared_sizes(what.catalogue, answers) if model[0] not in suites]
+    preparations = [_preparation(what, *model) for model in models]
+    if models and (repositories := hub_repositories(what.catalogue, answers)):
         yield InstallStep(
             "access",
             "check access to the repositories on the Hugging Face hub",

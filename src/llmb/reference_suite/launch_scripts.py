@@ -5,6 +5,8 @@
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -43,6 +45,10 @@ class Need(Record):
     """The file of the checkout that it is a copy of."""
     commit_of: str | None = None
     """The repository of ``commits`` that it is a clone of."""
+    repository: str | None = None
+    """Its address."""
+    patch: str | None = None
+    """The file of the checkout that is applied to the clone."""
 
 
 class Fixed(Record):
@@ -66,6 +72,8 @@ class LaunchScript(Record):
     image_file: str
     commits: dict[str, str]
     """Commits of the repositories that the release's environment is made of."""
+    installs: tuple[str, ...] = ()
+    """Commands that fill the environment, called in the clone of NeMo; {NeMo-Run} is that repository's commit."""
     queued_by: Literal["script", "scheduler"]
     """The script is submitted to the scheduler, or queues the job itself."""
     folder: str
@@ -213,6 +221,12 @@ def unmet_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
     return [f"{path} does not exist: {filled_path(need.by, values)}" for need, path in missing]
 
 
+def is_met(script: LaunchScript, need: Need, values: Mapping[str, str]) -> bool:
+    """Whether what ``need`` names is there, and is what the release has."""
+    path = Path(filled_path(need.path, values))
+    return path.exists() and _problem_of(script, need, path) is None
+
+
 def changed_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
     """What was made for ``script``, and is not what its release has."""
     found = []
@@ -231,6 +245,25 @@ def _problem_of(script: LaunchScript, need: Need, path: Path) -> str | None:
         head = (_content(path / ".git" / "HEAD") or b"").decode(errors="replace").strip()
         if head != script.commits[need.commit_of]:
             return f"is not at commit {script.commits[need.commit_of]}, but at {head[:60] or 'an unknown one'}"
+    return None
+
+
+NEMO_RUN = "NeMo-Run"
+NEMO_RUN_JOB = re.compile(r"^- Job id: (\d{1,20})\s*$", re.M)
+"""https://github.com/NVIDIA-NeMo/Run nemo_run/run/experiment.py, Experiment.status"""
+
+
+def has_nemo_run(environment: Path) -> bool:
+    return any(environment.glob("lib/python3*/site-packages/nemo_run/__init__.py"))
+
+
+def nemo_run_commit(environment: Path) -> str | None:
+    """The commit that pip recorded for NeMo-Run; None without one, and for a version of the index."""
+    for record in environment.glob("lib/python3*/site-packages/nemo_run-*.dist-info/direct_url.json"):
+        try:
+            return str(json.loads(record.read_bytes())["vcs_info"]["commit_id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
     return None
 
 

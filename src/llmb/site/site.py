@@ -33,10 +33,17 @@ SUITE_FOLDER = "llmb_repo"
 """Where the reference suite's installer leaves its recipes, below the root of installation."""
 
 
-def suite_checkout(site: Site) -> Path:
-    """The checkout of the reference suite: that of the settings, or the one of its own installer."""
-    chosen = site.config.reference_suite.checkout
-    return Path(chosen).expanduser() if chosen else site.install / SUITE_FOLDER
+SUITES = "suites"
+"""What ``llmb install`` makes of the suite's releases, below the root of installation."""
+
+
+def suite_checkout(site: Site, tag: str | None) -> Path:
+    """The checkout of the reference suite: that of the settings, of ``tag`` in the installation, or of its own
+    installer."""
+    if chosen := site.config.reference_suite.checkout:
+        return Path(chosen).expanduser()
+    installed = site.install / SUITES / tag if tag else None
+    return installed if installed and installed.is_dir() else site.install / SUITE_FOLDER
 
 
 def read_site(

@@ -39,6 +39,7 @@ from llmb.reference_suite.launch_scripts import (
     changed_needs,
     filled_path,
     find_launch_script,
+    has_nemo_run,
     image_problem,
     launch_scripts,
     unmet_needs,
@@ -71,8 +72,8 @@ def script_of(recipe: Recipe) -> LaunchScript:
     return found
 
 
-def checkout_of(options: FrameworkOptions, site: Site) -> Path:
-    return Path(options.suite) if options.suite else suite_checkout(site)
+def checkout_of(script: LaunchScript, options: FrameworkOptions, site: Site) -> Path:
+    return Path(options.suite) if options.suite else suite_checkout(site, script.tag)
 
 
 def environment_of(script: LaunchScript, site: Site) -> Path | None:
@@ -84,10 +85,6 @@ def environment_of(script: LaunchScript, site: Site) -> Path | None:
         return Path(chosen).expanduser()
     active = (Path(found) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if (found := site.shell.get(name)))
     return next((path for path in active if has_nemo_run(path)), site.install / "venv")
-
-
-def has_nemo_run(environment: Path) -> bool:
-    return any(environment.glob("lib/python3*/site-packages/nemo_run/__init__.py"))
 
 
 def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> dict[str, str]:
@@ -103,9 +100,10 @@ def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) ->
 
 def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> Iterator[str]:
     """What is not as the script needs it, on this machine, each with what to do."""
-    checkout = checkout_of(options, site)
+    checkout, install = checkout_of(script, options, site), f"call 'llmb install --suite-release {script.release}'"
     if not (checkout / script.folder / script.script).is_file():
-        yield f"there is no {script.folder}/{script.script} in {checkout}: give --suite, a checkout of tag {script.tag}"
+        place = f"{script.folder}/{script.script} in {checkout}"
+        yield f"there is no {place}: {install}, or give --suite, a clone at tag {script.tag}"
         return
     values = _values(script, recipe, checkout, site)
     yield from unmet_needs(script, values)
@@ -115,7 +113,7 @@ def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, sit
         yield from _unready_data(script, recipe, site)
     environment = environment_of(script, site)
     if environment and not has_nemo_run(environment):
-        yield f"there is no NeMo-Run in {environment}: set reference_suite.environments in cluster_config.yaml"
+        yield f"there is no NeMo-Run in {environment}: {install}, or set reference_suite.environments"
     version = script.framework.split()[-1]
     other = IMAGE_VERSION.search(Path(options.image or "").name)
     if other and other[1] != version and not options.modified_suite:
@@ -136,7 +134,7 @@ def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[
     checkpoint, _ = nemo_items(folders, source.model, source.dataset, recipe.layout.seq_len)
     if checkpoint.state != "complete":
         why = f", {checkpoint.problem}" if checkpoint.problem else ""
-        do = f"call ./{script.prepares} in {script.folder} of the checkout"
+        do = f"call 'llmb install --suite-release {script.release} --prepare job'"
         yield f"{checkpoint.path} is {checkpoint.state}{why}: {do}"
 
 
@@ -182,14 +180,14 @@ class ReferenceSuite(Program):
         if not_ready := list(unready(script, recipe, options, site)):
             what = f"{script.title} cannot be launched yet:{itemized(not_ready)}"
             raise NotPrepared(
-                UsageError(what, do=f"see 'llmb config check --suite {checkout_of(options, site)}'"), plan
+                UsageError(what, do=f"see 'llmb config check --suite {checkout_of(script, options, site)}'"), plan
             )
         return plan
 
     def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
         script, recipe, site = script_of(plan.recipe), plan.recipe, asked.site
         _check_given(script, asked)
-        checkout = checkout_of(asked.options, site)
+        checkout = checkout_of(script, asked.options, site)
         values = _values(script, recipe, checkout, site)
         own = script_variables(
             script,
@@ -248,7 +246,7 @@ class ReferenceSuite(Program):
 
 def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> str | None:
     """What trains, unless something of it is not as the document had it."""
-    changed = options.modified_suite and _changes(script, recipe, checkout_of(options, site), site)
+    changed = options.modified_suite and _changes(script, recipe, checkout_of(script, options, site), site)
     return None if changed or options.arguments or options.image else script.framework
 
 

@@ -10,6 +10,7 @@ from llmb.errors import InfrastructureError, UsageError, itemized
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, Launch, read_spec
 from llmb.jobspec.variables import Variable
+from llmb.reference_suite.launch_scripts import NEMO_RUN_JOB
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.schedulers.port import Submission
 from llmb.schedulers.slurm.client import DOWN
@@ -25,8 +26,7 @@ LIMIT_S = 1800
 """NeMo-Run packs its code and may wait for a busy controller."""
 JOB_ID = {
     "scheduler": re.compile(r"^Submitted batch job (\d{1,20})\b", re.M),
-    # https://github.com/NVIDIA-NeMo/Run nemo_run/run/experiment.py, Experiment.status
-    "script": re.compile(r"^- Job id: (\d{1,20})\s*$", re.M),
+    "script": NEMO_RUN_JOB,
 }
 REFUSED = re.compile(r"sbatch: error: (.{1,400})")
 SHORT = {"account": "-A", "partition": "-p"}
