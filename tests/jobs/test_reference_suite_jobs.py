@@ -35,12 +35,16 @@ LAUNCHES = {
         "pretrain_nemotron4", "15b", 16, nemo_lines([2.66] * 50, gbs=64),
         {"STAGE_PATH": "", "MODEL_SIZE": "15b", "DTYPE": "bf16", "JOB_TOTAL_GPUS": "16", "GPUS_PER_NODE": "8"},
     ),
+    "25.07": (
+        "finetune_llama4-maverick", "400b", 256, nemo_lines([0.297] * 50, gbs=32),
+        {"LLMB_INSTALL": "", "MODEL_SIZE": "400b", "DTYPE": "bf16", "JOB_TOTAL_GPUS": "256", "GPU_TYPE": "h100"},
+    ),
     "25.12": (
         "finetune_llama3", "70b", 8, nemo_lines([7.0] * 50, gbs=32),
         {"LLMB_INSTALL": "", "MODEL_SIZE": "70b", "DTYPE": "bf16", "JOB_TOTAL_GPUS": "8", "GPU_TYPE": "h100"},
     ),
 }  # fmt: skip
-AS_PUBLISHED = ("24.11", "25.04", "25.04 nemotron")
+AS_PUBLISHED = ("24.11", "25.04", "25.04 nemotron", "25.07")
 AS_RELEASED = pytest.mark.skipif(repository() is None, reason=HOW_TO_GET)
 CASES = [
     ("24.11", "of the same form"),

@@ -57,7 +57,7 @@ executor = run.SlurmExecutor(
     account=given("-a", "--account"),
     partition=given("-p", "--partition"),
     tunnel=run.LocalTunnel(job_dir=os.path.join(home, "experiments")),
-    nodes=int(given("-ng", "--num_gpus")) // gpus_per_node,
+    nodes=min(2, int(given("-ng", "--num_gpus")) // gpus_per_node),
     ntasks_per_node=gpus_per_node,
     container_image=given("-i", "--container_image"),
     time=given("-t", "--time_limit") or "00:30:00",
