@@ -160,6 +160,8 @@ def install(
 
     - `llmb install /shared/llmb --add-workload finetune_llama3 --prepare job`
 
+    - `llmb install /shared/llmb -w pretrain_llama3.1 --suite-release 25.04`
+
     - `llmb install /shared/llmb --remove`
     """
     given = _given(values, path_argument, config, add_workload)
