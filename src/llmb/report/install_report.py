@@ -148,7 +148,7 @@ def checked_table(found: Sequence[CheckedFile]) -> Table:
     table = result_table(f"Reference suite, beside {found[0].script.tag}", "recipe", "file", "state", "what differs")
     for item in found:
         recipe = f"{item.script.workload} {item.script.release}"
-        table.add_row(recipe, item.file, item.state, "; ".join(map(printable, item.differs)) or "-")
+        table.add_row(recipe, item.file, item.state, "; ".join(map(printable, item.differs)))
     return table
 
 
