@@ -100,6 +100,7 @@ def test_verdicts_name_what_was_not_measured(first) -> None:
     assert "not installed" in found["tokens/s of megatron-core"]["reason"]
 
 
+@pytest.mark.measured
 def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -> None:
     """transformers is there, but cannot be imported; Maverick and fp8 are new."""
     document, path = first
@@ -127,6 +128,7 @@ def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -
         assert 6 < case["loss"]["first"] < 8
 
 
+@pytest.mark.measured
 def test_a_call_that_is_killed_is_resumed(tmp_path) -> None:
     """Results are kept in a file of their own; the document is written anew, and complete after each case.
 

@@ -45,8 +45,9 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 
 # What the others do too: stages of the pipeline hold all of their parameters, as one GPU does, and
-# "expert-parallel-fp8" shards and computes in FP8.
+# "expert-parallel-fp8" shards and computes in FP8. The last two go through stages that CPU runs have as well.
 FURTHER = {"bf16", "fp8", "fp8-current", "recomputed", "experts", "experts-fp8", "sharded"}
+FURTHER |= {"context-parallel", "lora-packed"}
 
 
 def run(folder: Path, gpus: int, *arguments: str, steps: int = STEPS) -> Path:
