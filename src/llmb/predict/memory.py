@@ -6,7 +6,7 @@ rank is fullest at one of three moments: at the loss, where everything in flight
 the backward pass of a block, of stages without a loss; or where the gradients of a step are complete and reduced.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
@@ -46,7 +46,8 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
         raise UsageError(why, do="leave --estimate out: then the engine's own step is counted")
     plan, assumptions = countable(plan)
     layout = plan.recipe.layout
-    found = {stage: _Rank(plan, stage) for stage in range(layout.pp)}
+    sizes, layers = Sizes(plan), stage_layers(layout)
+    found = {stage: _Rank(plan, stage, sizes, layers) for stage in range(layout.pp)}
     return MemoryUse(
         method="estimate",
         capacity_gib=plan.recipe.gpu_memory_gb,
@@ -94,11 +95,9 @@ class _Bucket(NamedTuple):
 class _Rank:
     """One rank of a pipeline."""
 
-    def __init__(self, plan: EnginePlan, pp_rank: int) -> None:
-        self.plan, self.pp_rank = plan, pp_rank
-        self.sizes = Sizes(plan)
+    def __init__(self, plan: EnginePlan, pp_rank: int, sizes: Sizes, layers: Sequence[Sequence[int]]) -> None:
+        self.plan, self.pp_rank, self.sizes = plan, pp_rank, sizes
         layout = plan.recipe.layout
-        layers = stage_layers(layout)
         numbers = rank_stages(layout, pp_rank)
         self.layout = layout
         self.stages = [list(layers[number]) for number in numbers]
@@ -128,7 +127,13 @@ class _Rank:
 
     def blocks(self, layers: Sequence[int]) -> int:
         """Elements, without routed experts and adapters."""
-        return sum(self.sizes.matrices(each) + self.sizes.others(each) for each in layers)
+        return self.summed(lambda layer: self.sizes.matrices(layer) + self.sizes.others(layer), layers)
+
+    def summed(self, count: Callable[[int], int], layers: Sequence[int]) -> int:
+        """``count`` of all layers; a search of layouts asks so often that equal ones are counted once."""
+        if self.sizes.has_equal_blocks and layers:
+            return len(layers) * count(layers[0])
+        return sum(map(count, layers))
 
     def cast(self) -> int:
         """Elements of matrices that FP8 casts."""
@@ -192,7 +197,7 @@ class _Rank:
     def holds(self) -> list[int]:
         """Bytes that a micro-batch takes in each stage between its passes."""
         output = BF16 * self.sizes.hidden * self.sizes.shard * (self.layout.pp > 1)
-        return [sum(map(self.sizes.kept, stage)) + output for stage in self.stages]
+        return [self.summed(self.sizes.kept, stage) + output for stage in self.stages]
 
     @cached_property
     def gathered_stages(self) -> list[int]:
@@ -203,7 +208,8 @@ class _Rank:
     def at_loss_or_block(self) -> dict[str, int]:
         sizes = self.sizes
         holds = self.holds()
-        working = max(map(sizes.working, self.layers), default=0)
+        asked = self.layers[:1] if sizes.has_equal_blocks else self.layers
+        working = max(map(sizes.working, asked), default=0)
         if self.is_last:
             working = max(working, sizes.head())
         # The gradient of the embedding comes last, and is then added to that of earlier micro-batches.

@@ -83,6 +83,11 @@ class Sizes:
         self.products = MATRICES[model.mlp] - 1
         """Matrices of a feed-forward layer before its activation."""
 
+    @property
+    def has_equal_blocks(self) -> bool:
+        """Whether every block has what every other has."""
+        return self.model.moe is None and self.plan.fp8_recipe != "current" and not self.model.chunked_attention
+
     def attention_matrices(self) -> int:
         return 2 * self.hidden * (self.query + self.key)
 
