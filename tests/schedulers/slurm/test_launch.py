@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import InfrastructureError, LlmbError, UsageError
+from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError
 from llmb.jobspec.spec import JobSpec, Launch, Placement, write_spec
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.port import Submission
@@ -61,3 +61,13 @@ def test_why_there_is_no_id(tmp_path: Path, text: str, error: type[LlmbError], s
     with pytest.raises(error) as raised:
         call_launch(submission(tmp_path, text))
     assert said in raised.value.what
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_the_script_is_not_called(tmp_path: Path) -> None:
+    job = submission(tmp_path, f"touch {tmp_path}/called; echo '- Job id: 5'")
+    job.base.batch_script.rename(tmp_path / "moved")
+    job.base.job_spec.unlink()
+    job.base.path.rmdir()
+    with pytest.raises(EnvironmentProblem, match="cannot write: No such file or directory"):
+        call_launch(job)
+    assert not (tmp_path / "called").exists()

@@ -4,6 +4,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from llmb.errors import InfrastructureError, UsageError, itemized
@@ -11,7 +12,7 @@ from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, Launch, read_spec
 from llmb.jobspec.variables import Variable
 from llmb.reference_suite.launch_scripts import NEMO_RUN_JOB
-from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.folder import RunFolder, cannot_write
 from llmb.schedulers.port import Submission
 from llmb.schedulers.slurm.client import DOWN
 from llmb.schedulers.slurm.complete import gpu_request
@@ -141,7 +142,10 @@ def call_launch(job: Submission) -> str:
     assert launch is not None
     secrets = {name: job.environ[name] for name in job.spec.secrets if name in job.environ}
     environ = without_secrets(job.environ) | secrets
-    output.touch()
+    try:
+        output.touch()
+    except OSError as error:
+        raise cannot_write(output, error) from error
     said = ask_program(["bash", str(job.base.batch_script)], LIMIT_S, environ=environ, held=job.held, cwd=None)
     text = _hidden(output, secrets.values())
     found = JOB_ID[launch.queued_by].findall(text)
@@ -167,7 +171,8 @@ def _hidden(output: Path, secrets: Iterable[str]) -> str:
     for secret in filter(None, secrets):
         text = text.replace(secret, HIDDEN)
     if text != printed:
-        write_atomically(output, text)
+        with suppress(OSError):  # in place: on a full disk the job's id is not lost, nor the secret kept
+            output.write_text(text)
     return text
 
 
