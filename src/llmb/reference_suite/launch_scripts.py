@@ -28,7 +28,7 @@ TOKEN = "HF_TOKEN"  # noqa: S105 (its name, not a token)
 FileState = Literal["as released", "modified", "missing"]
 
 
-class Fact(Record):
+class KnownLine(Record):
     """A line of a file that llmb relies on."""
 
     file: str
@@ -82,7 +82,7 @@ class LaunchScript(Record):
     """Script in the same folder that prepares dataset and checkpoint."""
     files: dict[str, str]
     """SHA-256 by path."""
-    facts: tuple[Fact, ...]
+    facts: tuple[KnownLine, ...]
     options: dict[str, int]
     """Options that it gives the training program, and the line in ``options_file`` where."""
     options_file: str

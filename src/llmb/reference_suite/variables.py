@@ -295,7 +295,7 @@ def _letters(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class RequestedLaunch:
     """``values`` are those of a job's options; ``notes`` list ignored variables with reasons."""
 
     values: Mapping[str, Any]
@@ -309,7 +309,7 @@ def read_launch(
     model: str,
     values: Mapping[str, Any],
     given: Mapping[str, Any],
-) -> Launch:
+) -> RequestedLaunch:
     """The job of a launch of ``model``, a workload or a workload and a size.
 
     ``options`` are those of a job; ``values`` are the command line's with their defaults, ``given`` those specified
@@ -334,7 +334,7 @@ def read_launch(
         found["release"] = release
         newest = releases_of(find_workload(catalogue, workload), found["size"])[-1]
         notes.append(f"release {release}, whose document counts the GPUs this way; --release {newest} is the newest")
-    return Launch(found, tuple(notes))
+    return RequestedLaunch(found, tuple(notes))
 
 
 def _left_to_scripts(
