@@ -14,7 +14,7 @@ from llmb.install.environment import activated
 from llmb.install.installation import Installation
 from llmb.prepare.verify import verify_prepared
 from llmb.prepared.folders import WORKLOADS, prepared_folders
-from llmb.reference_suite.launch_scripts import NEMO_RUN_JOB, LaunchScript
+from llmb.reference_suite.launch_scripts import NEMO_RUN_JOB, TOKEN, LaunchScript
 from llmb.reference_suite.prepared_data import NemoItem
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.installer import NONE
@@ -22,7 +22,6 @@ from llmb.schedulers.lookup import LOCAL, find_scheduler
 from llmb.secrets import HIDDEN, redacted, without_secrets
 from llmb.tools import LONGEST_S, ask_program
 
-TOKEN = "HF_TOKEN"  # noqa: S105 (its name, not a token)
 NEEDED = (TOKEN, "GPU_TYPE", "SBATCH_ACCOUNT", "SBATCH_PARTITION")
 LEFT_OUT = frozenset(
     ("STAGE_PATH", "IMAGE", "HF_HOME", "NEMO_HOME", "SKIP_IMPORT_CHECKPOINT", "SKIP_DATASET_DOWNLOAD", "TIME_LIMIT")

@@ -19,7 +19,7 @@ from llmb.schedulers.slurm.complete import gpu_request
 from llmb.schedulers.slurm.flags import GPU_FLAGS, flag_problems, minutes, on_top, requested_flags
 from llmb.schedulers.slurm.offer import site_partition
 from llmb.schedulers.slurm.settings import SlurmSettings
-from llmb.secrets import HIDDEN, without_secrets
+from llmb.secrets import HIDDEN, redacted, without_secrets
 from llmb.shown_text import printable
 from llmb.tools import ask_program
 
@@ -170,6 +170,7 @@ def _hidden(output: Path, secrets: Iterable[str]) -> str:
     printed = text = _text(output)
     for secret in filter(None, secrets):
         text = text.replace(secret, HIDDEN)
+    text = redacted(text)  # and those of others that it printed
     if text != printed:
         with suppress(OSError):  # in place: on a full disk the job's id is not lost, nor the secret kept
             output.write_text(text)
