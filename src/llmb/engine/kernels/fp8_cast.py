@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from llmb.engine.kernels.arguments import Activation, BothWays, CastStatistics
 
+ALIGNED_ROWS = 16
 CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with FP8: casts and products."""
 
@@ -138,7 +139,8 @@ def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype
 ) -> BothWays:
     """``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which is not stored."""
-    if has_kernel(inputs, "fp8_cast_triton"):
+    # Of other numbers of rows the assembler of CUDA 12.8, which Triton brings along, loses values: seen on an H200.
+    if inputs.shape[0] % ALIGNED_ROWS == 0 and has_kernel(inputs, "fp8_cast_triton"):
         from llmb.engine.kernels import fp8_cast_triton
 
         found: BothWays = fp8_cast_triton.cast_activation_gradient(inputs, gradient, scale, activation, dtype)
