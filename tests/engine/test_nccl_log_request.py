@@ -57,7 +57,7 @@ def test_other_runs_ask_for_nothing(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_rank_notes_where_its_steps_begin(tmp_path: Path) -> None:
+def test_a_rank_notes_where_its_steps_begin_and_end(tmp_path: Path) -> None:
     log = nccl_log(RunFolder(tmp_path), 3)
     log.parent.mkdir()
     notes = NcclTrace(log)
@@ -65,12 +65,13 @@ def test_a_rank_notes_where_its_steps_begin(tmp_path: Path) -> None:
         "node:1:2 [0] NCCL INFO AllReduce: opCount 0 sendbuff 0x1 recvbuff 0x2 count 4 datatype 7 op 0 root 0 comm 0x3"
         " [nranks=8] stream 0x4\n"
     )
-    notes.begin(0)  # before NCCL has opened its log
+    with notes.step(0):  # which opens NCCL's log
+        log.write_text(line)
     for step in (1, 2):
+        with notes.step(step), log.open("a") as stream:
+            stream.write(line * (step + 1))
         with log.open("a") as stream:
-            stream.write(line * step)
-        notes.begin(step)
-    with log.open("a") as stream:
-        stream.write(line * 5)
+            stream.write(line * 7)  # a checkpoint
     summary = summarize_nccl(read_nccl_logs([log]), Codes())
-    assert [(step.step, step.calls) for step in summary.steps] == [(0, 1), (1, 2), (2, 5)]
+    assert [(step.step, step.calls) for step in summary.steps] == [(0, 1), (1, 2), (2, 3)]
+    assert summary.calls == 20

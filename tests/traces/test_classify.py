@@ -2,6 +2,7 @@
 # ruff: noqa: E501 (lines and names as other programs write them)
 """Names as CUDA libraries and PyTorch give them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.catalogue.data_files import CatalogueError
+from llmb.engine import kernels
 from llmb.traces.classify import Rules
 
 ELEMENTWISE = (
@@ -70,7 +72,8 @@ KERNELS = {
     "void gemmSN_TN_kernel<float, 128, 16, 2>(P)": "matrix_product",
     "cudnn_generated_fort_native_sm120_matMul_pointwise_pointwise_knob_20_32x32x128_0_0": "matrix_product",
     ELEMENTWISE: "other",
-    "void (anonymous namespace)::elementwise_kernel_with_index<int>(int)": "unclassified",
+    "void (anonymous namespace)::kernel_with_index<int>(int)": "unclassified",
+    "void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_out(at::Tensor&)>(int)": "other",
     "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN": "matrix_product",
     "nvjet_qqtst_128x256_128x6_2x1_v_bz_coopB_TNN": "matrix_product",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1": "matrix_product",
@@ -81,6 +84,9 @@ KERNELS = {
     "void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128>>()": "attention",
     "void cutlass::device_kernel<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90>>()": "attention",
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1": "attention",
+    "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>(void const*, void*)": "attention",
+    "void cudnn::fusion::fmha_reduce_head<true>(void const*, void*)": "attention",
+    "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*)": "attention",
     "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention)": "attention",
     "triton_tem_fused_flex_attention_0": "attention",
     "triton_red_fused__to_copy_mean_mul_pow_rsqrt_scaled_dot_product_attention_3": "other",
@@ -119,6 +125,15 @@ def text(label: object) -> str:
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels(name: str) -> None:
     assert text(Rules().kernel(name)) == KERNELS[name]
+
+
+def test_the_engines_own_kernels_are_known() -> None:
+    sources = Path(kernels.__file__).parent.glob("*_triton.py")
+    names = [
+        name for source in sources for name in re.findall(r"^def (\w+_kernel)\(", source.read_text(), re.MULTILINE)
+    ]
+    assert len(names) > 5
+    assert {text(Rules().kernel(name)) for name in names} == {"other"}
 
 
 def test_every_rule_of_kernels_has_a_source_and_a_pattern() -> None:

@@ -49,9 +49,11 @@ class StepProfiler:
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """If a step raises, the recording is left open; the process ends then."""
-        if self.nccl_log:
-            self.nccl_log.begin(number)
         wanted = self.plan.profile
+        if self.nccl_log:
+            with self.nccl_log.step(number):
+                yield
+            return
         if wanted is None or not wanted.covers(number):
             yield
             return
@@ -156,7 +158,7 @@ def _nvtx_range(name: str, ranks: Ranks) -> Iterator[None]:
 
 
 class NcclTrace:
-    """NCCL's log of this rank, with its size at the beginning of each step: NCCL itself does not know the steps.
+    """NCCL's log of this rank, with its size where each step begins and ends: NCCL itself does not know the steps.
 
     NCCL writes a collective's line when it is called, on the calling thread, and flushes each line.
     """
@@ -165,10 +167,16 @@ class NcclTrace:
         self.log = log
         self.steps = log.with_suffix(NCCL_STEPS_END)
 
-    def begin(self, step: int) -> None:
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        self._note(number)
+        yield
+        self._note("end")
+
+    def _note(self, begins: int | str) -> None:
         size = self.log.stat().st_size if self.log.exists() else 0
         with self.steps.open("a") as stream:
-            stream.write(f"{step} {size}\n")
+            stream.write(f"{begins} {size}\n")
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> None:

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,7 +64,7 @@ _CALL, _BARE_CALL = re.compile(WRITER + _TEXT), re.compile(BARE_WRITER + _TEXT)
 _FIELDS = re.compile(
     rb"count (\d{1,19}) datatype (\d{1,9}) op \d+ root -?\d+ comm (\S{1,40}) \[nranks=([1-9]\d{0,8})\]"
 )
-_NOTE = re.compile(rb"(\d{1,9}) (\d{1,18})")
+_NOTE = re.compile(rb"(\d{1,9}|end) (\d{1,18})")
 _STEP = re.compile(rb"%s\d{1,9}, iteration (\d{1,9})/" % STEP_LINE_HEAD)
 
 
@@ -150,17 +151,17 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
     return log
 
 
-def _noted_steps(path: Path) -> list[tuple[int, int]]:
-    """Pairs of offset and step: where in the log steps begin, as noted by ``llmb run --nccl-trace``."""
+def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
+    """Offsets in the log, as noted by ``llmb run --nccl-trace``: where steps begin and, with None, where they end."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []
     found = []
     for number, line in enumerate(read_text_file(notes).splitlines(), start=1):
         if not (pair := _NOTE.fullmatch(line)):
-            raise UsageError("a line of the steps is not 'STEP OFFSET'", where=f"{notes}:{number}")
-        found.append((int(pair[2]), int(pair[1])))
-    return sorted(found)
+            raise UsageError("a line of the steps is not 'STEP OFFSET' or 'end OFFSET'", where=f"{notes}:{number}")
+        found.append((int(pair[2]), None if pair[1] == b"end" else int(pair[1])))
+    return sorted(found, key=itemgetter(0))
 
 
 def _calls(text: bytes) -> list[tuple[bytes, ...]]:
@@ -185,7 +186,7 @@ class _Reader:
         self.waiting: dict[Kind, Calls] = {}
         """The calls of the step that is read."""
 
-    def read(self, stream: BinaryIO, noted: Sequence[tuple[int, int]]) -> None:
+    def read(self, stream: BinaryIO, noted: Sequence[tuple[int, int | None]]) -> None:
         for position, text in _chunks(stream):
             for part, step in _parts_noted(text, position, noted) if noted else _parts_ended(text):
                 self._read_part(part)
@@ -236,7 +237,9 @@ def _chunks(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         yield position, rest
 
 
-def _parts_noted(text: bytes, position: int, noted: Sequence[tuple[int, int]]) -> Iterator[tuple[bytes, int | None]]:
+def _parts_noted(
+    text: bytes, position: int, noted: Sequence[tuple[int, int | None]]
+) -> Iterator[tuple[bytes, int | None]]:
     """``text`` split where steps begin, each part with its step; None before the first."""
     offsets = [offset for offset, _ in noted]
     at = 0
