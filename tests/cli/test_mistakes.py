@@ -96,7 +96,7 @@ MISTAKES = [
     (f"run {RECIPE} --gpu-type h100 --pretend-scale 12", 2, "has no layout for 12 GPUs"),
     (f"{TINY} --pretend-scale 2 --save-checkpoint", 2, "a rank that pretends the others learns nothing"),
     (f"{TINY} --pretend-scale 2 --weights missing", 2, "others starts from random weights"),
-    (f"{TINY} --pretend-scale 2 --profile", 2, "--profile is given, but a rank that pretends the others is not"),
+    (f"{TINY} --pretend-scale 2 --profile --profile-ranks 0", 2, "a rank that pretends the others is the only one"),
     ("submit tiny --pretend-scale 8", 2, "--pretend-scale"),
     (f"{TINY} --label -x", 2, "beginning with a letter or a digit"),
     (f"{TINY} --label a..b", 2, "without '..'"),

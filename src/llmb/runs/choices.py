@@ -278,14 +278,14 @@ class Choices(Record):
     def _pretend_problems(self, recipe: Recipe) -> Iterator[str]:
         if recipe.pretended_rank is None:
             return
-        inputs, saved, recorded = "starts from random weights and synthetic data", "learns nothing", "is not profiled"
+        inputs, saved, alone = "starts from random weights and synthetic data", "learns nothing", "talks to nobody"
         refused = (
             ("--load-checkpoint", self.load_checkpoint, inputs),
             ("--weights", self.weights, inputs),
             ("--dataset", self.dataset, inputs),
             ("--save-checkpoint", self.saves, saved),
-            ("--profile", self.profiling.profile, recorded),
-            ("--nccl-trace", self.profiling.nccl_trace, recorded),
+            ("--nccl-trace", self.profiling.nccl_trace, alone),
+            ("--profile-ranks", self.profiling.profile_ranks, "is the only one"),
         )
         for option, given, why in refused:
             if given:

@@ -239,9 +239,15 @@ def make_plan(
         verify_checkpoint=choices.verify_checkpoint,
         stall_limit_s=choices.stall_limit_s,
         resource_interval_s=choices.resource_interval_s if choices.resources else None,
-        profile=choices.profiling.settled(*recorded),
+        profile=_alone(choices.profiling.settled(*recorded), recipe.pretended_rank),
         nccl_trace=choices.profiling.nccl_trace,
     )
+
+
+def _alone(profile: Profile | None, pretended_rank: int | None) -> Profile | None:
+    if profile is None or pretended_rank is None:
+        return profile
+    return profile.model_copy(update={"ranks": (pretended_rank,)})
 
 
 def _packing_problems(recipe: Recipe, choices: Choices, training: Training, *, packed: bool) -> Iterator[str]:

@@ -251,6 +251,7 @@ def _pretended(plan: Plan, found: Result) -> Result:
         peak_memory_gib=None,
         window=found.window,
         measurement_reason=found.measurement_reason,
+        profile=found.profile,
         attention_backend=found.attention_backend,
         reasons=dict.fromkeys(NOT_OF_ONE_RANK, why.reason),
         resources=why,

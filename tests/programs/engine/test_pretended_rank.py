@@ -21,7 +21,10 @@ Finished = Callable[..., dict[str, Any]]
 STEPS = ("--steps", "3", "--window", "last")
 PP2 = ("-w", "pretrain_llama3.1", "--pretend-scale", "2", "--pp", "2", *STEPS)
 LAYOUTS = {
-    "TP2": ("-w", "pretrain_llama3.1", "--pretend-scale", "2", "--tp", "2", "--rank", "1"),
+    "TP2": (
+        *("-w", "pretrain_llama3.1", "--pretend-scale", "2", "--tp", "2", "--rank", "1"),
+        *("--profile", "--profile-start-step", "1", "--profile-stop-step", "2"),
+    ),
     "CP2": ("-w", "pretrain_llama3.1", "--pretend-scale", "2", "--cp", "2", "--rank", "1"),
     "EP2": ("-w", "finetune_llama4-maverick", "--pretend-scale", "2", "--ep", "2", "--capacity-factor", "0"),
     "FSDP, FP8": ("-w", "pretrain_llama3.1", "--pretend-scale", "4", "--dp-sharding", "full", "--dtype", "fp8"),
@@ -69,6 +72,7 @@ def test_a_rank_of_any_layout_runs_alone(finished: Finished, name: str) -> None:
     assert result["pretended"]["compute_time_s"]["mean"] > 0
     record = json.loads((Path(result["run_dir"]) / "run.json").read_text())
     assert record["plan"]["force_load_balancing"] is (name == "EP2")
+    assert (result["profile"] and result["profile"]["breakdown"]["rank"]) == (1 if name == "TP2" else None)
 
 
 def test_its_steps_are_its_own_and_its_log_has_no_step_line(pretended: dict[str, Any]) -> None:
