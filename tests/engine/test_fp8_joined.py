@@ -240,7 +240,7 @@ def test_fp8_blocks_compile_once_for_all_layers(models: dict[str, Model], random
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it compiles
 @pytest.mark.parametrize("holds", [False, True])
 @pytest.mark.parametrize("name", ["llama", "nemotron4"])
-def test_a_gpu_computes_in_one_pass_nearly_what_it_does_in_several(
+def test_a_gpu_computes_in_one_pass_what_it_does_in_several(
     name: str,
     holds: bool,
     needs: Callable[[str, bool, str], None],
@@ -248,21 +248,29 @@ def test_a_gpu_computes_in_one_pass_nearly_what_it_does_in_several(
     models: dict[str, Model],
     randomised: Randomised,
 ) -> None:
-    """Whether the cache of the GPU holds the rows of a norm or not."""
+    """Whether the cache of the GPU holds the rows of a norm or not.
+
+    Kernels and compiled code round elsewhere, and a cast to FP8 makes a step of that: errors are as large, from fp32.
+    """
     needs("gpu", torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9), "a GPU with FP8")
     monkeypatch.setattr(norm, "holds_rows", lambda *_arguments: holds)
-    found = []
-    for steps in (2, 3, 4):
+    exact = results(randomised(models[name]).to(DEVICE))
+
+    def error(found: dict[str, Tensor]) -> float:
+        return max(float((found[key] - value).norm() / value.norm()) for key, value in exact.items() if key != "loss")
+
+    def computed(steps: int, *, compiled: bool) -> dict[str, Tensor]:
         model = randomised(models[name]).bfloat16().to(DEVICE)
-        in_fp8(model, steps, device=DEVICE)
+        in_fp8(model, steps, product_dtype="fp8", device=DEVICE)
         keep(model)
         torch.compiler.reset()
-        for block in model.blocks():
+        for block in model.blocks() if compiled else ():
             block.wrap("compute", partial(torch.compile, dynamic=False, fullgraph=True))
-        found.append(results(model))
-    for other in found[1:]:
-        for key, value in found[0].items():
-            assert (other[key] - value).norm() <= 0.1 * value.norm(), key
+        return results(model)
+
+    usual = error(computed(2, compiled=False))
+    for steps, compiled in ((3, False), (4, False), (2, True), (3, True), (4, True)):
+        assert error(computed(steps, compiled=compiled)) <= 1.25 * usual
 
 
 @pytest.mark.parametrize(

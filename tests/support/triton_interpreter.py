@@ -22,7 +22,11 @@ def run_cases(*tests: Path, interpreted: bool) -> None:
     """Runs files of tests, which have the fixture ``device``, in one process; fails with its output."""
     options = ["-q", "-p", "no:cacheprovider", "-p", Path(__file__).stem]
     command = [sys.executable, "-m", "pytest", *options, *map(str, tests)]
-    environment = {name: value for name, value in os.environ.items() if name not in {INTERPRETED, "PYTEST_ADDOPTS"}}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {INTERPRETED, "PYTEST_ADDOPTS"} and not name.startswith("PYTEST_XDIST_")
+    }
     environment["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     if interpreted:
         environment[INTERPRETED] = "1"

@@ -64,6 +64,7 @@ def assert_broken_down(profile: dict[str, Any]) -> None:
     assert profile["warnings"] == []
     step = profile["breakdown"]
     assert step["matrix_product_s"] > 0
+    assert step["unclassified_s"] == 0
     parts = ("attention", "matrix_product", "other", "memory_copy", "communication_exposed", "idle")
     assert sum(step[f"{part}_s"] for part in parts) == pytest.approx(step["duration_s"], rel=1e-6)
 
@@ -75,15 +76,15 @@ def test_the_pytorch_profiler_sees_kernels(on_gpu: OnGpu) -> None:
 
 
 def test_nsight_systems_leaves_a_report(on_gpu: OnGpu, needs: Callable[..., None]) -> None:
-    needs("gpu", shutil.which("nsys") is not None, "Nsight Systems (nsys) is not on the PATH")
+    needs("nsys", shutil.which("nsys") is not None, "Nsight Systems (nsys) is not on the PATH")
     profile = on_gpu("--dtype", "bf16", "--steps", "20", "--profile", "--profiler", "nsys")["profile"]
     assert profile["files"] == ["nsys_profile/profile_0.nsys-rep"]
     assert_broken_down(profile)
 
 
-def test_nccl_logs_each_step(on_gpu: OnGpu) -> None:
+def test_nccl_logs_what_a_run_does_beside_its_steps(on_gpu: OnGpu) -> None:
+    """A rank alone exchanges nothing in a step."""
     result = on_gpu("--dtype", "bf16", "--nccl-trace")
     assert (result["steps"], result["step_time_s"]) == (5, None)
-    steps = said("nccl", result["run_dir"])["log"]["steps"]
-    assert [step["step"] for step in steps] == [0, 1, 2, 3, 4]
-    assert steps[1]["calls"] == steps[2]["calls"] > 0
+    log = said("nccl", result["run_dir"])["log"]
+    assert (log["steps"], log["calls"] > 0) == ([], True)
