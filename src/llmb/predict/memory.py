@@ -47,12 +47,15 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
     plan, assumptions = countable(plan)
     layout = plan.recipe.layout
     sizes, layers = Sizes(plan), stage_layers(layout)
-    found = {stage: _Rank(plan, stage, sizes, layers) for stage in range(layout.pp)}
+    found = [
+        _Rank(plan, layout.pp * rank // layout.gpus, sizes, layers).memory(rank)
+        for rank in ranks or stage_ranks(layout)
+    ]
     return MemoryUse(
         method="estimate",
         capacity_gib=plan.recipe.gpu_memory_gb,
         assumptions=assumptions,
-        ranks=tuple(found[layout.pp * rank // layout.gpus].memory(rank) for rank in ranks or stage_ranks(layout)),
+        ranks=tuple(found),
     )
 
 
@@ -123,7 +126,8 @@ class _Rank:
         return self.is_last * (self.sizes.norm + (0 if tied else self.sizes.vocabulary * self.sizes.hidden))
 
     def experts(self, layers: Sequence[int]) -> int:
-        return sum(map(self.plan.recipe.model.is_moe_layer, layers)) * self.sizes.expert_matrices()
+        each = self.sizes.expert_matrices()
+        return each and each * sum(map(self.plan.recipe.model.is_moe_layer, layers))
 
     def blocks(self, layers: Sequence[int]) -> int:
         """Elements, without routed experts and adapters."""
@@ -222,7 +226,7 @@ class _Rank:
                 sum(map(mul, each.begun, sums)),
                 self.gathered_stages[each.gathered] if self.sharding == "full" else 0,
             )
-            for each in moments(self.layout, self.pp_rank, begins=not sizes.adds_in_products)
+            for each in moments(self.layout, self.pp_rank)
         )
         activations, gradients, gathered = max(found, key=sum)
         state = self.state()

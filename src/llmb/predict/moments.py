@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a rank of a pipeline may be fullest: what it holds between the passes of a step."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import groupby, zip_longest
 from operator import ge
 from typing import NamedTuple
 
@@ -27,55 +28,63 @@ class PeakMoment(NamedTuple):
     passes: bool
     adds: bool
 
-    def amounts(self, *, begins: bool) -> tuple[int, ...]:
-        return (*self.held, *(self.begun if begins else ()), self.gathered, self.passes, self.adds)
+    def amounts(self) -> tuple[int, ...]:
+        return (*self.held, *self.begun, self.gathered, self.passes, self.adds)
 
 
-def moments(layout: Layout, pp_rank: int, *, begins: bool) -> frozenset[PeakMoment]:
+def moments(layout: Layout, pp_rank: int) -> tuple[PeakMoment, ...]:
     """Finds when a rank may be fullest, until its pipeline is in its steady state, and at its end.
-
-    begins: whether it matters which stages have gradients.
 
     1F1B and interleaved 1F1B (Narayanan et al., 2021), as torch's schedules have them.
     """
-    return _moments(layout.pp, layout.vp, layout.ga, pp_rank, begins=begins)
+    vp, micro_batches = layout.vp, layout.ga
+    whole, together = micro_batches * vp, 1
+    if vp == 1:
+        ahead = min(whole, layout.pp - 1 - pp_rank)
+    else:
+        together = micro_batches // max(1, micro_batches // layout.pp)
+        ahead = min(whole, (vp - 1) * together + 2 * (layout.pp - 1 - pp_rank))
+    return _moments(vp, together, ahead, min(whole, ahead + 2 * together * vp))
 
 
 @cache
-def _moments(pp: int, vp: int, micro_batches: int, pp_rank: int, *, begins: bool) -> frozenset[PeakMoment]:
-    whole, together = micro_batches * vp, micro_batches
-    if vp == 1:
-        ahead = min(whole, pp - 1 - pp_rank)
-    else:
-        together = micro_batches // max(1, micro_batches // pp)
-        ahead = min(whole, (vp - 1) * together + 2 * (pp - 1 - pp_rank))
-    forward = [done // together % vp for done in range(min(whole, ahead + 2 * together * vp))]
-    backward = [vp - 1 - stage for stage in forward]
-    found = {each.amounts(begins=begins): each for each in _after_passes(vp, forward, backward, ahead)}
-    return frozenset(found[amounts] for amounts in _largest(found))
+def _moments(vp: int, together: int, ahead: int, count: int) -> tuple[PeakMoment, ...]:
+    """Of ``count`` passes, ``ahead`` forward ones before the first backward one, ``together`` in turn of a stage."""
+    forward = [done // together % vp for done in range(count)]
+    passes = zip_longest(forward, [None] * ahead + [vp - 1 - stage for stage in forward])
+    # Of those that differ only in the stages that have gradients, the last one has the most.
+    last = {each._replace(begun=()): each for each in _after_passes(vp, passes)}
+    return _largest(last.values())
 
 
-def _after_passes(vp: int, forward: Sequence[int], backward: Sequence[int], ahead: int) -> Iterator[PeakMoment]:
-    """Stages of passes in their order; ``ahead`` forward passes precede the first backward pass."""
+def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]]) -> Iterator[PeakMoment]:
+    """Moments that may be the fullest, from the stages of each forward pass and of the backward pass that follows it.
+
+    While both stay the same, what is held changes evenly, so that only an end can be the fullest; the first of them
+    counts for itself, because gradients begin with it.
+    """
     held, begun = [0] * vp, [False] * vp
-    for done in range(len(forward) + ahead):
-        if done < len(forward):
-            held[forward[done]] += 1
-        coming = vp if done < len(forward) else sum(map(bool, held))
-        gathered = min(coming, GATHERED)
-        yield PeakMoment(tuple(held), tuple(begun), gathered, passes=True, adds=False)
-        if done < ahead:
-            continue
-        stage = backward[done - ahead]
-        held[stage] -= 1
-        adds, begun[stage] = begun[stage], True
-        yield PeakMoment(tuple(held), tuple(begun), gathered, passes=False, adds=adds)
+    for (forward, backward), alike in groupby(passes):
+        count = len(list(alike))
+        for size in (1, 1, count - 2) if count > 2 else (1,) * count:
+            if forward is not None:
+                held[forward] += size
+            if backward is not None:
+                held[backward] -= size - 1
+            coming = vp if forward is not None else sum(map(bool, held))
+            yield PeakMoment(tuple(held), tuple(begun), min(coming, GATHERED), passes=True, adds=False)
+            if backward is None:
+                continue
+            held[backward] -= 1
+            adds, begun[backward] = begun[backward], True
+            yield PeakMoment(tuple(held), tuple(begun), min(coming, GATHERED), passes=False, adds=adds)
 
 
-def _largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _largest(found: Iterable[PeakMoment]) -> tuple[PeakMoment, ...]:
     """Without those than which another is at least as large, at every place."""
-    largest: list[tuple[int, ...]] = []
-    for one in sorted(found, key=sum, reverse=True):
-        if not any(all(map(ge, other, one)) for other in largest):
-            largest.append(one)
-    return largest
+    largest: dict[tuple[int, ...], PeakMoment] = {}
+    for one in sorted(found, key=lambda each: sum(each.amounts()), reverse=True):
+        amounts = one.amounts()
+        if not any(all(map(ge, other, amounts)) for other in largest):
+            largest[amounts] = one
+    return tuple(largest.values())
