@@ -39,6 +39,7 @@ from llmb.runs.rank_account import (
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "published-layouts.md"
 KEPT = ROOT / "build" / "published"
+MEASURED = "../explanation/engine-speed.md#measured-on-one-h200"
 HEADER = "<!-- Written by 'make published', which counts for an hour; changes made here are lost. -->"
 
 
@@ -182,9 +183,9 @@ def page(counted: Sequence[tuple[PublishedLayout, Sequence[RankAccount]]], rest:
 # Published layouts
 
 What the fullest rank of every layout that a document publishes takes in a step, as
-[`llmb memory`](../explanation/memory.md) counts it; no GPU has confirmed it. Layouts that differ in the number of
-data-parallel replicas alone are in one row, counted at the fewest GPUs, where shards are largest. A layout for several
-GPU types has to fit the one with the least memory.
+[`llmb memory`](../explanation/memory.md) counts it; a GPU has taken [three such ranks]({MEASURED}). Layouts that
+differ in the number of data-parallel replicas alone are in one row, counted at the fewest GPUs, where shards are
+largest. A layout for several GPU types has to fit the one with the least memory.
 
 ## Memory
 

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictions from microbenchmarks: what was measured comes out again, and nothing else changes."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from llmb.bench.calibration import calibrate_with_bench
 from llmb.bench.cases import TimedCase, attention_cases, gemm_cases, meaning, memory_cases
 from llmb.bench.jobs import DeviceReport, Timing
+from llmb.bench.kept_measurements import measurements_at
 from llmb.bench.records import Measurement, MeasurementFile
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
 from llmb.predict.prediction import default_calibration, predict
+from llmb.report.bench_report import measurement_document
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 
@@ -38,6 +43,15 @@ def file(*rows: Measurement) -> MeasurementFile:
     return MeasurementFile(
         node="n", measured_at="2026-11-20T10:00:00+00:00", command=("llmb",), software={}, measurements=rows
     )
+
+
+def test_what_was_printed_is_read_as_what_was_kept(tmp_path: Path) -> None:
+    kept = file(row(next(memory_cases("cuda", (), 0.0)), 0.001))
+    printed = tmp_path / "copies.json"
+    printed.write_text(json.dumps(measurement_document(kept)))
+    assert measurements_at(printed) == [kept]
+    printed.write_text('{"kind": "something else"}')
+    assert measurements_at(printed) == []
 
 
 def products(plan: EnginePlan, tflops: float, sustained: float = 0.0) -> list[Measurement]:

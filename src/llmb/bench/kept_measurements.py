@@ -48,10 +48,21 @@ def read_measurements(install: Path, node: str | None = None) -> list[Measuremen
 
 
 def measurements_at(path: Path) -> list[MeasurementFile]:
-    """Reads a kept file, or all in a node's folder, the oldest first; empty if nothing was kept there. Raises
-    UsageError as above."""
+    """Reads a kept file, what ``--json`` printed, or all in a node's folder, the oldest first; empty if there is none.
+    Raises UsageError as above."""
+    if path.is_file() and not _KEPT.fullmatch(path.name):
+        return _printed(path)
     paths = path.iterdir() if path.is_dir() else [path] if path.is_file() else []
     return sorted(_read_all(each for each in paths if _KEPT.fullmatch(each.name)), key=_moment)
+
+
+def _printed(path: Path) -> list[MeasurementFile]:
+    """Empty if the file is of another kind."""
+    try:
+        with open_file(path) as stream:
+            return [MeasurementFile.model_validate_json(stream.read())]
+    except ValueError:
+        return []
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:

@@ -3,6 +3,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import model_validator
 
 from llmb.bench.jobs import DeviceReport, Timing
 from llmb.catalogue.records import Record
@@ -57,6 +60,12 @@ class Measurement(Record):
     """The kernel or library that was chosen, such as ``cudnn`` for attention."""
     cpu_threads: int | None = None
     """That computed; None on a GPU."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_follows(cls, given: Any) -> Any:  # noqa: ANN401 (whatever a file has)
+        """The document of ``--json`` has it, too."""
+        return {key: value for key, value in given.items() if key != "peak_pct"} if isinstance(given, dict) else given
 
     @property
     def peak_pct(self) -> float | None:

@@ -49,7 +49,7 @@ def moments(layout: Layout, pp_rank: int) -> tuple[PeakMoment, ...]:
 
 @cache
 def _moments(vp: int, together: int, ahead: int, count: int) -> tuple[PeakMoment, ...]:
-    """Of ``count`` passes, ``ahead`` forward ones before the first backward one, ``together`` in turn of a stage."""
+    """``ahead`` of ``count`` passes are forward before the first backward one, and ``together`` of a stage in turn."""
     forward = [done // together % vp for done in range(count)]
     passes = zip_longest(forward, [None] * ahead + [vp - 1 - stage for stage in forward])
     # Of those that differ only in the stages that have gradients, the last one has the most.

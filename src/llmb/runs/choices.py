@@ -278,7 +278,7 @@ class Choices(Record):
     def _pretend_problems(self, recipe: Recipe) -> Iterator[str]:
         if recipe.pretended_rank is None:
             return
-        inputs, saved, alone = "starts from random weights and synthetic data", "learns nothing", "talks to nobody"
+        inputs, saved, alone = "starts from random weights and synthetic data", "learns nothing", "calls no other rank"
         refused = (
             ("--load-checkpoint", self.load_checkpoint, inputs),
             ("--weights", self.weights, inputs),
