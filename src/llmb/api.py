@@ -37,6 +37,7 @@ from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import build, options_of
 from llmb.options.text import valid_values
 from llmb.programs.conclude import EndedRun, read_ended_run
+from llmb.programs.engine.memory_check import check_memory
 from llmb.report.compare_report import compare_tables
 from llmb.report.run_report import run_table
 from llmb.report.table import Column, html_table, number, number_column, table_of
@@ -150,9 +151,10 @@ def run(
     *,
     on_step: Callable[[StepNews], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
+    force: bool = False,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> Run:
-    """Trains on this machine, as ``llmb run``; call it from the main thread.
+    """Trains on this machine, as ``llmb run``; call it from the main thread. ``force``: even if it does not fit a GPU.
 
     Raises UsageError and EnvironmentProblem before the training, RunFailed and InvalidRun after it.
     """
@@ -160,6 +162,7 @@ def run(
     install = install_root(os.environ, Path.cwd())
     local = plan_here(Catalogue(), build(Request, values), build(Choices, values), os.environ, install)
     local.check()
+    check_memory(local.plan, on_message, force=force)
     ended = local.start(on_step, on_message)
     raise_unless_successful(ended)
     return _run_of(ended)

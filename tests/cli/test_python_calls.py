@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import llmb
 from llmb.cli.main import app
 from llmb.errors import UsageError
+from llmb.jobs.local_run import LocalRun
 from llmb.runs.plan import Plan
 
 RUNS = Path(__file__).parent.parent / "data" / "root"
@@ -76,6 +77,22 @@ def test_a_wrong_choice_is_an_error_before_anything_runs(tmp_path: Path, monkeyp
     with pytest.raises(UsageError, match="--steps is 0; it must be at least 1"):
         llmb.run("pretrain_llama3.1", "tiny", gpu_type="cpu", lr=0.1, compile=False, checkpoint_dir=tmp_path, steps=0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_may_not_fit_is_told_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    monkeypatch.setattr(LocalRun, "check", lambda _: None)  # this machine has no such GPU
+    said: list[str] = []
+
+    def started(*_: object) -> None:
+        raise UsageError("started")
+
+    monkeypatch.setattr(LocalRun, "start", started)
+    options: dict[str, Any] = {"gpu_type": "h100", "scale": 1, "layers": 32, "force": True}
+    with pytest.raises(UsageError, match=r"^started$"):
+        llmb.run("pretrain_llama3.1", "8b", on_message=said.append, **options)
+    assert "needs about" in said[0]
+    assert "of 80 GiB" in said[0]
 
 
 @pytest.mark.slow
