@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,17 @@ def run_cases(*tests: Path, interpreted: bool) -> None:
 def device() -> torch.device:
     """Of the tensors given to kernels."""
     return torch.device("cpu" if os.environ.get(INTERPRETED) else "cuda")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreted_language(device: torch.device) -> None:
+    """Triton's language is made that of the interpreter once; each call of a function would search it all again."""
+    if device.type == "cpu":
+        from triton import language
+        from triton.runtime import interpreter
+
+        interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+        interpreter._patch_lang = lambda _function: interpreter._LangPatchScope()
 
 
 @pytest.fixture(autouse=True)
