@@ -21,17 +21,29 @@ BROKEN = 'raise RuntimeError("a broken install")\n'
 HANGING = "import time\ntime.sleep(3600)\n"
 
 
-def started(*options, python_path=(), **streams):
-    paths = os.pathsep.join(map(str, (*python_path, ROOT / "src")))
-    environ = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "benchmarks.engine", *SETTINGS, *options]
-    return subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **streams)
+@pytest.fixture(scope="module")
+def started(forked_python):
+    """Begins a call of the comparison, whose processes need not load torch."""
+
+    def start(*options, python_path=(), **streams):
+        paths = os.pathsep.join(map(str, (*python_path, ROOT / "src")))
+        environ = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = [forked_python, "-m", "benchmarks.engine", *SETTINGS, *options]
+        return subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **streams)
+
+    return start
 
 
-def compare(*options, python_path=()):
-    with started(*options, python_path=python_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        stdout, stderr = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+@pytest.fixture(scope="module")
+def compare(started):
+    """Waits for a call of the comparison."""
+
+    def run(*options, python_path=()):
+        with started(*options, python_path=python_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            stdout, stderr = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    return run
 
 
 def put_transformers(folder, content):
@@ -44,7 +56,7 @@ def by_case(document):
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory):
+def first(compare, tmp_path_factory):
     """The document of a first call, and where it lies."""
     path = tmp_path_factory.mktemp("comparison") / "out.json"
     done = compare("--out", str(path), "--models", LLAMA)
@@ -55,7 +67,7 @@ def first(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", [LLAMA, pytest.param("nemotron4", marks=pytest.mark.measured)])
-def test_every_engine_trained_the_catalogues_model(model, first) -> None:
+def test_every_engine_trained_the_catalogues_model(model, compare, first) -> None:
     document = first[0] if model == LLAMA else json.loads(compare("--models", model).stdout)
     cases, catalogue = by_case(document), Catalogue()
     for engine in ("llmb", "huggingface", "huggingface-fp32"):
@@ -101,7 +113,7 @@ def test_verdicts_name_what_was_not_measured(first) -> None:
 
 
 @pytest.mark.measured
-def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -> None:
+def test_a_second_call_keeps_what_is_done_and_records_a_crash(compare, first, tmp_path) -> None:
     """transformers is there, but cannot be imported; Maverick and fp8 are new."""
     document, path = first
     put_transformers(tmp_path, BROKEN)
@@ -129,7 +141,7 @@ def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -
 
 
 @pytest.mark.measured
-def test_a_call_that_is_killed_is_resumed(tmp_path) -> None:
+def test_a_call_that_is_killed_is_resumed(started, compare, tmp_path) -> None:
     """Results are kept in a file of their own; the document is written anew, and complete after each case.
 
     The second case of the first call hangs, so that it is killed in that one however fast or busy the machine is.
@@ -159,7 +171,7 @@ def test_a_call_that_is_killed_is_resumed(tmp_path) -> None:
     assert json.loads(again.read_text())["verdicts"]
 
 
-def test_a_profile_breaks_a_step_down(tmp_path) -> None:
+def test_a_profile_breaks_a_step_down(compare) -> None:
     done = compare("--groups", "profile", "--dtypes", "bf16", "--no-ceilings")
     assert done.returncode == 0, done.stderr
     (case,) = json.loads(done.stdout)["cases"]
@@ -167,7 +179,7 @@ def test_a_profile_breaks_a_step_down(tmp_path) -> None:
     assert case["breakdown"]["matrix_product_s"] > 0
 
 
-def test_what_does_not_fit_is_listed(tmp_path) -> None:
+def test_what_does_not_fit_is_listed(compare) -> None:
     done = compare("--models", LLAMA, "--no-ceilings", "--engines", "huggingface", "--minutes", "0.01")
     (case,) = json.loads(done.stdout)["cases"]
     assert done.returncode == 4

@@ -11,7 +11,7 @@ import posix
 import sys
 
 PASSED_ON = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1)
-MODULE = "llmb."
+MODULES = ("llmb.", "benchmarks.")
 BETWEEN_S = 0.5
 
 
@@ -31,7 +31,7 @@ def ask(
 
 def is_program(arguments: list[str]) -> bool:
     rest = [argument for argument in arguments if argument not in ("-u", "-P")]
-    return bool(rest) and (rest[0].endswith(".py") or (rest[0] == "-m" and rest[1].startswith(MODULE)))
+    return bool(rest) and (rest[0].endswith(".py") or (rest[0] == "-m" and rest[1].startswith(MODULES)))
 
 
 def next_number(server: _socket.socket) -> int:
