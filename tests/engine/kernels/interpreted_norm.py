@@ -133,7 +133,7 @@ def test_gradients_are_those_of_torch(shape, worst, kind, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
 def test_wide_rows_are_taken_fewer_at_a_time(rows, kind, monkeypatch):
-    shape = (1, 18, 1100)
+    shape = (1, 9, 1100)
     monkeypatch.setattr(norm_triton, "GROUP", rows * shape[-1])
     assert norm_triton._rows_of_group(shape[-1]) == rows
     test_gradients_are_those_of_torch(shape, 0.0, kind, None)
@@ -160,19 +160,19 @@ def test_gradients_may_be_strided():
     close(found.weight, expected.weight)
 
 
-@pytest.mark.parametrize("programs", [1, 2, 7])
-def test_only_sums_of_the_weight_depend_on_the_number_of_programs(programs, monkeypatch):
+def test_only_sums_of_the_weight_depend_on_the_number_of_programs(monkeypatch):
     hidden, given, passed = (rows_of((1, 100, 300), seed=seed) for seed in range(3))
     operands = given, passed, hidden, torch.zeros(100), torch.rand(100) + 0.5, torch.ones(300), SCALE, E5M2
     (first, casts), again = (norm_triton.normalize_backward_and_cast(*operands) for _ in range(2))
     same(first.weight, again[0].weight)
-    monkeypatch.setattr(norm_triton, "_programs", lambda _device, groups: min(groups, programs))
-    found, cast_again = norm_triton.normalize_backward_and_cast(*operands)
-    same(found.hidden, first.hidden)
-    for ours, theirs in zip(cast_again, casts, strict=True):
-        same(ours, theirs)
-    close(found.weight, first.weight)
-    close(found.bias, first.bias)
+    for programs in (1, 2, 7):
+        monkeypatch.setattr(norm_triton, "_programs", lambda _device, groups, most=programs: min(groups, most))
+        found, cast_again = norm_triton.normalize_backward_and_cast(*operands)
+        same(found.hidden, first.hidden)
+        for ours, theirs in zip(cast_again, casts, strict=True):
+            same(ours, theirs)
+        close(found.weight, first.weight)
+        close(found.bias, first.bias)
 
 
 def test_no_rows():
