@@ -2,6 +2,7 @@
 """llmb memory, as a user and as a script call it."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,16 @@ SEQUENCE = 128
 
 
 @pytest.fixture
-def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def llmb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], forked_python: str
+) -> Run:
+    """Each rank is counted by a process of its own."""
+    monkeypatch.setattr(sys, "executable", forked_python)
     return runner(tmp_path, tmp_path, monkeypatch, capsys)
 
 
 def test_every_stage_of_a_pipeline_is_counted(llmb: Run) -> None:
-    done = llmb(*TINY, "--scale", "4", "--pp", "2", "--tp", "2", "--all-stages", "--json")
+    done = llmb(*TINY, "--scale", "4", "--pp", "2", "--tp", "2", "--layers", "2", "--all-stages", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["method"], document["capacity_gib"], document["fits"]) == ("exact", None, None)
@@ -38,18 +43,8 @@ def test_every_stage_of_a_pipeline_is_counted(llmb: Run) -> None:
 def test_compiled_blocks_multiply_and_send_what_others_do(llmb: Run) -> None:
     """Also in operators that change their arguments, as those that add to gradients do."""
     layout = (
-        "-w",
-        "pretrain_llama3.1",
-        "-s",
-        "tiny",
-        "--gpu-type",
-        "h100",
-        "--dtype",
-        "bf16",
-        "--scale",
-        "2",
-        "--tp",
-        "2",
+        *("-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "h100", "--dtype", "bf16"),
+        *("--scale", "2", "--tp", "2", "--layers", "2", "--gbs", "2"),
     )
     compiled, eager = (
         json.loads(llmb("memory", *layout, option, "--rank", "0", "--json").stdout)["ranks"][0]
