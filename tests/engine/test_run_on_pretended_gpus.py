@@ -10,16 +10,18 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import ForkServer
 from pretended_gpus import DRIVER, LOSS, NAME, NORM, PEAK_BYTES, pretended
 
 STEPS = 3
+LOADED = ("torch._inductor.compile_fx", "triton.backends.compiler", "torch._inductor.fx_passes.fuse_attention")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -27,12 +29,13 @@ pytestmark = [
         reason="needs triton and torch 2.13, whose parts are pretended: make setup",
     ),
 ]
-LLAMA, MAVERICK = ("pretrain_llama3.1", "tiny"), ("finetune_llama4-maverick", "tiny", "--synthetic")
+LLAMA = ("pretrain_llama3.1", "tiny", "--layers", "2")
+MAVERICK = ("finetune_llama4-maverick", "tiny", "--synthetic", "--layers", "2")
 BALANCED = "--force-load-balancing"  # the host waits for no number of the device's
 RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bf16": (1, LLAMA),
     "fp8": (1, (*LLAMA, "--dtype", "fp8")),
-    "fp8-current": (1, (*LLAMA, "--dtype", "fp8", "--fp8-recipe", "current")),
+    "fp8-current": (1, (*LLAMA[:2], "--dtype", "fp8", "--fp8-recipe", "current")),
     "recomputed": (1, (*LLAMA, "--recompute", "selective")),
     "lora-packed": (1, ("finetune_llama3", "tiny", "--synthetic")),
     "experts": (1, (*MAVERICK, BALANCED)),
@@ -41,7 +44,7 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "tensor-parallel": (2, (*LLAMA, "--tp", "2", "--checkpoint-interval", "2")),
     "context-parallel": (2, (*LLAMA, "--cp", "2")),
     "pipeline, profiled": (2, (*LLAMA, "--pp", "2", "--profile", "--profiler", "torch")),
-    "expert-parallel-fp8": (2, (*MAVERICK, BALANCED, "--ep", "2", "--dtype", "fp8", "--layers", "2")),
+    "expert-parallel-fp8": (2, (*MAVERICK, BALANCED, "--ep", "2", "--dtype", "fp8")),
 }
 
 # What the others do too: stages of the pipeline hold all of their parameters, as one GPU does, and
@@ -50,19 +53,28 @@ FURTHER = {"bf16", "fp8", "fp8-current", "recomputed", "experts", "experts-fp8",
 FURTHER |= {"context-parallel", "lora-packed"}
 
 
-def run(folder: Path, gpus: int, *arguments: str, steps: int = STEPS) -> Path:
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """What is called like the interpreter, and need not load torch and its compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = ForkServer(Path(folder), *LOADED)
+        yield str(server.python)
+        server.stop()
+
+
+def run(python: str, folder: Path, gpus: int, *arguments: str, steps: int = STEPS) -> Path:
     """The run's folder."""
     environ = os.environ | pretended(gpus, folder / "bin") | {"LLMB_INSTALL": str(folder / "install")}
     words = ("run", *arguments, "--steps", str(steps), "--window", "all", "--json")
-    done = subprocess.run([sys.executable, "-m", "llmb", *words], env=environ, capture_output=True, text=True)
+    done = subprocess.run([python, "-m", "llmb.__main__", *words], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return (folder / "install" / "latest").resolve()
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def run_of(python: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of one of ``RUNS``."""
-    return cache(lambda name: run(tmp_path_factory.mktemp("pretended"), RUNS[name][0], *RUNS[name][1]))
+    return cache(lambda name: run(python, tmp_path_factory.mktemp("pretended"), RUNS[name][0], *RUNS[name][1]))
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
@@ -89,9 +101,11 @@ def test_a_run_goes_through_all_stages(name: str, run_of: Callable[[str], Path])
     assert record["result"]["status"] == "success"
 
 
-def test_a_rank_runs_alone(tmp_path: Path) -> None:
+def test_a_rank_runs_alone(python: str, tmp_path: Path) -> None:
     """Of eight, on one GPU."""
-    folder = run(tmp_path, 1, *LLAMA, "--pretend-scale", "8", "--tp", "2", "--pp", "2", "--rank", "5", "--no-compile")
+    folder = run(
+        python, tmp_path, 1, *LLAMA, "--pretend-scale", "8", "--tp", "2", "--pp", "2", "--rank", "5", "--no-compile"
+    )
     assert [(step["loss"], step["peak_memory_rank"]) for step in steps_of(folder)] == [(None, 5)] * STEPS
     record = json.loads((folder / "run.json").read_text())
     assert [gpu["uuid"] for gpu in record["environment"]["gpus"]] == ["GPU-00000000"]
@@ -100,8 +114,8 @@ def test_a_rank_runs_alone(tmp_path: Path) -> None:
     assert own["compute_time_s"]["count"] == STEPS
 
 
-def test_a_run_resumes_from_a_checkpoint(run_of: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint(python: str, run_of: Callable[[str], Path], tmp_path: Path) -> None:
     """Not compiled, which the others are, and which changes no state."""
     (saved,) = run_of("tensor-parallel").glob(f"checkpoints/step={STEPS}-*")
-    resumed = run(tmp_path, 2, *LLAMA, "--tp", "2", "--no-compile", "--load-checkpoint", str(saved), steps=1)
+    resumed = run(python, tmp_path, 2, *LLAMA, "--tp", "2", "--no-compile", "--load-checkpoint", str(saved), steps=1)
     assert [step["step"] for step in steps_of(resumed)] == [STEPS]

@@ -44,9 +44,9 @@ HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 
 
 class ForkServer:
-    """Ends with the process that made it, and so does all that it forked."""
+    """Ends with the process that made it, and so does all that it forked; ``modules`` are loaded besides ``LOADED``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *modules: str) -> None:
         self.address = address = folder / "server"
         self.python = folder / "python"
         client = f'exec "{sys.executable}" -SI "{STAND_IN}" "{address}" "{sys.executable}" "$@"\n'
@@ -55,7 +55,7 @@ class ForkServer:
         ready, its_ready = socket.socketpair()
         with ready, its_ready:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, address, self.python, str(its_ready.fileno())],
+                [sys.executable, __file__, address, self.python, str(its_ready.fileno()), *modules],
                 env=os.environ | ONE_THREAD,
                 stdin=subprocess.PIPE,
                 pass_fds=[its_ready.fileno()],
@@ -206,8 +206,8 @@ def _receive(connection: socket.socket) -> Program | None:
     return Program(*marshal.loads(said), list(files))
 
 
-def load() -> None:
-    for name in LOADED:
+def load(*modules: str) -> None:
+    for name in (*LOADED, *modules):
         importlib.import_module(name)
 
 
@@ -226,6 +226,7 @@ def become(program: Program, python: str) -> None:
     os.environb.update(program.variables)
     tempfile.tempdir = None
     sys.executable = python
+    sys.orig_argv = [python, *program.arguments]
     unbuffered = "-u" in program.arguments or bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _output(1, at_once=unbuffered)
@@ -266,18 +267,18 @@ def run(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    address, python, ready = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    address, python, ready, *modules = sys.argv[1:]
     sys.path.pop(0)  # what is forked has a folder of its own there
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-    load()
+    load(*modules)
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(128)
-        os.write(ready, b"1")
-        os.close(ready)
+        os.write(int(ready), b"1")
+        os.close(int(ready))
         program = Server(listener, lifeline=0).serve()
         listener.detach()
     become(program, python)
