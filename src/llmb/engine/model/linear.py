@@ -45,10 +45,12 @@ class GradientSum:
     def multiply(self, hidden: Tensor, matrix: Tensor, trained: Tensor, group: Group | None) -> Tensor:
         """``hidden`` times ``matrix``, [..., outputs]; the backward pass adds to ``total``.
 
-        trained: a parameter, because of which autograd computes a backward pass at all. group: whose shards of a
-        sequence are gathered, if any.
+        trained: a parameter, because of which autograd computes a backward pass if ``hidden`` has no gradient. group:
+        whose shards of a sequence are gathered, if any.
         """
-        product: Tensor = apply(_Multiply, hidden, matrix.detach(), trained, self.total, self.is_empty, group)
+        # Elsewhere it is left out: code that torch 2.11 compiles gives a parameter of a DTensor a gradient of zeros.
+        because = None if hidden.requires_grad else trained
+        product: Tensor = apply(_Multiply, hidden, matrix.detach(), because, self.total, self.is_empty, group)
         return product
 
 
@@ -100,7 +102,7 @@ class _Multiply(torch.autograd.Function):
         ctx: _SumContext,
         hidden: Tensor,
         weight: Tensor,
-        trained: Tensor,  # noqa: ARG004
+        trained: Tensor | None,  # noqa: ARG004
         total: Tensor,
         is_empty: Tensor,
         group: Group | None,

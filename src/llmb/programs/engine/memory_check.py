@@ -63,7 +63,7 @@ def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], Non
     for number in ranks:
         say(f"counting rank {number} of {plan.recipe.layout.gpus}")
         found.append(count_rank(AccountJob(plan=counted, rank=number)))
-    # The compilers of torch 2.11 and 2.13 keep 8 GiB more and less of a rank of 405b on 512 GPUs.
+    # What is kept for the backward pass is decided by torch's compiler.
     compiler = f"torch {version('torch')} trains it; another version may keep other tensors"
     assumptions = (*assumptions, compiler)
     return MemoryUse(capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(found))
