@@ -173,10 +173,10 @@ class NcclTrace:
         yield
         self._note("end")
 
-    def _note(self, begins: int | str) -> None:
+    def _note(self, place: int | str) -> None:
         size = self.log.stat().st_size if self.log.exists() else 0
         with self.steps.open("a") as stream:
-            stream.write(f"{begins} {size}\n")
+            stream.write(f"{place} {size}\n")
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> None:

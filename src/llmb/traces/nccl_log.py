@@ -240,7 +240,7 @@ def _chunks(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 def _parts_noted(
     text: bytes, position: int, noted: Sequence[tuple[int, int | None]]
 ) -> Iterator[tuple[bytes, int | None]]:
-    """``text`` split where steps begin, each part with its step; None before the first."""
+    """``text`` split where steps begin and end, each part with its step; None outside of steps."""
     offsets = [offset for offset, _ in noted]
     at = 0
     while at < len(text):
