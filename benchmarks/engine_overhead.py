@@ -39,7 +39,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.stall import Phase
-from llmb.schedulers.local.workers import local_variables
+from llmb.schedulers.local.scheduler import local_variables
 from llmb.site.machine import this_machine
 
 TARGET_PCT = 2.0

@@ -65,8 +65,7 @@ from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.rank_account import OWNERS, CollectiveCount, MemoryUse, RankAccount
 from llmb.runs.record import new_record, queued_record
 from llmb.runs.result import RunEvidence, conclude
-from llmb.runs.step_follower import StepNews
-from llmb.runs.steps import ExpertLoad, Step
+from llmb.runs.steps import ExpertLoad, Step, StepNews
 from llmb.schedulers.lookup import find_scheduler
 from llmb.site.cluster_config import SettingsFile
 from llmb.site.site import Site

@@ -46,8 +46,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.plan import Plan
 from llmb.runs.result import Result
-from llmb.runs.step_follower import StepNews
-from llmb.runs.steps import read_steps
+from llmb.runs.steps import StepNews, read_steps
 from llmb.verdict.records import Condition, Verdict
 from llmb.verdict.tolerance import given_tolerance
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from llmb.analysis.forecast import Expected, compare_with, find_pace, forecast
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 
 
 def news(times: list[float], first: int = 0) -> list[StepNews]:

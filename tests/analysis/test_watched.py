@@ -11,7 +11,7 @@ from quick_order import step
 from llmb.analysis.forecast import Expected
 from llmb.analysis.watched import KEPT_STEPS, Circumstances, Outlook, StepHistory, outlook
 from llmb.analysis.watched_run import Watcher, watch
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 from llmb.verdict.causes_evidence import Work
 
 RUNNING = Circumstances(state="running", last_step=99)

@@ -14,7 +14,7 @@ from llmb.analysis.watched import Circumstances, Outlook, StepHistory, outlook
 from llmb.cli.watch import LineView, frame
 from llmb.report.watch_report import WatchedTitle
 from llmb.runs.plan import Plan
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 
 RUNNING = Circumstances(
     state="running", nodes="node[001-016]", since_start_s=4000, attempt=2, last_step=49, limit_left_s=30.0

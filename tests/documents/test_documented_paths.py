@@ -12,9 +12,8 @@ from llmb.jobs.begin import begin
 from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order
 from llmb.jobspec.spec import write_spec
-from llmb.logs.checkpoint_line import SaveLine, format_save_line
 from llmb.logs.files import find_logs
-from llmb.logs.step_line import format_step_line
+from llmb.logs.step_line import SaveLine, format_save_line, format_step_line
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan

@@ -5,7 +5,7 @@ from checkpoint_lines import find_loads, find_saves
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.logs.checkpoint_line import LoadLine, SaveLine, format_load_line, format_save_line
+from llmb.logs.step_line import LoadLine, SaveLine, format_load_line, format_save_line
 
 PUBLISHED_SAVE = (
     b"[NeMo I 2025-04-11 14:48:45 nemo_logging:393] Global Checkpoint Save : Rank: 0 : Iteration: 50"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.steady_state import FEWEST_STEPS, steady_window
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 
 NORMAL_95 = 1.96
 REPEATED_LOOKS = 1.7

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmb.analysis.forecast import Expected, Forecast, ForecastComparison, Pace, compare_with, find_pace, forecast
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 from llmb.verdict.causes_evidence import Evidence, Work
 from llmb.verdict.causes_measured import FoundCause, slow_rank
 

@@ -28,7 +28,7 @@ from llmb.runs.identity import Value
 from llmb.runs.plan import Plan
 from llmb.runs.published_verdict import figure_of
 from llmb.runs.record import read_record
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 from llmb.verdict.conditions import condition_values
 from llmb.verdict.expectations_file import read_expectations
 from llmb.verdict.tolerance import default_tolerance

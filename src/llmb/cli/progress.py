@@ -24,7 +24,7 @@ from rich.text import Text
 
 from llmb.bench.jobs import BenchProgress
 from llmb.jobs.job import Job
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 from llmb.shown_text import printable, printable_lines
 
 LINE_EVERY_S = 5.0

@@ -40,9 +40,15 @@ from llmb.runs.folder import RunFolder, cannot_write, link_latest
 from llmb.runs.plan import EnginePlan, pretending
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
-from llmb.runs.step_follower import StepNews
-from llmb.schedulers.local.scheduler import INTERRUPTED, JOB_VARIABLE, WORDS
-from llmb.schedulers.local.workers import local_command, local_variables, run_workers
+from llmb.runs.steps import StepNews
+from llmb.schedulers.local.scheduler import (
+    INTERRUPTED,
+    JOB_VARIABLE,
+    WORDS,
+    local_command,
+    local_variables,
+    run_workers,
+)
 from llmb.schedulers.lookup import LOCAL, find_scheduler
 from llmb.site.machine import Machine, check_machine, recipe_for, this_machine
 from llmb.site.site import Site

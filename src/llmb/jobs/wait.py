@@ -32,7 +32,7 @@ from llmb.programs.lookup import find_program
 from llmb.programs.port import NewSteps
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record, write_record
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 from llmb.schedulers.lookup import find_scheduler
 from llmb.trust import check_owner
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line that a run of ``llmb`` logs after each step, in the format of NeMo 2, and the content of any step line."""
+"""Lines that a run of ``llmb`` logs after steps, saves and loads, in NeMo 2's form; the content of any step line."""
 
 import math
 import re
@@ -83,3 +83,40 @@ def find_invalid_line(text: bytes) -> str | None:
     """The reason for which the run that logged ``text`` declared itself invalid, if it did."""
     match = _INVALID.search(text) if text.rfind(_INVALID_HEAD) >= 0 else None  # which is faster
     return match[1].decode("utf-8", "replace").strip() if match else None
+
+
+SAVE_HEAD = b"Global Checkpoint Save :"
+LOAD_HEAD = b"Global Checkpoint Load :"
+
+
+class SaveLine(NamedTuple):
+    """``iteration`` is the number of steps done before the save; ``start_s`` is in seconds since 1970."""
+
+    rank: int
+    iteration: int
+    start_s: float
+    duration_s: float
+
+
+class LoadLine(NamedTuple):
+    """``start_s`` is in seconds since 1970."""
+
+    rank: int
+    start_s: float
+    duration_s: float
+
+
+def format_save_line(line: SaveLine) -> str:
+    """Without line end; times to the millisecond."""
+    return (
+        f"{SAVE_HEAD.decode()} Rank: {line.rank} : Iteration: {line.iteration}"
+        f" : Start time: {line.start_s:.3f}s : Save duration: {line.duration_s:.3f}s"
+    )
+
+
+def format_load_line(line: LoadLine) -> str:
+    """Without line end; times to the millisecond."""
+    return (
+        f"{LOAD_HEAD.decode()} Rank : {line.rank} : Start time : {line.start_s:.3f}s"
+        f" : Time spent in load_checkpoint: {line.duration_s:.3f}s"
+    )

@@ -19,7 +19,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status, figures_of
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 
 NOT_SAMPLED = Missing("only runs of llmb's own engine are sampled")
 LOG_RULES = ("auto", "last", "all")

@@ -16,7 +16,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 from llmb.site.site import Site
 
 

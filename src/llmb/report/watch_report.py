@@ -15,7 +15,7 @@ from llmb.metrics.throughput import Throughput, throughput
 from llmb.report.recipe_report import CONVENTION_NAMES
 from llmb.report.table import Table, duration, interval_of, number, result_table
 from llmb.runs.plan import Plan
-from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import StepNews
 from llmb.shown_text import printable
 
 BAR = 24

@@ -14,7 +14,7 @@ from llmb.programs.engine.worker_variables import SHIPPED
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
-from llmb.schedulers.local.workers import THREADS, local_command, local_variables
+from llmb.schedulers.local.scheduler import THREADS, local_command, local_variables
 from llmb.site.machine import Machine, check_machine, gpu_type_of, recipe_for, this_machine
 
 CATALOGUE = Catalogue()

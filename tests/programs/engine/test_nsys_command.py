@@ -28,7 +28,7 @@ from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profile_report import profile_file, report_profile
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import new_record, queued_record, read_record, write_record
-from llmb.schedulers.local.workers import local_command
+from llmb.schedulers.local.scheduler import local_command
 from llmb.site.machine import Machine
 
 H100 = Machine(gpu_names=("NVIDIA H100 80GB HBM3",) * 8, cores=112)

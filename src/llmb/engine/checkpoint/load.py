@@ -36,7 +36,7 @@ from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.step import FP8
 from llmb.errors import UsageError
-from llmb.logs.checkpoint_line import LoadLine, format_load_line
+from llmb.logs.step_line import LoadLine, format_load_line
 
 MOST_THREADS = 8
 

@@ -33,7 +33,7 @@ from llmb.engine.parallel.gloo import Hosts, ranks_of_node
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
 from llmb.errors import EnvironmentProblem
-from llmb.logs.checkpoint_line import SaveLine, format_save_line
+from llmb.logs.step_line import SaveLine, format_save_line
 from llmb.runs.claim import PROBE, probe_file
 from llmb.runs.disk_space import check_space
 from llmb.runs.folder import RunFolder, write_atomically

@@ -12,9 +12,8 @@ import re
 import sys
 from collections.abc import Iterator
 
-from llmb.logs.checkpoint_line import LOAD_HEAD, SAVE_HEAD
 from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
-from llmb.logs.step_line import StepLine
+from llmb.logs.step_line import LOAD_HEAD, SAVE_HEAD, StepLine
 
 MARK = b"train_step_timing in s="
 STEP = re.compile(

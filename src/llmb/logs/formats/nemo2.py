@@ -11,9 +11,8 @@ import re
 import sys
 from collections.abc import Iterator
 
-from llmb.logs.checkpoint_line import LOAD_HEAD, SAVE_HEAD
 from llmb.logs.formats.format import MAX_LINE_BYTES, Format, rank_before
-from llmb.logs.step_line import STEP_LINE_HEAD, StepLine
+from llmb.logs.step_line import LOAD_HEAD, SAVE_HEAD, STEP_LINE_HEAD, StepLine
 
 MAX_BODY_BYTES = 4000
 STEP_TIME_FIELD = b" train_step_timing in s: "

@@ -32,8 +32,7 @@ from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
-from llmb.runs.step_follower import StepFollower
-from llmb.runs.steps import Step, read_steps
+from llmb.runs.steps import Step, StepFollower, read_steps
 from llmb.site.site import Site
 
 
