@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from llmb.catalogue.records import Dtype, Gpu
 from llmb.errors import UsageError
-from llmb.predict.work import Amounts, Exchange, LayerKind, MeasuredMachine, RankWork
+from llmb.predict.work import Amounts, LayerKind, MeasuredMachine, Messages, RankWork
 from llmb.runs.plan import EnginePlan
 
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
@@ -40,11 +40,11 @@ class Kept:
     pipeline; updates: once a step."""
 
     parts: dict[tuple[object, ...], Amount] = field(default_factory=dict)
-    pipelines: dict[tuple[object, ...], "Pipeline"] = field(default_factory=dict)
+    pipelines: dict[tuple[object, ...], "PipelineTime"] = field(default_factory=dict)
     updates: dict[tuple[object, ...], "Update"] = field(default_factory=dict)
 
 
-class Pipeline(NamedTuple):
+class PipelineTime(NamedTuple):
     """What the slowest rank does of a micro-batch, and what it takes; how long all wait while the pipeline fills."""
 
     slowest: int
@@ -58,7 +58,7 @@ class Update(NamedTuple):
 
     dense: int
     experts: int
-    exchanges: tuple[tuple[Exchange, float], ...]
+    exchanges: tuple[tuple[Messages, float], ...]
 
 
 Rates = Mapping[str, float]
@@ -193,12 +193,12 @@ class _Step:
         split = (layout.pp, layout.vp, layout.layers, layout.first_stage_layers, layout.last_stage_layers)
         return (*self.key, *split, layout.counts_embedding_and_loss, layout.gpus)
 
-    def _kept_pipeline(self) -> Pipeline:
+    def _kept_pipeline(self) -> PipelineTime:
         if self.split not in self.kept.pipelines:
             self.kept.pipelines[self.split] = self._pipeline()
         return self.kept.pipelines[self.split]
 
-    def _pipeline(self) -> Pipeline:
+    def _pipeline(self) -> PipelineTime:
         layout, alike = self.layout, self._ranks()
         seconds = {rank: priced(amount, self.rates) for rank, amount, _ in alike}
         slowest = max(seconds, key=seconds.__getitem__)
@@ -206,7 +206,7 @@ class _Step:
         for _, amount, ranks in alike if layout.pp > 1 else ():
             _add(bubble, amount, (layout.pp - 1) / layout.vp * ranks / layout.pp)
         busy = next(amount for rank, amount, _ in alike if rank == slowest)
-        return Pipeline(slowest, busy, seconds[slowest], bubble)
+        return PipelineTime(slowest, busy, seconds[slowest], bubble)
 
     def _kept_update(self, rank: int) -> Update:
         sharding = self.plan.parallelism.dp_sharding
@@ -269,13 +269,13 @@ class _Step:
     def bytes_per_s(self) -> float:
         return self.gpu.memory_bandwidth_tb_s * 1e12
 
-    def _message(self, message: Exchange) -> Amount:
+    def _message(self, message: Messages) -> Amount:
         if message.beside:
             return {}
         name = {"etp": "ep", "edp": "dp"}.get(message.group, message.group)
         return {name: self.travel(message)}
 
-    def travel(self, message: Exchange) -> float:
+    def travel(self, message: Messages) -> float:
         """Seconds of messages over links at their nominal rates, with the latency of rings."""
         ranks, within = self.groups[message.group]
         if ranks == 1:
@@ -343,7 +343,7 @@ class _Step:
             _add(found, {"dp": travel, "exposed": waited})
         return found
 
-    def _bucket_latency(self, message: Exchange, elements: int) -> float:
+    def _bucket_latency(self, message: Messages, elements: int) -> float:
         """Parameters travel in buckets; the first one's latency is that of the message."""
         ranks, within = self.groups[message.group]
         buckets = max(1.0, elements / max(BUCKET, BUCKET_OF_REPLICA * ranks))

@@ -26,7 +26,7 @@ TrainingPass = Literal["forward", "input_gradient", "weight_gradient"]
 Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp"]
 
 
-class Exchange(NamedTuple):
+class Messages(NamedTuple):
     """Messages of one kind in one group; ``size`` is the whole of one message in bytes, as it is on a rank.
 
     beside: products run meanwhile, and wait for none of it.
@@ -53,7 +53,7 @@ class Amounts:
     moved: float = 0.0
     cast: float = 0.0
     fp8_layers: int = 0
-    messages: tuple[Exchange, ...] = ()
+    messages: tuple[Messages, ...] = ()
 
 
 class ProductShape(NamedTuple):
@@ -71,7 +71,7 @@ class MeasuredMachine:
     """What was measured of a machine by kind, beside rates of all work.
 
     products: how many times longer than by the rate of its precision a product takes, in full tiles and waves. links:
-    bytes per second that collectives reach within an NVLink domain, by the kinds of ``Exchange``.
+    bytes per second that collectives reach within an NVLink domain, by the kinds of ``Messages``.
     """
 
     products: Mapping[ProductShape, float] = field(default_factory=dict)
@@ -228,24 +228,24 @@ class RankWork:
         gathered = 2 * 4 * sizes.hidden * sizes.tokens if self.layout.tp > 1 else 0
         return 4.0 * (inputs + gradients) + gathered
 
-    def _messages(self, kind: LayerKind, *, again: bool) -> Iterator[Exchange]:
+    def _messages(self, kind: LayerKind, *, again: bool) -> Iterator[Messages]:
         sizes, layout = self.sizes, self.layout
         whole = float(BF16 * sizes.hidden * sizes.tokens)
         passes = 2 if again else 1
         if layout.tp > 1 and layout.sequence_parallel:
             pairs = 2 if not kind.experts or self._has_shared else 1
             cast = whole / 2 if kind.fp8 else whole
-            yield Exchange("all_gather", "tp", pairs * passes, cast)
-            yield Exchange("all_gather", "tp", pairs, whole)
-            yield Exchange("reduce_scatter", "tp", pairs * (passes + 1), whole)
+            yield Messages("all_gather", "tp", pairs * passes, cast)
+            yield Messages("all_gather", "tp", pairs, whole)
+            yield Messages("reduce_scatter", "tp", pairs * (passes + 1), whole)
             if self.trained and not again:
-                yield Exchange("all_gather", "tp", pairs, cast, beside=True)
+                yield Messages("all_gather", "tp", pairs, cast, beside=True)
         elif layout.tp > 1:
-            yield Exchange("all_reduce", "tp", 2 * (passes + 1), whole)
+            yield Messages("all_reduce", "tp", 2 * (passes + 1), whole)
         if layout.cp > 1:
             keys = float(2 * BF16 * sizes.key * sizes.tokens * layout.cp)
-            yield Exchange("all_gather", "cp", passes, keys)
-            yield Exchange("reduce_scatter", "cp", 1, keys)
+            yield Messages("all_gather", "cp", passes, keys)
+            yield Messages("reduce_scatter", "cp", 1, keys)
         if kind.experts:
             yield from self._expert_messages(passes)
 
@@ -253,14 +253,14 @@ class RankWork:
     def _has_shared(self) -> bool:
         return self.model.moe is not None and self.model.moe.shared_ffn_hidden_size is not None
 
-    def _expert_messages(self, passes: int) -> Iterator[Exchange]:
+    def _expert_messages(self, passes: int) -> Iterator[Messages]:
         """Tokens travel to experts and back, forward and backward."""
         sizes, layout = self.sizes, self.layout
         rows = BF16 * sizes.hidden * sizes.expert_rows()
         if layout.ep > 1:
-            yield Exchange("all_to_all", "ep", 2 * (passes + 1), rows / layout.etp)
+            yield Messages("all_to_all", "ep", 2 * (passes + 1), rows / layout.etp)
         if layout.etp > 1:
-            yield Exchange("all_to_all", "etp", 2 * (passes + 1), float(rows))
+            yield Messages("all_to_all", "etp", 2 * (passes + 1), float(rows))
 
     def first(self) -> Amounts:
         """The embedding."""
@@ -278,9 +278,9 @@ class RankWork:
             messages=messages,
         )
 
-    def _end_messages(self) -> tuple[Exchange, ...]:
+    def _end_messages(self) -> tuple[Messages, ...]:
         whole = float(BF16 * self.sizes.hidden * self.sizes.tokens)
-        return Exchange("all_gather", "tp", 1, whole), Exchange("reduce_scatter", "tp", 1, whole)
+        return Messages("all_gather", "tp", 1, whole), Messages("reduce_scatter", "tp", 1, whole)
 
     def head_weight_gradient(self) -> float:
         """FLOPs of a micro-batch that may wait for the end of the pipeline's last stage."""
@@ -290,9 +290,9 @@ class RankWork:
     def _of_head(self) -> tuple[float, ...]:
         return self._passes(head_product(self.model, self.layout), "bf16")
 
-    def between_stages(self) -> Exchange:
+    def between_stages(self) -> Messages:
         """Forward and backward messages of a micro-batch at the ends of each of a rank's stages."""
-        return Exchange("send", "pp", 2 * self.layout.vp, float(BF16 * self.sizes.hidden * self.sizes.shard))
+        return Messages("send", "pp", 2 * self.layout.vp, float(BF16 * self.sizes.hidden * self.sizes.shard))
 
     def parameters(self, rank: int) -> tuple[int, int]:
         """Elements that a rank of the pipeline trains: dense, and of routed experts."""
@@ -307,7 +307,7 @@ class RankWork:
             dense += count * (sizes.matrices(layer) + sizes.others(layer))
         return dense, sum(count for kind, count in kinds if kind.experts) * sizes.expert_matrices()
 
-    def of_step(self, parameters: tuple[int, int]) -> Iterator[Exchange]:
+    def of_step(self, parameters: tuple[int, int]) -> Iterator[Messages]:
         """Gradients and parameters of a rank, once a step; with ZeRO-3 parameters once a micro-batch."""
         layout, sharding = self.layout, self.plan.parallelism.dp_sharding
         exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
@@ -317,7 +317,7 @@ class RankWork:
                 continue
             gradients = float((FP32 if exact else BF16) * elements)
             if sharding == "none":
-                yield Exchange("all_reduce", group, 1, gradients)
+                yield Messages("all_reduce", group, 1, gradients)
                 continue
-            yield Exchange("reduce_scatter", group, 1, gradients)
-            yield Exchange("all_gather", group, layout.ga if sharding == "full" else 1, float(BF16 * elements))
+            yield Messages("reduce_scatter", group, 1, gradients)
+            yield Messages("all_gather", group, layout.ga if sharding == "full" else 1, float(BF16 * elements))
