@@ -4,10 +4,15 @@
 from pathlib import Path
 
 from llmb.analysis.parsed_run import ParsedRun, anomalies_of, log_identity
-from llmb.logs.files import ParsedFile
+from llmb.logs.files import ParsedFile, parse_file
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import short_id
 from llmb.runs.record_file import BrokenRecord
+
+
+def parsed_run(path: Path, rule: str) -> ParsedRun:
+    """The run that a file is the log of, by the steps of the window ``rule``."""
+    return known_run(parse_file(path, rule))
 
 
 def known_run(file: ParsedFile) -> ParsedRun:

@@ -12,14 +12,14 @@ import typer
 from typer.core import TyperCommand
 
 from llmb.analysis.copies import with_copies
-from llmb.analysis.known_run import known_run
+from llmb.analysis.known_run import known_run, parsed_run
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.logs.configuration import document_of_log
-from llmb.logs.files import FoundFiles, find_all_logs, find_logs, parse_file
-from llmb.logs.parallel_reader import read_in_parallel, unchanged
+from llmb.logs.files import FoundFiles, find_all_logs, find_logs
+from llmb.logs.parallel_reader import read_in_parallel
 from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
@@ -83,7 +83,7 @@ def _print_as_reference(
         raise UsageError(f"directory '{folder}' not found", do="give the folder that holds logs, or call it beside it")
     found = _regular(find_logs(folder))
     window = window or _documented_window(found.logs)
-    read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), unchanged, workers)
+    read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), workers)
     samples = list(_with_progress(read, len(found.logs), found.total_bytes))
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_text(FORMATS[form](report))
@@ -204,7 +204,7 @@ def parse(
 
 def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> list[ParsedRun]:
     found = find_all_logs(roots)
-    read = read_in_parallel(found, partial(parse_file, rule=rule), known_run, workers)
+    read = read_in_parallel(found, partial(parsed_run, rule=rule), workers)
     runs = with_copies([*map(known_run, found.refused), *_with_progress(read, len(found.logs), found.total_bytes)])
     for copied in dict.fromkeys(run.copy_of for run in runs if run.copy_of):
         say(copied)
