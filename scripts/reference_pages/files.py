@@ -25,6 +25,7 @@ from llmb.resources.records import HostUse, NodeOtherWork, OtherWork, ResourceUs
 from llmb.resources.sample import HostSample, Sample, SamplerStart
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
+from llmb.runs.network_faults import NetworkUse
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_times import MOST_VALUES, RankTimes
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
@@ -32,6 +33,7 @@ from llmb.runs.steps import Step
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings
 from llmb.site.cluster_config import InstallSettings
+from llmb.traces.nccl_network import NodesNetwork
 from reference_pages.json_samples import json_documents, sample_line, sample_plan, sample_recipe
 from reference_pages.json_types import Schema, types_text
 from reference_pages.markdown import page, table, type_text
@@ -57,6 +59,7 @@ FILES = (
     "torch_profile",
     "nsys_profile",
     "nccl_trace",
+    "nccl_network",
     "breakdown",
     "resources",
 )
@@ -105,6 +108,7 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {nsys_profile:<24} or reports of Nsight Systems, one a rank
   {breakdown:<24} where the time of one profiled step went
   {nccl_trace:<24} with --nccl-trace: NCCL's log, one a rank, and where in it steps begin
+  {nccl_network:<24} of a run on several nodes over NCCL: what NCCL said of the network to a rank of each
   {resources:<24} samples of GPUs, CPU and memory, `<node>.jsonl` for each node
 ```
 
@@ -248,6 +252,8 @@ def resources(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         "## Other work", "`other_work` of a result:", typed_table(annotations(OtherWork), meanings["other_work"])
     )
     yield page("`other_work.nodes[]`:", typed_table(annotations(NodeOtherWork), meanings["node_other_work"]))
+    yield page("## Network", "`network` of a result:", typed_table(annotations(NetworkUse), meanings["network"]))
+    yield page("`network.nodes[]`:", typed_table(annotations(NodesNetwork), meanings["nodes_network"]))
 
 
 def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from llmb.prepare.hub import AccessState
 from llmb.prepare.hub_access import NeededRepository, TokenSource
 from llmb.reference_suite.launch_scripts import FileState
 from llmb.runs.choices import Recompute
+from llmb.runs.network_faults import NetworkUse
 from llmb.runs.parallelism import DpSharding
 from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result
@@ -189,6 +190,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "results[].layout_source": Literal["record", "log", "recipe"] | None,
         "results[].format": str | None,
         "results[].anomalies": Anomalies | None,
+        "results[].network": NetworkUse | None,
         "groups": tuple[ParsedGroup, ...] | None,
         "scaling": tuple[ParsedScaling, ...] | None,
         "results[].node_names": tuple[str, ...],

@@ -8,7 +8,8 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.engine.profile import NcclTrace, ask_for_nccl_log
+from llmb.engine.nccl_request import ask_for_nccl_log
+from llmb.engine.profile import NcclTrace
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run folders of runs that never were: on any GPU, with any step times. For what reads runs that ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fake_steps import steps_of
@@ -77,14 +78,26 @@ def times_around(mean_s: float, spread_s: float = 0.02, steps: int = 50) -> list
 
 
 def write_run(
-    root: Path, record: RunRecord, step_times_s: Sequence[float], *, exit_code: int = 0, cancelled: bool = False
+    root: Path,
+    record: RunRecord,
+    step_times_s: Sequence[float],
+    *,
+    exit_code: int = 0,
+    cancelled: bool = False,
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
-    """The folder of a run that ended, with these steps, below ``root``; its name does not tell one from another."""
+    """The folder of a run that ended, with these steps, below ``root``; its name does not tell one from another.
+
+    ``files`` are others in it, by their paths.
+    """
     number = len(list(root.glob("run_*"))) if root.is_dir() else 0
     folder = RunFolder(root / f"run_{1795298745 + number}" / "run")
     folder.path.mkdir(parents=True)
     folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps_of(step_times_s, record.plan)))
     folder.log.write_text("")
+    for name, text in files.items():
+        (folder.path / name).parent.mkdir(exist_ok=True)
+        (folder.path / name).write_text(text)
     began = record.model_copy(
         update={"run_id": new_run_id(), "started_at": (START + timedelta(seconds=number)).isoformat()}
     )

@@ -9,6 +9,7 @@ from llmb.catalogue.records import Window
 from llmb.metrics.statistics import describe
 from llmb.verdict.judgement import Measured, judge_against_figure
 from llmb.verdict.records import Condition, Reference, Verdict
+from llmb.verdict.sentence import headline
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 FIGURE = Reference(kind="published", step_time_s=10.0, source="a document line 54")
@@ -105,3 +106,25 @@ def test_defaults_of_the_tolerance_say_where_they_come_from() -> None:
     assert "95 %" in published.source
     assert default_tolerance("baseline", same_nodes=True).pct < default_tolerance("baseline").pct
     assert default_tolerance("expectation").source
+
+
+FAULT = "NCCL used TCP sockets on node1"
+
+
+def test_a_fault_of_the_network_makes_a_verdict_soft_and_comes_first() -> None:
+    times, other = describe(around(12.0)), "other processes used 3.1 of 8 cores"
+    measured = Measured(step_time_s=times, network_fault=FAULT, disturbed=other)
+    found = judge_against_figure(measured, EXPECTED, (), TOLERANCE)
+    assert (found.verdict, found.soft) == ("regressed", True)
+    assert [condition.key for condition in found.conditions] == ["network_fault", "other_work"]
+    assert found.sentence.startswith(f"{FAULT}; 20.0 % slower than expected")
+    assert headline(found).startswith(f"REGRESSED: {FAULT}; ")
+
+
+def test_a_fault_of_the_network_is_also_in_sentences_without_a_decision() -> None:
+    wide = Measured(step_time_s=describe([9.0, 12.0, 10.0, 11.0]), network_fault=FAULT)
+    undecided = judge_against_figure(wide, EXPECTED, (), TOLERANCE)
+    assert undecided.sentence.startswith(f"inconclusive: {FAULT}; ")
+    other = Condition(key="hardware.device", own="a", reference="b", effect="prevents")
+    prevented = judge_against_figure(wide, EXPECTED, (other,), TOLERANCE)
+    assert prevented.sentence.startswith(f"not comparable with the expected figure: {FAULT}; GPU variant differs (")

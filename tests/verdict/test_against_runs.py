@@ -95,3 +95,15 @@ def test_another_recipe_is_not_comparable_and_another_driver_is_noted() -> None:
     (condition,) = drivers.conditions
     assert (condition.own, condition.reference, condition.effect) == ("1, 2", "1", "noted")
     assert drivers.verdict == "regressed"
+
+
+def test_a_fault_of_the_network_of_either_side_comes_first() -> None:
+    slow = [replace(one, network_fault="NCCL used TCP sockets") for one in group(12.0)]
+    own = judged(slow, group(10.0))
+    assert own.soft
+    assert own.sentence.startswith("NCCL used TCP sockets; 20.0 % slower than the baseline")
+    theirs = judged(group(10.0), slow)
+    assert theirs.sentence.startswith("the baseline: NCCL used TCP sockets; 16.7 % faster than the baseline")
+    assert judged(slow, slow).soft
+    other = judged(group(10.0, fabric="TCP sockets"), group(10.0, fabric="InfiniBand"))
+    assert "network between nodes differs" in other.sentence

@@ -72,6 +72,14 @@ def test_other_work_is_named_first_whatever_the_rest_costs() -> None:
     assert names(explained(quiet)) == []
 
 
+def test_the_network_is_named_before_other_work() -> None:
+    both = replace(evidence(data_wait_s=0.4), network_fault="NCCL used TCP sockets", disturbing=("another run",))
+    assert names(explained(both)) == ["network", "other_work", "data_bound"]
+    slower = reference(Differing("fabric", "TCP sockets", "InfiniBand"))
+    first = explained(evidence(), slower).causes[0]
+    assert (first.name, first.share_s) == ("network", pytest.approx(0.5))
+
+
 SLOW_RANK = {"layer_s_max": 0.02, "slowest_layer_rank": 2}
 
 

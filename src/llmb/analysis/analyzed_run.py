@@ -51,6 +51,8 @@ class AnalyzedRun:
     nodes: tuple[str, ...] = ()
     disturbing: tuple[str, ...] | None = None
     """Other work on its nodes; None if that was not looked for."""
+    network_fault: str | None = None
+    """What is wrong with the network that it used; None for nothing that is known."""
     recipe: Recipe | None = None
     record: RunRecord | None = None
     source: str | None = None
@@ -153,6 +155,7 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
         step_time_s=describe(times) if times else kept,
         nodes=record.environment.nodes if record.environment else (),
         disturbing=result.other_work.disturbing if result.other_work else None,
+        network_fault=result.network_fault(run.id),
         recipe=record.plan.recipe,
         record=record,
         source=record.run_id,

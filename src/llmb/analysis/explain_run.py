@@ -22,7 +22,7 @@ from llmb.verdict.causes import Explanation, explain_evidence
 from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work
 from llmb.verdict.records import Verdict
 
-CONDITIONS = ("software.", "hardware.", "variables.", "nodes", "release")
+CONDITIONS = ("software.", "hardware.", "variables.", "nodes", "node_count", "fabric", "release")
 """What of a run's conditions may change the time of a step; keys that begin with these."""
 US = 1_000_000
 
@@ -58,6 +58,7 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
         return Evidence(step_time_s=step_time_s, step_times_s=run.step_times_s, disturbing=run.disturbing)
     inside = [step for step in steps if _is_in(run.window, step) and not step.profiled]
     environment = run.record.environment
+    network = run.record.result.network if run.record.result else None
     return Evidence(
         step_time_s=step_time_s,
         step_times_s=run.step_times_s,
@@ -67,6 +68,7 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
         node_of=node_of_ranks(environment) if environment else {},
         throttled=_throttled(environment, run.record.result) if environment else None,
         disturbing=run.disturbing,
+        network_fault="; ".join(network.faults) or None if network else None,
         trained_s=sum(step.step_time_s + (step.pause_s or 0.0) for step in steps) or None,
     )
 

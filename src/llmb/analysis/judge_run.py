@@ -36,7 +36,7 @@ from llmb.runs.published_verdict import (
     verdict_of_recipe,
 )
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
-from llmb.verdict.conditions import condition_values, find_conditions, title_of
+from llmb.verdict.conditions import condition_values, find_conditions, title_of, together
 from llmb.verdict.expectations_file import Expectations, read_expectations
 from llmb.verdict.judgement import Measured, judge_against_figure, judge_against_runs, without_reference
 from llmb.verdict.records import Reference, Verdict
@@ -336,8 +336,12 @@ def _accepted_repeats(title: str, repeats: Sequence[AnalyzedRun], tolerance: Tol
 
 
 def _together(repeats: Sequence[AnalyzedRun]) -> Measured:
-    disturbed = dict.fromkeys(run.disturbed for run in repeats if run.disturbed)
-    return replace(measured_run(repeats[-1]), step_time_s=times_of(repeats), disturbed=" | ".join(disturbed) or None)
+    return replace(
+        measured_run(repeats[-1]),
+        step_time_s=times_of(repeats),
+        disturbed=together(run.disturbed for run in repeats),
+        network_fault=together(run.network_fault for run in repeats),
+    )
 
 
 def measured_run(run: AnalyzedRun) -> Measured:
@@ -351,6 +355,7 @@ def measured_run(run: AnalyzedRun) -> Measured:
         conditions=conditions,
         nodes=run.nodes,
         disturbed=run.disturbed,
+        network_fault=run.network_fault,
     )
 
 

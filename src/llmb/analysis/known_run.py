@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+from llmb.analysis.logged_network import logged_network
 from llmb.analysis.parsed_run import ParsedRun, anomalies_of, log_identity
 from llmb.logs.files import ParsedFile, parse_file
 from llmb.runs.folder import RunFolder
@@ -37,6 +38,7 @@ def known_run(file: ParsedFile) -> ParsedRun:
         figures="rounded" if file.outcome.step_time_s else None,
         time_s=_written_s(file.path),
         anomalies=anomalies_of(file.outcome),
+        network=logged_network(path) if file.outcome.steps else None,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
+from llmb.analysis.logged_network import logged_network
 from llmb.analysis.parsed_run import log_identity
 from llmb.errors import UsageError
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs, parse_file
@@ -44,11 +45,12 @@ def _is_run(file: ParsedFile) -> bool:
 
 
 def _analyzed_log(file: ParsedFile) -> AnalyzedRun:
-    outcome = file.outcome
+    outcome, network = file.outcome, logged_network(file.path)
     return AnalyzedRun(
         id=short_id(str(file.path.absolute())),
         path=file.path,
         identity=log_identity(file),
+        conditions={"fabric": network.fabric} if network else {},
         started_s=file.path.stat().st_mtime,
         status=outcome.status,
         reason=None if outcome.status == "success" else outcome.reason,

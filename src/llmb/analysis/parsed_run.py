@@ -17,6 +17,7 @@ from llmb.runs.identity import RunIdentity, Value
 if TYPE_CHECKING:  # where records are known, what reads logs is not needed
     from llmb.logs.files import ParsedFile
     from llmb.logs.outcome import LogOutcome
+    from llmb.traces.nccl_network import Network
 
 LOGGED = "logged"
 """The convention of a FLOP rate that the log prints: whatever its framework counts."""
@@ -59,6 +60,8 @@ class ParsedRun:
     """That of the record."""
     content: str | None = None
     """Digest of a run with a record: equal for copies that were not changed."""
+    network: "Network | None" = None
+    """None if neither a record nor the log tells."""
     copy_of: str | None = None
     """Why the run does not count: another file has it, too."""
 

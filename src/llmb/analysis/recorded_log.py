@@ -49,6 +49,7 @@ def recorded_run(file: ParsedFile, folder: RunFolder) -> ParsedRun:
         folder=folder.path,
         anomalies=anomalies_of(outcome),
         run_id=record.run_id,
+        network=(record.result and record.result.network) or None,
         content=digest_of(outcome.digest, [(step.step, step.step_time_s) for step in steps]),
         mfu_pct=figures.get("mfu_pct", {}),
         tokens_per_s_per_gpu=figures.get("tokens_per_s_per_gpu"),

@@ -14,7 +14,8 @@ from llmb.report.output import print_output
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.traces.files import find_traces, read_traces
-from llmb.traces.nccl_log import EXPECTED, find_nccl_files, read_nccl_logs
+from llmb.traces.nccl_log import EXPECTED, find_nccl_files, read_lines, read_nccl_logs
+from llmb.traces.nccl_network import read_network
 from llmb.traces.nccl_summary import Codes, summarize_nccl
 from llmb.traces.nccl_tests import read_test_tables
 from llmb.traces.summary import summarize
@@ -58,13 +59,14 @@ def trace(
 
 @app.command()
 def nccl(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs, or folders of runs with --nccl-trace.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs, or folders of runs.")],
     json: Json = False,
 ) -> None:
-    """Collectives in NCCL's logs, and bandwidths from the tables of nccl-tests.
+    """The network and the collectives in NCCL's logs, and bandwidths from the tables of nccl-tests.
 
-    Logs of NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL are read together, as those of one run. The result lists
-    collectives with number of ranks, size and count, and the bytes of each step if steps are known. Tables of
+    Logs of NCCL_DEBUG=INFO are read together, as those of one run. With NCCL_DEBUG_SUBSYS=INIT,NET they tell which
+    network NCCL used, with COLL the collectives with number of ranks, size and count, and the bytes of each step if
+    steps are known. Runs on several nodes have the former in their folder. Tables of
     nccl-tests are recognized by their column headers; those of the same test in several files are compared.
 
     Examples:
@@ -82,14 +84,14 @@ def nccl(
         for path in files
         for table in read_test_tables(path, source=path.name if names[path.name] == 1 else str(path))
     ]
-    log = read_nccl_logs(files)
-    if not log.calls and not tests:
+    log, network = read_nccl_logs(files), read_network(text for path in files for text in read_lines(path))
+    if not log.calls and not tests and network is None:
         named = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         raise UsageError(
             "no output of NCCL found",
             where=named,
             choices=EXPECTED,
-            do="set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL, or use 'llmb run --nccl-trace'",
+            do="set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,COLL, or use 'llmb run --nccl-trace'",
         )
     summary = summarize_nccl(log, Codes()) if log.calls else None
-    print_output(nccl_document(summary, tests) if json else nccl_tables(summary, tests))
+    print_output(nccl_document(summary, tests, network) if json else nccl_tables(summary, tests, network))

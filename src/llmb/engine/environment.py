@@ -13,7 +13,8 @@ import torch.distributed as dist
 from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.store import STORE
-from llmb.runs.environment import Environment, GpuState
+from llmb.engine.rdma_ports import active_ports
+from llmb.runs.environment import Environment, GpuState, RdmaPort
 from llmb.runs.gpu_states import QUERIES, NodeGpus, command, of_run, parse_states
 from llmb.runs.host import host_name
 from llmb.secrets import without_secrets
@@ -50,6 +51,7 @@ def describe_environment(ranks: Ranks) -> Environment:
         cpu=cpu_name(),
         cpu_governor=_governor(),
         gpus=seen.gpus or None,
+        rdma_ports=_ports_of_run(ranks) if on_gpu else None,
     )
 
 
@@ -86,6 +88,12 @@ def _gpus_of_run(ranks: Ranks) -> NodeGpus:
     gpus = [gpu for node, _ in described for gpu in node.gpus]
     drivers = (node.driver for node, _ in described)
     return NodeGpus(next(filter(None, drivers), None), of_run(gpus, [uuid for _, uuid in described]))
+
+
+def _ports_of_run(ranks: Ranks) -> tuple[RdmaPort, ...]:
+    """Described by the first rank of each node. A collective."""
+    own = active_ports(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else ()
+    return tuple(port for ports in of_every_rank(own, ranks) for port in ports)
 
 
 def _uuid(device: torch.device) -> str | None:

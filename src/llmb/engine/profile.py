@@ -3,7 +3,6 @@
 
 import errno
 import gzip
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -177,17 +176,3 @@ class NcclTrace:
         size = self.log.stat().st_size if self.log.exists() else 0
         with self.steps.open("a") as stream:
             stream.write(f"{place} {size}\n")
-
-
-def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> None:
-    """Makes NCCL, which reads its variables when it is first used, log all collectives and communicators of this rank.
-
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
-    """
-    if not plan.nccl_trace:
-        return
-    log = nccl_log(folder, int(os.environ["RANK"]))
-    log.parent.mkdir(exist_ok=True)
-    os.environ["NCCL_DEBUG"] = "INFO"
-    os.environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,COLL")
-    os.environ["NCCL_DEBUG_FILE"] = str(log).replace("%", "%%")

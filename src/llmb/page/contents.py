@@ -19,6 +19,7 @@ from llmb.page.history import history_figure
 from llmb.page.overview import differences_figure, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
+from llmb.report.network_report import network_table
 from llmb.report.plan_report import plan_title
 from llmb.report.run_report import run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, table_of
@@ -198,6 +199,8 @@ def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
     yield _values_table("Conditions: may differ between runs", run.conditions)
     if run.record is not None:
         yield _record_table(run.record)
+        if run.record.result and (network := run.record.result.network):
+            yield network_table(network)
 
 
 def _values_table(title: str, values: Mapping[str, Value]) -> Table:

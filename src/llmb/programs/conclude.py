@@ -9,6 +9,7 @@ from llmb.programs.port import End
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import read_environment
 from llmb.runs.folder import RunFolder
+from llmb.runs.network import report_network
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import keep_breakdown
 from llmb.runs.published_verdict import with_verdict
@@ -32,7 +33,8 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     done = after is not None and program.progress(folder, record.plan).done
     if done and end.cause:
         end = End(0)
-    result = with_verdict(program.result(folder, known, End(0) if done else end), known)
+    found = program.result(folder, known, End(0) if done else end)
+    result = with_verdict(found.model_copy(update={"network": report_network(folder, known)}), known)
     if after and result.status == "success":
         result = result.model_copy(update={"note": f"{after}, after its last step"})
     if end.cancelled and result.status == "failed":

@@ -192,6 +192,7 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         "tokens_per_s_per_gpu": run.tokens_per_s_per_gpu,
         "days_per_1t_tokens": run.days_per_1t_tokens,
         "origin": run.origin and run.origin.document(),
+        "network": run.network and {"faults": [], **run.network.model_dump(mode="json")},
         "loss": losses if any(value is not None for value in losses.values()) else None,
     }
 

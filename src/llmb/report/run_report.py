@@ -10,6 +10,7 @@ from llmb.catalogue.records import Convention
 from llmb.metrics.statistics import Spread, Statistics, spread_of
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
+from llmb.report.network_report import network_text
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.sparkline import window_sparkline
@@ -62,12 +63,8 @@ def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
     )
     table.columns[1].wrap = False
     expected = next(iter(plan.recipe.expectations), None)
-    if result.measurement_reason:
-        table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
-    if result.note:
-        table.add_row("note", "", "", result.note)
-    if result.other_work and result.other_work.disturbing:
-        table.add_row("OTHER WORK", "", "", "; ".join(result.other_work.disturbing))
+    for name, text in _warnings(result):
+        table.add_row(name, "", "", text)
     table.add_row("weights", "", "", plan.origin.weights.text)
     table.add_row("data", "", "", plan.origin.data.text)
     for name, text in _content_rows(plan, result):
@@ -91,6 +88,20 @@ def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
     _add_checkpoint(table, result)
     _add_profile(table, result)
     return table if expected else table.without(table.columns[2:3])
+
+
+def _warnings(result: Result) -> Iterator[tuple[str, str]]:
+    """What nobody should read the figures without, and the network."""
+    if result.measurement_reason:
+        yield "NOT A MEASUREMENT", result.measurement_reason
+    if result.note:
+        yield "note", result.note
+    for fault in result.network.faults if result.network else ():
+        yield "NETWORK", fault
+    if result.other_work and result.other_work.disturbing:
+        yield "OTHER WORK", "; ".join(result.other_work.disturbing)
+    if result.network:
+        yield "network", network_text(result.network)
 
 
 def _content_rows(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:

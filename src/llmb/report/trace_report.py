@@ -7,9 +7,11 @@ from functools import partial
 from html import escape
 from typing import Any
 
+from llmb.report.network_report import network_table
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, whole
 from llmb.shown_text import printable
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
+from llmb.traces.nccl_network import Network
 from llmb.traces.nccl_summary import Collective, NcclSummary, StepTraffic
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
 from llmb.traces.summary import RankTrace, TraceSummary, shares
@@ -22,12 +24,22 @@ Key = tuple[int, str, str | None]
 """What lines of several files are matched by: size, datatype and reduction."""
 
 
-def nccl_document(summary: NcclSummary | None, tests: Sequence[TestTable]) -> dict[str, Any]:
-    """The JSON document; ``log`` is null if no line is NCCL's."""
-    return {"log": summary and asdict(summary), "tests": [asdict(table) for table in tests]}
+def nccl_document(
+    summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
+) -> dict[str, Any]:
+    """The JSON document; ``log`` is null without calls, ``network`` if no line tells of one."""
+    return {
+        "network": network and network.model_dump(mode="json"),
+        "log": summary and asdict(summary),
+        "tests": [asdict(table) for table in tests],
+    }
 
 
-def nccl_tables(summary: NcclSummary | None, tests: Sequence[TestTable]) -> Iterator[Table]:
+def nccl_tables(
+    summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
+) -> Iterator[Table]:
+    if network:
+        yield network_table(network)
     if summary:
         yield _nccl_collectives_table(summary)
         if summary.steps:

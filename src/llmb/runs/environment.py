@@ -34,6 +34,19 @@ class GpuState(Record):
     """Microseconds for which a reason lowered its clocks, by reason, since the driver was loaded."""
 
 
+class RdmaPort(Record):
+    """An active port of a network card with RDMA, as the kernel of its node describes it."""
+
+    node: str
+    device: str
+    port: int
+    driver: str | None
+    """Such as ``mlx5_core`` or ``efa``."""
+    link_layer: str | None
+    """``InfiniBand``, ``Ethernet`` for RoCE, or what else the kernel says."""
+    gbit_s: float | None
+
+
 class Environment(Record):
     """Versions, devices, nodes and the settings that affect speed; ``cuda`` and ``nccl`` are None on a CPU."""
 
@@ -70,6 +83,8 @@ class Environment(Record):
     """All that the run uses, before its first step; None without GPUs, or without nvidia-smi."""
     gpus_at_end: tuple[GpuState, ...] | None = None
     """State of the GPUs right after the last step; None also for a run that did not end by itself."""
+    rdma_ports: tuple[RdmaPort, ...] | None = None
+    """Active ports of all nodes; empty if no process sees one; None without GPUs."""
 
 
 def read_environment(path: Path) -> Environment | None:

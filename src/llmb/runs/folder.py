@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
+from llmb.traces.folders import NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 from llmb.trust import check_owner
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class RunFolder:
     """Reports of Nsight Systems, one a rank."""
     nccl_trace = Inside(NCCL_FOLDER)
     """NCCL's own logs, one a process."""
+    nccl_network = Inside(NETWORK_FOLDER)
+    """What NCCL said of the network, one file a node; of the engine on several nodes."""
     breakdown = Inside("breakdown.json")
     """Where the time of a profiled step went."""
     resources = Inside("resources")

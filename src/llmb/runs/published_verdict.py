@@ -32,6 +32,7 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
         step_time_s=result.step_time_s or None,
         flaw=result.flaw,
         disturbed="; ".join(result.other_work.disturbing) or None if result.other_work else None,
+        network_fault=result.network_fault(record.id),
     )
     return result.model_copy(update={"verdict": published_verdict(record, measured, result.window)})
 

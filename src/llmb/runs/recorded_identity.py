@@ -78,11 +78,14 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
     """What may differ between repeats, under dotted keys; None is unknown. A list becomes text."""
     plan, environment = record.plan, record.environment
     nodes = environment.nodes if environment else ()
+    network = record.result.network if record.result else None
     return flat(
         {
             "software": _software(record),
             "hardware": _hardware(environment),
             "nodes": nodes or (record.job.nodes if record.job else None),
+            "node_count": len(nodes) or None,
+            "fabric": network.fabric if network else None,
             "variables": speed_variables(environment.variables if environment else {}),
             "attention_backend": environment.attention.backend if environment and environment.attention else None,
             "steps": plan.steps,

@@ -23,6 +23,7 @@ from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.failure import first_failure
+from llmb.runs.network_faults import NetworkUse
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.steps import Counters, Step, count_steps
@@ -140,12 +141,20 @@ class Result(ReasonedRecord):
     """Around the window; its ``disturbing`` makes a verdict soft."""
     pretended: PretendedRank | None = None
     """None for a run of all ranks."""
+    network: NetworkUse | Missing = Missing("it was not recorded")
+    """Between nodes; its ``faults`` make a verdict soft."""
 
     @property
     def flaw(self) -> str | None:
         """Why the run measures nothing; None if it is a measurement."""
         times = self.step_time_s
         return self.reason or (times.reason if isinstance(times, Missing) else self.measurement_reason)
+
+    def network_fault(self, run_id: str) -> str | None:
+        """What is wrong with the network, as one text, with the command that tells more of the run ``run_id``."""
+        if not self.network or not self.network.faults:
+            return None
+        return f"{'; '.join(self.network.faults)} ('llmb judge {run_id} --explain' tells more)"
 
     @property
     def verdict_name(self) -> VerdictName | None:

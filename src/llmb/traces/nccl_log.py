@@ -13,22 +13,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from llmb.errors import UsageError
 from llmb.input_files import list_folder, open_file, read_text_file
 from llmb.logs.step_line import STEP_LINE_HEAD
-from llmb.traces.folders import NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END
+from llmb.traces.folders import NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END, NETWORK_FOLDER
 from llmb.traces.nccl_communicators import BARE_WRITER, WRITER, Communicators, Handle, process_of, split_at_events
 
 EXPECTED = (
     "lines 'NCCL INFO AllReduce: opCount ...'",
+    "lines 'NCCL INFO Using network ...'",
     "tables of nccl-tests, '# size count type redop root time algbw busbw #wrong'",
 )
 
 
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
-    """The given files and, for a folder, the logs that runs with ``--nccl-trace`` wrote in it or below it.
+    """The given files and, for a folder, what runs wrote in it or below it.
+
+    These are the logs of ``--nccl-trace``, and if there are none, what NCCL said of the network.
 
     Raises UsageError if a folder has none.
     """
@@ -39,12 +42,19 @@ def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    homes = [folder] if folder.name == NCCL_FOLDER else sorted(folder.rglob(NCCL_FOLDER))
-    logs = [path for home in homes if home.is_dir() for path in list_folder(home) if path.name.endswith(NCCL_LOG_END)]
+    logs = _logs_below(folder, NCCL_FOLDER) or _logs_below(folder, NETWORK_FOLDER)
     if not logs:
-        advice = f"give a log file, or the folder of a run with --nccl-trace ({NCCL_FOLDER}/*{NCCL_LOG_END})"
+        advice = (
+            f"give a log file, or the folder of a run with --nccl-trace ({NCCL_FOLDER}/*{NCCL_LOG_END}) or on several "
+            f"nodes ({NETWORK_FOLDER}/*{NCCL_LOG_END})"
+        )
         raise UsageError("no NCCL log in this folder", where=str(folder), choices=EXPECTED, do=advice)
     return sorted(logs, key=lambda path: (len(path.name), path.name))
+
+
+def _logs_below(folder: Path, name: str) -> list[Path]:
+    homes = [folder] if folder.name == name else sorted(folder.rglob(name))
+    return [path for home in homes if home.is_dir() for path in list_folder(home) if path.name.endswith(NCCL_LOG_END)]
 
 
 CHUNK_BYTES = 1 << 22
@@ -151,6 +161,15 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
     return log
 
 
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Whole lines, many at once. Raises UsageError if the file cannot be read."""
+    with open_file(path) as stream:
+        try:
+            yield from (text for _, text in whole_lines(stream))
+        except OSError as error:
+            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
     """Offsets in the log, as noted by ``llmb run --nccl-trace``: where steps begin and, with None, where they end."""
     notes = path.with_suffix(NCCL_STEPS_END)
@@ -170,6 +189,12 @@ def _calls(text: bytes) -> list[tuple[bytes, ...]]:
     return bare if len(bare) == text.count(_COUNTED) else _CALL.findall(text)
 
 
+class Readable(Protocol):
+    """What text is read from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 class _TooMany(Exception):
     """There are more handles than memory is meant for."""
 
@@ -187,7 +212,7 @@ class _Reader:
         """The calls of the step that is read."""
 
     def read(self, stream: BinaryIO, noted: Sequence[tuple[int, int | None]]) -> None:
-        for position, text in _chunks(stream):
+        for position, text in whole_lines(stream):
             for part, step in _parts_noted(text, position, noted) if noted else _parts_ended(text):
                 self._read_part(part)
                 if step is not None:
@@ -224,8 +249,8 @@ class _Reader:
         return Call(operation.decode(), int(count), int(count), int(datatype), handle, int(ranks))
 
 
-def _chunks(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Complete lines with their offsets; a line longer than a chunk is split."""
+def whole_lines(stream: Readable) -> Iterator[tuple[int, bytes]]:
+    """Complete lines with their offsets, many at once; a line longer than a chunk is split."""
     position, rest = 0, b""
     while text := stream.read(CHUNK_BYTES):
         text = rest + text

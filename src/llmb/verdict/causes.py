@@ -45,7 +45,7 @@ class UnknownCause(Record):
 
 
 class Explanation(Record):
-    """Other work first, then the causes by share, largest first; last those whose share is not known."""
+    """The network and other work first, then causes by share, largest first; last those whose share is not known."""
 
     run: str
     """Its folder, or its log."""

@@ -14,6 +14,7 @@ from llmb.traces.breakdown import StepBreakdown
 
 DATA = Path(__file__).with_name("causes.yaml")
 CauseName = Literal[
+    "network",
     "other_work",
     "slow_rank",
     "exposed_communication",
@@ -155,6 +156,8 @@ class Evidence:
     throttled: tuple[Throttle, ...] | None = None
     disturbing: tuple[str, ...] | None = None
     """Other work on its nodes; None if that was not looked for."""
+    network_fault: str | None = None
+    """What is wrong with the network that it used."""
     trained_s: float | None = None
     """All steps of the run."""
 

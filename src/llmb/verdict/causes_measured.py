@@ -38,6 +38,11 @@ class FoundCause:
 Finder = Callable[[Evidence], FoundCause | Missing | None]
 
 
+def network(run: Evidence) -> FoundCause | None:
+    """What it costs is not known: a part of the communication is in every step, whatever the network."""
+    return FoundCause(share_s=None, evidence=(run.network_fault,)) if run.network_fault else None
+
+
 def other_work(run: Evidence) -> FoundCause | None:
     """What it costs is not known: it makes ranks slow, lets them wait for each other, and stalls steps."""
     return FoundCause(share_s=None, evidence=run.disturbing) if run.disturbing else None
@@ -268,6 +273,7 @@ def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> FoundCause:
 
 
 FINDERS: Mapping[CauseName, Finder] = {
+    "network": network,
     "other_work": other_work,
     "slow_rank": slow_rank,
     "exposed_communication": exposed_communication,

@@ -13,6 +13,7 @@ from llmb.verdict.records import Condition, Effect, ReferenceKind
 
 DATA = Path(__file__).with_name("conditions.yaml")
 ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
+NETWORK_FAULT = "network_fault"
 OTHER_WORK = "other_work"
 Values = Mapping[str, str]
 """Conditions of one side by dotted key. A key that is missing is not known."""
@@ -81,14 +82,19 @@ def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tupl
     return tuple(sorted(found, key=lambda condition: (ORDER.index(condition.effect), condition.key)))
 
 
-def other_work(own: Iterable[str | None], reference: Iterable[str | None] = ()) -> tuple[Condition, ...]:
+def disturbances(key: str, own: Iterable[str | None], reference: Iterable[str | None] = ()) -> tuple[Condition, ...]:
     """What disturbed runs of either side; even the same disturbance on both sides makes conditions unequal."""
-    texts = [" | ".join(dict.fromkeys(filter(None, side))) or None for side in (own, reference)]
-    if texts == [None, None]:
+    texts = together(own), together(reference)
+    if texts == (None, None):
         return ()
-    effect = rule_of(OTHER_WORK).effect("baseline", known=False)
+    effect = rule_of(key).effect("baseline", known=False)
     assert effect, "the data file does not ignore it"
-    return (Condition(key=OTHER_WORK, own=texts[0], reference=texts[1], effect=effect),)
+    return (Condition(key=key, own=texts[0], reference=texts[1], effect=effect),)
+
+
+def together(texts: Iterable[str | None]) -> str | None:
+    """Those of several runs as one; None if there is none."""
+    return " | ".join(dict.fromkeys(filter(None, texts))) or None
 
 
 def condition_values(known: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:

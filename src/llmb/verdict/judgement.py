@@ -18,7 +18,7 @@ from llmb.metrics.group_difference import (
     spread_note,
 )
 from llmb.metrics.statistics import Statistics
-from llmb.verdict.conditions import Values, differing, find_conditions, merged, other_work
+from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK, Values, differing, disturbances, find_conditions, merged
 from llmb.verdict.records import Condition, Interval, Reference, Verdict, VerdictName
 from llmb.verdict.sentence import UNDECIDED, WINDOW, with_sentence
 from llmb.verdict.tolerance import Tolerance, default_tolerance
@@ -41,6 +41,8 @@ class Measured:
     nodes: tuple[str, ...] = ()
     disturbed: str | None = None
     """By what other work on its nodes; None if by none that is known."""
+    network_fault: str | None = None
+    """What is wrong with the network that it used; None if nothing is known to be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ def judge_against_figure(
     measured: Measured, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance
 ) -> Verdict:
     """Whether the run is as fast as ``reference`` says, within ``tolerance``; ``conditions`` are what differs."""
-    all_conditions = (*other_work([measured.disturbed]), *conditions)
+    all_conditions = (*_disturbances([measured]), *conditions)
     other_steps = reference.window is None or any(condition.key == WINDOW for condition in conditions)
     alike = reference.kind == "published" and not other_steps
     finding = _finding_against_figure(measured, reference, tolerance, alike=alike)
@@ -132,9 +134,15 @@ def judge_against_runs(
     nodes = {node for run in counted for node in run.nodes}
     same_nodes = bool(nodes) and nodes == {node for run in baseline for node in run.nodes}
     limit = tolerance or default_tolerance("baseline", same_nodes=same_nodes)
-    disturbed = other_work((run.disturbed for run in counted), (run.disturbed for run in baseline))
-    conditions = (*disturbed, *find_conditions(_side(counted), _side(baseline), reference.kind))
+    conditions = (*_disturbances(counted, baseline), *find_conditions(_side(counted), _side(baseline), reference.kind))
     return judgement(_finding_against_runs(runs, baseline, limit, known), reference, conditions, limit)
+
+
+def _disturbances(runs: Sequence[Measured], baseline: Sequence[Measured] = ()) -> tuple[Condition, ...]:
+    """The network first: it may be behind all that is slow."""
+    faults = ([run.network_fault for run in side] for side in (runs, baseline))
+    others = ([run.disturbed for run in side] for side in (runs, baseline))
+    return (*disturbances(NETWORK_FAULT, *faults), *disturbances(OTHER_WORK, *others))
 
 
 def _side(runs: Sequence[Measured]) -> dict[str, str]:

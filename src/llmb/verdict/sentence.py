@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from llmb.verdict.conditions import OTHER_WORK, differing
+from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK, differing
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
 WINDOW = "window"
@@ -40,15 +40,17 @@ def _parts(verdict: Verdict) -> Iterator[str]:
     if verdict.verdict == "invalid":
         yield f"invalid: {verdict.reason}"
         return
+    faults = _faults(verdict, kind)
     if verdict.delta_pct is None:
         with_what = f" with {FIGURES[kind]}" if verdict.reference and verdict.verdict == "not comparable" else ""
-        yield f"{verdict.verdict}{with_what}: {verdict.reason}"
+        yield f"{verdict.verdict}{with_what}: {'; '.join(filter(None, (*faults, verdict.reason)))}"
         return
     if verdict.verdict == "not comparable":
-        yield f"not comparable with {FIGURES[kind]}: {verdict.reason} ({_difference(verdict, kind)})"
+        reasons = "; ".join(filter(None, (*faults, verdict.reason)))
+        yield f"not comparable with {FIGURES[kind]}: {reasons} ({_difference(verdict, kind)})"
         return
     digits = _digits(verdict)
-    first = f"{_difference(verdict, kind, digits)}{_tolerance(verdict, digits)}"
+    first = "; ".join((*faults, f"{_difference(verdict, kind, digits)}{_tolerance(verdict, digits)}"))
     yield f"inconclusive: {first}" if verdict.verdict == "inconclusive" else first
     yield from _reasons(verdict)
     yield from _weaknesses(verdict, kind)
@@ -101,6 +103,13 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
         yield verdict.reason
 
 
+def _faults(verdict: Verdict, kind: ReferenceKind) -> tuple[str, ...]:
+    """What is wrong with the network, which nobody should read a figure without."""
+    found = (condition for condition in verdict.conditions if condition.key == NETWORK_FAULT)
+    sides = [pair for condition in found for pair in ((condition.own, ""), (condition.reference, f"{FIGURES[kind]}: "))]
+    return tuple(f"{whose}{what}" for what, whose in sides if what)
+
+
 def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
     """What a person has to know beside the difference."""
     weak = [condition for condition in verdict.conditions if condition.effect == "weakens"]
@@ -111,7 +120,7 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
         if condition.key == OTHER_WORK:
             sides = ((condition.own, "yours"), (condition.reference, FIGURES[kind]))
             yield from (f"other work beside {whose}: {what}" for what, whose in sides if what)
-    if others := [condition for condition in weak if condition.key not in (WINDOW, OTHER_WORK)]:
+    if others := [condition for condition in weak if condition.key not in (WINDOW, OTHER_WORK, NETWORK_FAULT)]:
         yield differing(others)
     if kind == "published":
         spread = "is of one run" if verdict.reference and verdict.reference.step_time_s_ci95 else "has no spread"

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes NCCL, which reads its variables when it is first used, log what is needed, beside what the user wants logged.
+
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from llmb.input_files import open_regular
+from llmb.runs.folder import RunFolder
+from llmb.runs.network import network_log
+from llmb.runs.plan import Plan
+from llmb.runs.profile_report import nccl_log
+from llmb.traces.nccl_network import MOST_BYTES, beginning
+
+LEVEL, SUBSYSTEMS, FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
+OF_NETWORK = ("INIT", "NET")
+OF_COLLECTIVES = ("INIT", "COLL")
+NCCL_DEFAULT = "INIT,BOOTSTRAP,ENV"
+"""Subsystems that NCCL logs without NCCL_DEBUG_SUBSYS."""
+BRIEF = ("VERSION", "WARN")
+DETAILED = ("INFO", "ABORT", "TRACE")
+
+
+def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
+    """Of this rank: all collectives and communicators with ``--nccl-trace``, and the network of the node.
+
+    The user's own file if NCCL's lines go there.
+    """
+    speaks = _speaks_for_node(plan)
+    if plan.nccl_trace:
+        wanted = os.environ.get(SUBSYSTEMS) or ",".join(OF_COLLECTIVES)
+        _log_to(nccl_log(folder, _rank()), _with(wanted, OF_NETWORK) if speaks else wanted)
+        return None
+    return _ask_for_network(folder) if speaks else None
+
+
+def _speaks_for_node(plan: Plan) -> bool:
+    """Whether this is the first rank of one of several nodes."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return plan.device == "cuda" and several and os.environ.get("LOCAL_RANK") == "0"
+
+
+def _ask_for_network(folder: RunFolder) -> Path | None:
+    """Whoever set a level finds all that it logs where he wanted it; what is needed is in the same place."""
+    level = _asked(LEVEL).upper()
+    if level not in (*BRIEF, *DETAILED):
+        _log_to(network_log(folder, _rank()), ",".join(OF_NETWORK))
+        return None
+    if level in BRIEF:  # warnings are logged whatever the subsystems
+        os.environ.update({LEVEL: "INFO", SUBSYSTEMS: ",".join(OF_NETWORK)})
+    else:
+        os.environ[SUBSYSTEMS] = _with(_asked(SUBSYSTEMS, NCCL_DEFAULT), OF_NETWORK)
+    if level == "VERSION":  # for which NCCL opens no file
+        os.environ[FILE] = ""
+    pattern = _asked(FILE)
+    return Path(_expanded(pattern)) if pattern else None
+
+
+def _log_to(log: Path, subsystems: str) -> None:
+    log.parent.mkdir(exist_ok=True)
+    os.environ.update({LEVEL: "INFO", SUBSYSTEMS: subsystems, FILE: str(log).replace("%", "%%")})
+
+
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def _asked(name: str, default: str = "") -> str:
+    """As NCCL finds it: a variable, else a line of its configuration files."""
+    if name in os.environ:
+        return os.environ[name]
+    own = os.environ.get("NCCL_CONF_FILE") or Path(os.environ.get("HOME", "/"), ".nccl.conf")
+    for path in (Path(own), Path("/etc/nccl.conf")):
+        for key, _, value in _settings(path):
+            if key == name:
+                return value
+    return default
+
+
+def _settings(path: Path) -> Iterable[tuple[str, str, str]]:
+    try:
+        with open_regular(path) as stream:
+            text = stream.read(MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ()
+    return [line.strip().partition("=") for line in text.splitlines()]
+
+
+def _with(subsystems: str, more: Iterable[str]) -> str:
+    """A list that begins with ``^`` is of those that are not logged."""
+    listed = [name for name in subsystems.removeprefix("^").split(",") if name]
+    known = {name.upper() for name in listed}
+    if not subsystems.startswith("^"):
+        return ",".join([*listed, *(name for name in more if name not in known and "ALL" not in known)])
+    left = [name for name in listed if name.upper() not in more]
+    return f"^{','.join(left)}" if left else "ALL"
+
+
+def _expanded(pattern: str) -> str:
+    """Place holders of NCCL: the host's name without its domain, and the process."""
+    parts = pattern.replace("%h", socket.gethostname().partition(".")[0]).replace("%p", str(os.getpid()))
+    return parts.replace("%%", "%")
+
+
+def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
+    """Copies what NCCL said from the user's own file, which may be on a disk of this node. A failure is only told."""
+    if log is None:
+        return
+    kept = network_log(folder, _rank())
+    try:
+        kept.parent.mkdir(exist_ok=True)
+        with open_regular(log) as source, kept.open("wb") as target:
+            for text in beginning(source):
+                target.writelines(line for line in text.splitlines(keepends=True) if _is_needed(line))
+    except OSError as error:
+        sys.stderr.write(f"llmb: what NCCL said of the network was not kept: {error.strerror} ({log})\n")
+
+
+def _is_needed(line: bytes) -> bool:
+    return b"NCCL " in line and b"opCount" not in line
