@@ -165,6 +165,49 @@ def test_a_log_and_a_table_may_be_in_one_file(tmp_path: Path) -> None:
     assert re.search(r"AllReduce +float32 +8 +n/a +1,048,576 +4 +3 +12\n", text)
 
 
+WORDS = """node7:4001:4123 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
+node7:4001:4123 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
+node7:4001:4123 [0] NCCL INFO Using network IB
+node7:4001:4123 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/1/GDRDMA
+"""
+
+
+def test_the_network_is_shown_before_the_collectives(tmp_path: Path) -> None:
+    log = tmp_path / "log.out"
+    log.write_text(WORDS + CALL)
+    text = call("nccl", log)
+    assert re.search(r"fabric +RoCE +node7\n", text)
+    assert re.search(r"devices used +mlx5_1 +node7\n", text)
+    assert re.search(r"NVLS +n/a +the log has no line that tells it\n", text)
+    assert text.index("Network") < text.index("Collectives:")
+    found = json.loads(call("nccl", log, "--json"))
+    assert (found["network"]["fabric"], found["network"]["gpudirect"]) == ("RoCE", True)
+    assert found["log"]["calls"] == 1
+
+
+def test_lines_of_the_network_alone_are_no_error(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "nccl_network"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.log").write_text(WORDS)
+    (folder / "rank-8.log").write_text(WORDS.replace("node7", "node8"))
+    text = call("nccl", tmp_path)
+    assert "node7, node8" in text
+    assert "Collectives" not in text
+    assert json.loads(call("nccl", tmp_path, "--json"))["log"] is None
+
+
+def test_a_log_of_another_program_tells_its_network(tmp_path: Path) -> None:
+    steps = (f"Training epoch 0, iteration {step}/49 | train_step_timing in s: 1.{step:02}\n" for step in range(50))
+    log = tmp_path / "log-other.out"
+    log.write_text(WORDS + "".join(steps))
+    (found,) = json.loads(call("parse", log, "--format", "json"))["results"]
+    assert (found["network"]["fabric"], found["network"]["faults"]) == ("RoCE", [])
+    log.write_text(
+        "".join(f"Training epoch 0, iteration {n}/49 | train_step_timing in s: 1.{n:02}\n" for n in range(50))
+    )
+    assert json.loads(call("parse", log, "--format", "json"))["results"][0]["network"] is None
+
+
 def test_nothing_of_nccl_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "log.out"
     path.write_text("Training epoch 0, iteration 0/4 | train_step_timing in s: 1\n")
