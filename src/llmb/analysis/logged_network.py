@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network that a log tells of, whichever program wrote it."""
+"""The network that a log shows, whichever program wrote it."""
 
 from collections.abc import Iterator
 from pathlib import Path

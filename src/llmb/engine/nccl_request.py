@@ -27,9 +27,9 @@ DETAILED = ("INFO", "ABORT", "TRACE")
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
-    """Of this rank: all collectives and communicators with ``--nccl-trace``, and the network of the node.
+    """With ``--nccl-trace``, all collectives and communicators of this rank; of a node's first rank the network.
 
-    The user's own file if NCCL's lines go there.
+    Returns the user's own file if NCCL's lines go there.
     """
     speaks = _speaks_for_node(plan)
     if plan.nccl_trace:

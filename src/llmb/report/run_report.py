@@ -91,7 +91,7 @@ def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
 
 
 def _warnings(result: Result) -> Iterator[tuple[str, str]]:
-    """What nobody should read the figures without, and the network."""
+    """What has to be known to read the figures, and the network."""
     if result.measurement_reason:
         yield "NOT A MEASUREMENT", result.measurement_reason
     if result.note:

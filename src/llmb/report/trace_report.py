@@ -27,7 +27,7 @@ Key = tuple[int, str, str | None]
 def nccl_document(
     summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
 ) -> dict[str, Any]:
-    """The JSON document; ``log`` is null without calls, ``network`` if no line tells of one."""
+    """The JSON document; ``log`` is null without calls, ``network`` if no line names one."""
     return {
         "network": network and network.model_dump(mode="json"),
         "log": summary and asdict(summary),

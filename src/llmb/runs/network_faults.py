@@ -8,7 +8,7 @@ from llmb.runs.environment import Environment, RdmaPort
 from llmb.traces.nccl_network import NVLINK, TCP, Network, NodesNetwork
 
 LEAST_SHARE = 0.99
-"""Of the rate of a GPU type's network, which is rounded."""
+"""The share of a GPU type's network, whose rate is rounded, that is taken for all of it."""
 MOST_NAMED = 2
 DECIDING = (
     *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 MOST_NODES = 20_000
 MOST_NAMES = 1000
-"""Of devices of a node, and of networks."""
+"""The most names of devices of a node, and of networks."""
 VERBS = "IB"
 """Plugins for verbs may write their list of devices in this name."""
 _NET = rb"([A-Za-z0-9][\w.+-]{0,40}(?: [\w.+-]{1,40})?)"
@@ -67,7 +67,7 @@ class Heard:
     versions: set[str] = field(default_factory=set)
     plugin_version: str | None = None
     provider: str | None = None
-    """Of libfabric."""
+    """What libfabric uses, such as ``efa``."""
     coll: int | None = None
     nvls: int | None = None
     p2p: int | None = None

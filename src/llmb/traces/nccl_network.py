@@ -18,7 +18,7 @@ from llmb.traces.nccl_log import Readable, whole_lines
 
 NAMES = Path(__file__).parent / "data" / "networks.yaml"
 MOST_BYTES = 1 << 25
-"""Of the log of a run: NCCL says it when communicators are made, at the beginning."""
+"""How much of a run's log is searched: NCCL says it when communicators are made, at the beginning."""
 TCP = "TCP sockets"
 NVLINK = "NVLink"
 """The fabric of nodes that NVLink connects with each other."""
@@ -75,9 +75,9 @@ class NodesNetwork(Record):
     devices: tuple[str, ...] | None
     """All that NCCL found for this network."""
     devices_used: tuple[str, ...] | None
-    """Those of the channels of the ranks in the log."""
+    """Devices of the channels of the ranks in the log."""
     devices_idle: tuple[str, ...] | None
-    """Those without a channel; None unless the log is of all ranks of the nodes."""
+    """Devices without a channel; None unless the log is of all ranks of the nodes."""
 
 
 class Network(Record):

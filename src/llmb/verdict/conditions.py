@@ -93,7 +93,7 @@ def disturbances(key: str, own: Iterable[str | None], reference: Iterable[str | 
 
 
 def together(texts: Iterable[str | None]) -> str | None:
-    """Those of several runs as one; None if there is none."""
+    """Texts of several runs as one; None if there is none."""
     return " | ".join(dict.fromkeys(filter(None, texts))) or None
 
 

@@ -104,7 +104,7 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
 
 
 def _faults(verdict: Verdict, kind: ReferenceKind) -> tuple[str, ...]:
-    """What is wrong with the network, which nobody should read a figure without."""
+    """What is wrong with the network, which has to be known to read the difference."""
     found = (condition for condition in verdict.conditions if condition.key == NETWORK_FAULT)
     sides = [pair for condition in found for pair in ((condition.own, ""), (condition.reference, f"{FIGURES[kind]}: "))]
     return tuple(f"{whose}{what}" for what, whose in sides if what)
