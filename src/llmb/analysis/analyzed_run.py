@@ -6,7 +6,6 @@ It is known by its record, by a log, or by the JSON document of the comparison o
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from llmb.metrics.statistics import Statistics, describe
 from llmb.programs.conclude import stored_result
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import RunIdentity, Value
-from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
+from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record, seconds_of
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import conditions_of, identity_of
 from llmb.runs.steps import read_steps
@@ -110,8 +109,7 @@ class RecordedRun:
 
     @property
     def started_s(self) -> float | None:
-        at = self.record.started_at or (self.job and self.job.submitted_at)
-        return datetime.fromisoformat(at).timestamp() if at else None
+        return seconds_of(self.record.started_at or (self.job.submitted_at if self.job else None))
 
     @property
     def job_ids(self) -> tuple[str, ...]:

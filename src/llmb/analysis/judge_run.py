@@ -24,6 +24,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
 from llmb.errors import unknown
+from llmb.metrics.group_difference import student_t
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
@@ -45,12 +46,10 @@ from llmb.verdict.tolerance import Tolerance
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:
     """Statistics of run means, in seconds; the interval is Student's t. Raises ValueError as ``describe``."""
-    from scipy.special import stdtrit  # takes longer to load than most commands take to run
-
     found = describe(means_s)
     if found.std is None:
         return found
-    half = float(stdtrit(found.count - 1, 0.975)) * found.std / math.sqrt(found.count)
+    half = student_t(found.count - 1, 0.975) * found.std / math.sqrt(found.count)
     return replace(found, ci95=(found.mean - half, found.mean + half), effective_count=None)
 
 

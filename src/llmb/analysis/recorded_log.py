@@ -2,7 +2,6 @@
 """The log of a run folder, with what the record and the steps beside it tell."""
 
 from dataclasses import replace
-from datetime import datetime
 
 from llmb.analysis.copies import digest_of
 from llmb.analysis.parsed_run import ParsedRun, anomalies_of, without_figures
@@ -13,7 +12,7 @@ from llmb.metrics.statistics import describe
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import RunRecord, read_record
+from llmb.runs.record import RunRecord, read_record, seconds_of
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import conditions_of, identity_of
 from llmb.runs.result import figures_of, measured_packing
@@ -42,7 +41,7 @@ def recorded_run(file: ParsedFile, folder: RunFolder) -> ParsedRun:
         software={key: value for key, value in conditions_of(record).items() if key.startswith("software.")},
         figures=("exact" if exact else "rounded") if outcome.step_time_s else None,
         nodes=environment.nodes if environment else (),
-        time_s=datetime.fromisoformat(record.started_at).timestamp() if record.started_at else None,
+        time_s=seconds_of(record.started_at),
         label=record.label,
         recorded_release=record.plan.recipe.release,
         origin=record.plan.origin,

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +26,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Value
 from llmb.runs.plan import Plan
 from llmb.runs.published_verdict import figure_of
-from llmb.runs.record import read_record
+from llmb.runs.record import read_record, seconds_of
 from llmb.runs.steps import StepNews
 from llmb.verdict.conditions import condition_values
 from llmb.verdict.expectations_file import read_expectations
@@ -222,7 +221,7 @@ class WatchedRun:
         record, attempts = self.record, self.record.attempts
         begun = attempts[-1] if attempts else None
         environment = record.environment or self._environment()
-        started_s = _seconds(begun.started_at if begun else record.started_at)
+        started_s = seconds_of(begun.started_at if begun else record.started_at)
         return Circumstances(
             state=self._state(),
             why=self._why(),
@@ -280,7 +279,3 @@ def _time_limit_s(folder: RunFolder) -> float | None:
     except (OSError, ValueError):
         return None
     return 60 * spec.time_limit_min if spec.time_limit_min else None
-
-
-def _seconds(text: str | None) -> float | None:
-    return datetime.fromisoformat(text).timestamp() if text else None

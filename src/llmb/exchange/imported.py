@@ -25,7 +25,7 @@ from llmb.jobs.states import COMPLETED, FAILED
 from llmb.jobs.store import Filter, Store
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder, cannot_write, create_numbered, write_atomically
-from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_job, read_record
+from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of
 from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import LOCAL
 from llmb.trust import check_links
@@ -153,8 +153,8 @@ def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
         run_dir=str(target),
         experiment=target.name,
         submitted_s=datetime.fromisoformat(submitted.submitted_at).timestamp(),
-        started_s=_seconds(record.started_at),
-        ended_s=_seconds(record.ended_at),
+        started_s=seconds_of(record.started_at),
+        ended_s=seconds_of(record.ended_at),
         state=STATES.get(record.status, FAILED),
         status=record.status,
         reason=record.reason,
@@ -162,10 +162,6 @@ def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
         nodes=record.job.nodes if record.job else None,
         **(read_figures(str(target)) if record.status == "success" else {}),
     )
-
-
-def _seconds(text: str | None) -> float | None:
-    return datetime.fromisoformat(text).timestamp() if text else None
 
 
 def _sha256(path: Path) -> str:

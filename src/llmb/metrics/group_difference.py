@@ -156,7 +156,7 @@ class _Precision:
 
     @property
     def half_width(self) -> float:
-        return _t(self.freedom, 0.975) * self.error
+        return student_t(self.freedom, 0.975) * self.error
 
 
 def known_spread(means_s: Sequence[float]) -> KnownSpread | None:
@@ -245,7 +245,7 @@ def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
         sizes[sizes.index(min(sizes))] += 1
         freedom = sum(sizes) - 2
         error = spread * math.sqrt(sum(map(_variance_of_median, sizes)))
-        if (_t(freedom, 0.975) + _t(freedom, POWER)) * error <= needed:
+        if (student_t(freedom, 0.975) + student_t(freedom, POWER)) * error <= needed:
             return more
     return None
 
@@ -284,7 +284,8 @@ def _percent(log: float) -> float:
     return 100 * math.expm1(log)
 
 
-def _t(freedom: float, probability: float) -> float:
+def student_t(freedom: float, probability: float) -> float:
+    """The quantile of Student's t."""
     from scipy.special import stdtrit  # takes longer to load than most commands take to run
 
     return float(stdtrit(freedom, probability))

@@ -6,7 +6,6 @@ between the samples around it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.record import Record, Threshold
 from llmb.missing import Missing
 from llmb.resources.read import Sampled
-from llmb.resources.records import NodeOtherWork, OtherRun, OtherWork
+from llmb.resources.records import NodeOtherWork, OtherWork
 from llmb.resources.sample import Sample, SeenRun
 from llmb.resources.series import TimeSpan
 
@@ -68,7 +67,7 @@ def find_other_work(
     return OtherWork(disturbing=tuple(_disturbing(nodes, device)), nodes=nodes)
 
 
-def run_text(run: OtherRun | SeenRun) -> str:
+def run_text(run: SeenRun) -> str:
     """Such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in the machine's own time.
 
     A run's own folder has the experiment's name, and the one above it is unique.
@@ -112,7 +111,7 @@ def _of_node(one: Sampled, around: Sequence[Sample], gpus: Mapping[str, Collecti
         "cpu_limit_cores": start.cpu_limit_cores,
         "throttled_cores": cores(lambda sample: sample.host.cpu_throttled_s),
         "load_before": one.samples[0].host.load,
-        "runs": tuple(OtherRun(**asdict(run)) for run in runs.values()),
+        "runs": tuple(runs.values()),
         "gpu_processes": _gpu_processes(one, around, None if gpus is None else gpus.get(start.node, ())),
     }
     why = {"cpu_limit_cores": NO_LIMIT, "throttled_cores": NO_LIMIT, "gpu_processes": NO_GPUS}
@@ -148,7 +147,7 @@ def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]
             yield f"other processes{on} on the run's GPUs: {', '.join(map(str, pids))}"
 
 
-def _runs_text(runs: Sequence[OtherRun], on: str) -> str:
+def _runs_text(runs: Sequence[SeenRun], on: str) -> str:
     named = "; ".join(map(run_text, runs[:NAMED_RUNS]))
     if len(runs) == 1:
         return f"another run{on}: {named}"

@@ -4,6 +4,7 @@
 from typing import Literal
 
 from llmb.catalogue.record import Record
+from llmb.resources.sample import SeenRun
 
 REASONS = {
     0x1: "gpu_idle",
@@ -88,17 +89,6 @@ class ResourceUse(Record):
     """Why a figure is None, by name."""
 
 
-class OtherRun(Record):
-    """Another program of llmb that ran beside the run."""
-
-    program: str
-    """Its module, such as ``llmb.engine.worker``."""
-    folder: str | None
-    pid: int
-    since_s: float | None
-    """Unix time."""
-
-
 class NodeOtherWork(Record):
     """What a node did beside the run, from the last sample before the window to the first one after it."""
 
@@ -116,7 +106,7 @@ class NodeOtherWork(Record):
     """On which that limit stopped the run."""
     load_before: float | None
     """Mean number of runnable processes in the minute before the run trained, with its own start."""
-    runs: tuple[OtherRun, ...]
+    runs: tuple[SeenRun, ...]
     gpu_processes: dict[str, tuple[int, ...]] | None
     """Others that compute on the run's GPUs, by the id of the GPU."""
     reasons: dict[str, str]

@@ -18,12 +18,14 @@ class SampledGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRun:
-    """Another program of llmb on the node: what it runs, in which folder, and since when in Unix time."""
+    """Another program of llmb that runs beside a run on its node."""
 
     program: str
+    """Its module, such as ``llmb.engine.worker``."""
     folder: str | None
     pid: int
     since_s: float | None
+    """Unix time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,11 @@ Time = Annotated[str, AfterValidator(_time)]
 """In ISO 8601."""
 
 
+def seconds_of(time: str | None) -> float | None:
+    """Since 1970."""
+    return datetime.fromisoformat(time).timestamp() if time else None
+
+
 class BegunJob(Record):
     """The run as the scheduler's batch script saw it when it began, for the last time."""
 

@@ -17,7 +17,7 @@ from itertools import accumulate
 from statistics import fmean, median
 from typing import Literal
 
-from llmb.metrics.group_difference import REPEATS, GroupDifference, RunMean, decide, group_difference
+from llmb.metrics.group_difference import REPEATS, GroupDifference, RunMean, decide, group_difference, student_t
 
 CONFIDENCE = 0.95
 MOST_RUNS = 24
@@ -157,7 +157,7 @@ def _runs_needed(levels: _Levels) -> int:
     """Runs of one candidate, so that its mean is on the right side of the middle between before and after."""
     before, after = levels.centers
     separation = abs(after - before) / levels.noise
-    return max(1, min(MOST_RUNS, math.ceil((2 * _t(levels.freedom, 0.975) / separation) ** 2)))
+    return max(1, min(MOST_RUNS, math.ceil((2 * student_t(levels.freedom, 0.975) / separation) ** 2)))
 
 
 def _between(means_s: Means, levels: _Levels) -> int | None:
@@ -168,12 +168,6 @@ def _between(means_s: Means, levels: _Levels) -> int | None:
             continue
         center = fmean(map(math.log, means))
         distances = (abs(center - level) / levels.error(side, len(means)) for side, level in enumerate(levels.centers))
-        if low < center < high and min(distances) > _t(levels.freedom, 1 - BETWEEN / 2):
+        if low < center < high and min(distances) > student_t(levels.freedom, 1 - BETWEEN / 2):
             return place
     return None
-
-
-def _t(freedom: int, probability: float) -> float:
-    from scipy.special import stdtrit  # takes longer to load than most commands take to run
-
-    return float(stdtrit(freedom, probability))

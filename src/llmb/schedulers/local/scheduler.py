@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from llmb.errors import UsageError
@@ -20,7 +19,7 @@ from llmb.processes.families import end_stalled, started_program
 from llmb.processes.ranks import words
 from llmb.runs.folder import RunFolder, cannot_write
 from llmb.runs.host import host_name
-from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record
+from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
 from llmb.schedulers.port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission
 from llmb.secrets import without_secrets
 from llmb.site.site import Site
@@ -189,7 +188,7 @@ def _state(job: AskedJob) -> JobState:
     nodes = process.host if process else None
     if record and record.status not in ("queued", "running"):
         return _ended(job_id, record, nodes)
-    started_s = _seconds(record.started_at) if record else None
+    started_s = seconds_of(record.started_at) if record else None
     if process and not here:
         meaning = f"it was started on {process.host}, and only that host can show whether it still runs"
         return JobState(job_id=job_id, phase="running", meaning=meaning, nodes=nodes, started_s=started_s)
@@ -209,10 +208,6 @@ def _ended(job_id: str, record: RunRecord, nodes: str | None) -> JobState:
         meaning={"cancelled": "cancelled", "failed": f"ended with exit code {code}"}.get(phase),
         exit_code=code,
         nodes=nodes,
-        started_s=_seconds(record.started_at),
-        ended_s=_seconds(record.ended_at),
+        started_s=seconds_of(record.started_at),
+        ended_s=seconds_of(record.ended_at),
     )
-
-
-def _seconds(text: str | None) -> float | None:
-    return datetime.fromisoformat(text).timestamp() if text else None
