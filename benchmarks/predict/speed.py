@@ -38,9 +38,7 @@ def main() -> None:
         "llmb list": lambda: subprocess.run([sys.executable, "-m", "llmb", "list"], check=True, capture_output=True),
         "llmb predict": shell("predict"),
         f"{ROWS:,} rows": found,
-        "search for 405b on 512": lambda: search(
-            plan, lambda one, kept: predict(one, h100, usual, catalogue.rates.errors, kept)
-        ),
+        "search for 405b on 512": lambda: search(plan, lambda one: predict(one, h100, usual, catalogue.rates.errors)),
     }
     for name, case in cases.items():
         sys.stdout.write(f"{name:24s} {min(map(_seconds, [case] * REPETITIONS)):.3f} s, the best of {REPETITIONS}\n")

@@ -9,7 +9,6 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.predict.prediction import Prediction, default_calibration, predict
 from llmb.predict.scale import MOST_GPUS, goodput, joules_per_token, scale_up
-from llmb.predict.step import Kept
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 
@@ -22,8 +21,8 @@ def planned(size: str, scale: int) -> EnginePlan:
     return make_plan(resolve(CATALOGUE, request), Choices(), device="cuda")
 
 
-def predicted(plan: EnginePlan, kept: Kept) -> Prediction:
-    return predict(plan, H100, default_calibration(CATALOGUE.rates), CATALOGUE.rates.errors, kept)
+def predicted(plan: EnginePlan) -> Prediction:
+    return predict(plan, H100, default_calibration(CATALOGUE.rates), CATALOGUE.rates.errors)
 
 
 def test_weak_scaling_keeps_the_work_of_a_gpu_and_loses_little() -> None:
@@ -66,7 +65,7 @@ def test_goodput_is_that_of_simulated_failures() -> None:
 
 
 def test_energy_is_at_most_that_of_the_power_limit() -> None:
-    prediction = predicted(planned("8b", 8), Kept())
+    prediction = predicted(planned("8b", 8))
     joules = joules_per_token(prediction, H100)
     assert joules == pytest.approx(700 * 8 * prediction.seconds / (128 * 8192))
     assert joules_per_token(prediction, H100.model_copy(update={"tdp_w": None})) is None

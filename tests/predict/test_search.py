@@ -11,7 +11,6 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.predict.memory import clearly_fits, estimate
 from llmb.predict.prediction import Prediction, default_calibration, predict
 from llmb.predict.search import layouts, search, search_for
-from llmb.predict.step import Kept
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 
@@ -24,8 +23,8 @@ def planned(size: str = "8b", scale: int = 8, workload: str = "pretrain_llama3.1
     return make_plan(resolve(CATALOGUE, request), Choices(), device="cuda")
 
 
-def predicted(plan: EnginePlan, kept: Kept) -> Prediction:
-    return predict(plan, CATALOGUE.gpus["h100"], USUAL, CATALOGUE.rates.errors, kept)
+def predicted(plan: EnginePlan) -> Prediction:
+    return predict(plan, CATALOGUE.gpus["h100"], USUAL, CATALOGUE.rates.errors)
 
 
 @pytest.mark.parametrize("size, scale", [("8b", 8), ("8b", 128), ("70b", 64), ("405b", 512), ("405b", 128)])
@@ -49,13 +48,13 @@ def test_what_is_proposed_fits_and_the_fastest_is_first() -> None:
     found = search(plan, predicted)
     times = [each.prediction.seconds for each in found.found]
     assert times == sorted(times)
-    assert times[0] <= predicted(plan, Kept()).seconds
+    assert times[0] <= predicted(plan).seconds
     assert all(clearly_fits(estimate(each.plan)) for each in found.found)
     assert found.searched == len(found.found) + sum(found.left_out.values())
     for each in found.found[:5]:
         layout = each.plan.recipe.layout
         assert (layout.gpus, layout.gbs, layout.seq_len) == (8, 128, 8192)
-        assert predicted(each.plan, Kept()).seconds == pytest.approx(each.prediction.seconds)
+        assert predicted(each.plan).seconds == pytest.approx(each.prediction.seconds)
 
 
 def test_experts_are_spread() -> None:

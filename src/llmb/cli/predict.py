@@ -24,7 +24,6 @@ from llmb.predict.prediction import predict as predict_plan
 from llmb.predict.rows import predict_rows
 from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
 from llmb.predict.search import Candidate, Goal, search_for
-from llmb.predict.step import Kept
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.predict_report import (
     Foreseen,
@@ -124,10 +123,10 @@ def predict(
     calibration = _calibration(catalogue, calibrate_with, plan)
     gpu = catalogue.gpus[plan.recipe.gpu_type]
 
-    def predicted(one: EnginePlan, kept: Kept) -> Prediction:
-        return predict_plan(one, gpu, calibration, catalogue.rates.errors, kept)
+    def predicted(one: EnginePlan) -> Prediction:
+        return predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
-    found = predicted(plan, Kept())
+    found = predicted(plan)
     reason = why_not_estimated(plan)
     foreseen = Foreseen(
         found,
@@ -237,12 +236,12 @@ def plan(
     calibration = _calibration(catalogue, calibrate_with, asked)
     gpu = catalogue.gpus[asked.recipe.gpu_type]
 
-    def predicted(one: EnginePlan, kept: Kept) -> Prediction:
-        return predict_plan(one, gpu, calibration, catalogue.rates.errors, kept)
+    def predicted(one: EnginePlan) -> Prediction:
+        return predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
     say(f"searching the layouts of {asked.recipe.title()}, which takes seconds")
     found = search_for(goal, asked, predicted)
-    own = Candidate(predicted(asked, Kept()), estimate(asked))
+    own = Candidate(predicted(asked), estimate(asked))
     proposed = Proposed(goal, found.found[:top], own, found.searched, found.left_out, price)
     if json:
         print_json(proposed_document(proposed))

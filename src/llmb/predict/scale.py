@@ -9,7 +9,6 @@ from typing import Literal
 from llmb.catalogue.records import Gpu
 from llmb.predict.prediction import Prediction
 from llmb.predict.search import Predicted
-from llmb.predict.step import Kept
 from llmb.runs.plan import EnginePlan
 
 MOST_GPUS = 131_072
@@ -49,9 +48,9 @@ class Curve:
 def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
     """Doubles the data-parallel replicas until a limit is reached."""
     found: list[ScaledStep] = []
-    first = predicted(plan, Kept())
+    first = predicted(plan)
     for each in _doubled(plan, scaling):
-        prediction = predicted(each, Kept())
+        prediction = predicted(each)
         found.append(ScaledStep(prediction, _per_gpu(prediction) / _per_gpu(first), _grew(first, prediction)))
     last = found[-1].prediction.plan.recipe.layout
     if 2 * last.gpus > MOST_GPUS:

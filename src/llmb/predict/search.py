@@ -12,7 +12,6 @@ from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import Layout, Model
 from llmb.predict.memory import clearly_fits, estimate
 from llmb.predict.prediction import Prediction
-from llmb.predict.step import Kept
 from llmb.runs.choices import Recompute
 from llmb.runs.parallelism import DpSharding
 from llmb.runs.plan import EnginePlan
@@ -52,8 +51,7 @@ class LayoutSearch:
     left_out: Mapping[str, int]
 
 
-Predicted = Callable[[EnginePlan, Kept], Prediction]
-"""What is predicted of a plan; see ``nominal_step`` for what is kept."""
+Predicted = Callable[[EnginePlan], Prediction]
 Goal = Literal["step", "token", "seq-len", "micro-batch"]
 
 
@@ -83,7 +81,6 @@ def search(plan: EnginePlan, predicted: Predicted) -> LayoutSearch:
     Of each layout, ways to recompute and to shard are tried in the order of their time until one fits. Raises
     UsageError if memory or time cannot be predicted.
     """
-    kept = Kept()
     left_out: Counter[str] = Counter()
     found, searched = [], 0
     for layout in layouts(plan, left_out):
@@ -92,7 +89,7 @@ def search(plan: EnginePlan, predicted: Predicted) -> LayoutSearch:
         if not clearly_fits(_memory(ways[-1])):
             left_out[TOO_LARGE] += len(ways)
             continue
-        ordered = sorted((predicted(way, kept) for way in ways), key=lambda each: each.seconds)
+        ordered = sorted(map(predicted, ways), key=lambda each: each.seconds)
         for place, prediction in enumerate(ordered):
             memory = _memory(prediction.plan)
             if clearly_fits(memory):
