@@ -3,21 +3,21 @@
 
 from llmb.schedulers.port import UNKNOWN, JobState, Phase
 
-ENDED: dict[str, Phase] = {
-    "BOOT_FAIL": "boot_fail",
-    "CANCELLED": "cancelled",
-    "COMPLETED": "completed",
-    "DEADLINE": "timed_out",
-    "FAILED": "failed",
-    "LAUNCH_FAILED": "failed",
-    "NODE_FAIL": "node_fail",
-    "OUT_OF_MEMORY": "out_of_memory",
-    "PREEMPTED": "preempted",
-    "RECONFIG_FAIL": "failed",
-    "REVOKED": "cancelled",
-    "TIMEOUT": "timed_out",
+ENDED: dict[str, tuple[Phase, str]] = {
+    "BOOT_FAIL": ("boot_fail", "a node could not be booted"),
+    "CANCELLED": ("cancelled", "cancelled"),
+    "COMPLETED": ("completed", "completed"),
+    "DEADLINE": ("timed_out", "ended at its deadline"),
+    "FAILED": ("failed", "failed"),
+    "LAUNCH_FAILED": ("failed", "the batch script could not be started"),
+    "NODE_FAIL": ("node_fail", "a node failed"),
+    "OUT_OF_MEMORY": ("out_of_memory", "ended by the kernel: out of host memory"),
+    "PREEMPTED": ("preempted", "preempted by another job"),
+    "RECONFIG_FAIL": ("failed", "a node could not be reconfigured"),
+    "REVOKED": ("cancelled", "revoked: another cluster runs it"),
+    "TIMEOUT": ("timed_out", "ended at its time limit"),
 }
-"""Final states. Every other one is of a job that has not ended, as far as this llmb knows."""
+"""Final states, and what they mean. Every other one is of a job that has not ended, as far as this llmb knows."""
 # Reasons and submit lines are any text, so fields end with a character that no text holds. What may hold a line break
 # comes last. Times are requested as seconds since 1970.
 FIELD, RECORD = "\x1f", "\x1e"
@@ -131,19 +131,6 @@ WAITING = frozenset(
 RUNNING = frozenset(
     ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED", "EXPEDITING"]
 )
-ENDS = {
-    "BOOT_FAIL": "a node could not be booted",
-    "CANCELLED": "cancelled",
-    "DEADLINE": "ended at its deadline",
-    "FAILED": "failed",
-    "LAUNCH_FAILED": "the batch script could not be started",
-    "NODE_FAIL": "a node failed",
-    "OUT_OF_MEMORY": "ended by the kernel: out of host memory",
-    "PREEMPTED": "preempted by another job",
-    "RECONFIG_FAIL": "a node could not be reconfigured",
-    "REVOKED": "revoked: another cluster runs it",
-    "TIMEOUT": "ended at its time limit",
-}
 WORDS = frozenset([*WAITING, *RUNNING, *ENDED])
 """Every state that is known; a later Slurm may report others."""
 HOLDS = {"SUSPENDED": "suspended by Slurm", "EXPEDITING": "ended; Slurm checks whether to requeue it"}
@@ -168,7 +155,9 @@ def phase_of(state: str) -> Phase:
         return "queued"
     if state in RUNNING:
         return "running"
-    return "unknown" if state == UNKNOWN else ENDED.get(state, "unrecognized")
+    if state == UNKNOWN:
+        return "unknown"
+    return ENDED[state][0] if state in ENDED else "unrecognized"
 
 
 def with_meaning(job: SlurmJob) -> JobState:
@@ -195,7 +184,7 @@ def _live_meaning(job: SlurmJob) -> str | None:
 
 
 def _end_meaning(job: SlurmJob) -> str:
-    words = ENDS.get(job.state, f"ended as {job.state}")
+    _, words = ENDED[job.state]
     if job.state == "CANCELLED" and job.cancelled_by:
         return f"{words} by user {job.cancelled_by}"
     if job.state == "FAILED":
