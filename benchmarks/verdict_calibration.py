@@ -21,7 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llmb.metrics.group_difference import RunMean, decide, group_difference, known_spread
+from llmb.metrics.group_difference import (
+    KnownSpread,
+    RunMean,
+    control_differs,
+    decide,
+    group_difference,
+    known_spread,
+)
 from llmb.metrics.statistics import describe
 
 DATA = Path(__file__).parent / "data" / "step_series.json"
@@ -65,6 +72,15 @@ GRID = (
 )
 
 
+SPREADS = (0.003, 0.01, 0.03)
+"""Between runs, where it is asked what would have shown."""
+SIZES = (Cell("1 and 1 runs, 5 earlier ones", 1, 1, 5), Cell("3 and 3 runs", 3, 3), Cell("5 and 5 runs", 5, 5))
+DRIFTS = (0.0, 2.0, 4.0, 8.0)
+"""Steps between the runs before and their control, in spreads between runs."""
+FOUND = (0.75, 0.9)
+"""Share of the smallest changes that has to be found, where 80 % are aimed at."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A share of ``repeats`` simulations, and the share that it has to be; None if there is no target."""
@@ -90,11 +106,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=10_000, help="simulations of each case (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SEED, help="of the random numbers (default: %(default)s)")
-    parser.add_argument("--grid", action="store_true", help="only the table of numbers of runs and spreads")
+    parser.add_argument("--grid", action="store_true", help="only the tables of numbers of runs and spreads")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     cases = []
-    for case in (measure_grid if options.grid else measure)(options.repeats, options.seed):
+    for case in (measure_tables if options.grid else measure)(options.repeats, options.seed):
         cases.append(case)
         if not options.json:
             sys.stdout.write(f"{_row(case)}\n")
@@ -117,7 +133,7 @@ def measure(repeats: int, seed: int = SEED, lengths: Sequence[int] = LENGTHS) ->
     yield from _intervals_of_a_difference(rng, repeats)
     yield from _false_alarms(rng, repeats)
     yield from _slow_downs(rng, repeats)
-    yield from measure_grid(max(1, repeats // 2), seed)
+    yield from measure_tables(max(1, repeats // 2), seed)
     yield from _suggested_runs(rng, max(1, repeats // 4))
 
 
@@ -174,6 +190,73 @@ def _slow_downs(rng: np.random.Generator, repeats: int) -> Iterator[Case]:
                 found += decide(group_difference(*groups), TOLERANCE_PCT).verdict == "regressed"
             case = f"{name}, 3 and 3 runs, {100 * between:g} % apart"
             yield Case("slow-down of 3 % found", case, found / repeats, repeats, least=0.95)
+
+
+def measure_tables(repeats: int, seed: int = SEED) -> Iterator[Case]:
+    yield from measure_grid(repeats, seed)
+    yield from measure_power(repeats, seed)
+    yield from measure_controls(repeats, seed)
+
+
+def measure_power(repeats: int, seed: int = SEED) -> Iterator[Case]:
+    """The smallest change that is stated, added to the second side: of the very runs that it is stated of, and of
+    others like them."""
+    rng = np.random.default_rng(seed)
+    for cell, spread in product(SIZES, SPREADS):
+        same = other = 0
+        for groups, known in _drawn(rng, cell, repeats, spread):
+            factor = 1 + (group_difference(*groups, known=known).smallest_change_pct or math.nan) / 100
+            same += _seems_slower(*groups, factor, known)
+            others, others_known = next(_drawn(rng, cell, 1, spread))
+            other += _seems_slower(*others, factor, others_known)
+        case = f"{cell.name}, {100 * spread:g} % apart"
+        yield Case("smallest change found, same runs", case, same / repeats, repeats, *FOUND)
+        yield Case("smallest change found, others", case, other / repeats, repeats)
+
+
+def _seems_slower(
+    before: Sequence[RunMean], after: Sequence[RunMean], factor: float, known: KnownSpread | None
+) -> bool:
+    slower = [RunMean(run.mean_s * factor) for run in after]
+    return (group_difference(before, slower, known).ci95_pct or (0.0,))[0] > 0
+
+
+def measure_controls(repeats: int, seed: int = SEED) -> Iterator[Case]:
+    """Comparisons that their control withdraws, of runs with and without a step between them and their control; and,
+    of those without, verdicts of equal sides that the spread of the control too decides.
+
+    5 % are aimed at exactly: the limit is what so many draws exceed in 1 % of cases then.
+    """
+    rng = np.random.default_rng(seed)
+    most = 0.05 + 2.326 * math.sqrt(0.05 * 0.95 / repeats)
+    for cell, spread in product(SIZES, SPREADS):
+        for drift in DRIFTS:
+            withdrawn = 0
+            for (before, control), known in _drawn(rng, cell, repeats, spread, math.exp(drift * spread)):
+                withdrawn += control_differs(group_difference(before, control, known)) is not None
+            case = f"{cell.name}, {100 * spread:g} % apart, step of {drift:g} spreads"
+            bounds = {"most": most} if not drift else {"least": 0.95} if drift == max(DRIFTS) else {}
+            yield Case("withdrawn by its control", case, withdrawn / repeats, repeats, **bounds)
+        alarms = 0
+        for (before, after), known in _drawn(rng, cell, repeats, spread):
+            (control, _), _ = next(_drawn(rng, cell, 1, spread))
+            found = decide(group_difference(before, after, known, control), 0.0).verdict
+            alarms += found in ("regressed", "improved")
+        case = f"{cell.name}, {100 * spread:g} % apart"
+        yield Case("equal, seem to differ, control", case, alarms / repeats, repeats, most=most)
+
+
+def _drawn(
+    rng: np.random.Generator, cell: Cell, repeats: int, spread: float, factor: float = 1.0
+) -> Iterator[tuple[tuple[list[RunMean], list[RunMean]], KnownSpread | None]]:
+    """Two groups of run means, the second one slower by ``factor``, and what earlier runs tell of their spread."""
+    for _ in range(repeats):
+        count = cell.before + cell.after
+        means = 10 * np.exp(spread * rng.standard_normal(count + cell.earlier))
+        means[cell.before : count] *= factor
+        runs = [RunMean(float(mean)) for mean in means[:count]]
+        known = known_spread(means[count:].tolist()) if cell.earlier else None
+        yield (runs[: cell.before], runs[cell.before :]), known
 
 
 def measure_grid(repeats: int, seed: int = SEED) -> Iterator[Case]:

@@ -66,6 +66,17 @@ def test_a_single_step_decides_beside_a_figure_of_the_same_step(time_s: float, v
     assert found.reason and "one step each" in found.reason
 
 
+@pytest.mark.parametrize(("spread", "verdict"), [(0.2, "pass"), (0.4, "inconclusive")])
+def test_a_noisy_run_as_fast_as_its_figure_passes_only_if_a_slow_down_would_have_shown(
+    spread: float, verdict: str
+) -> None:
+    found = judged(around(9.995, spread), reference=EXPECTED)
+    assert found.ci95_pct and found.smallest_change_pct
+    assert found.smallest_change_pct == pytest.approx((found.ci95_pct[1] - found.ci95_pct[0]) / 2 * 1.4294, rel=1e-4)
+    assert (found.verdict, found.ci95_pct[1] < 5) == (verdict, True)
+    assert (found.reason or "").startswith("a change below") == (verdict == "inconclusive")
+
+
 def test_a_run_that_is_no_measurement_is_invalid() -> None:
     found = judged(around(10.0), flaw="the window includes the first step, which includes warm-up")
     assert found.verdict == "invalid"

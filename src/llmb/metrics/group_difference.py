@@ -88,7 +88,8 @@ DecisionName = Literal["pass", "regressed", "improved", "inconclusive"]
 MOST_MORE_RUNS = 40
 MOST_DIGITS = 4
 POWER = 0.8
-"""Probability that as many more runs as suggested decide, if the estimates are right."""
+"""Probability that the smallest change shows, and that as many more runs as suggested decide, if the estimates are
+right."""
 REPEATS = 3
 """Runs of each group that are suggested where nothing is known of the spread between runs."""
 FEWEST_EARLIER = 3
@@ -97,6 +98,10 @@ ASSUMED_SPREAD_PCT = 1.0
 """Standard deviation between repeats that is allowed for where nothing is known of it: chips of one type, and the same
 one warm and cold, differ by as much."""
 NORMAL_QUANTILE = 1.959963984540054
+SPREAD_POWER = 0.9
+"""Half of what ``POWER`` leaves to chance is left to the spread of the runs."""
+POWER_QUANTILE = 0.8416212335729143
+"""Normal quantile of ``POWER``."""
 SINGLE_RUNS = f"one run on each side: how much repeats differ is not known, and {ASSUMED_SPREAD_PCT:g} % is allowed for"
 NO_INTERVAL = "the mean of a run of a single step has no interval"
 
@@ -130,6 +135,8 @@ class GroupDifference:
     """``after_s`` relative to ``before_s``; above 0 is slower."""
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``; None if a run of a single step is compared with longer ones."""
+    smallest_change_pct: float | None
+    """The smallest slow-down that these runs would have shown, with probability ``POWER``; None without an interval."""
     noise_pct: float | None
     """Standard deviation between repeats, in percent; None if it is assumed: any decision is then soft."""
     node_effect: str | None
@@ -158,6 +165,11 @@ class _Precision:
     def half_width(self) -> float:
         return student_t(self.freedom, 0.975) * self.error
 
+    @property
+    def smallest_change(self) -> float:
+        """The true difference of which the interval excludes 0 with probability ``POWER``."""
+        return self.half_width + student_t(self.freedom, POWER) * self.error
+
 
 def known_spread(means_s: Sequence[float]) -> KnownSpread | None:
     """From earlier runs of one recipe on the same nodes; None for fewer than ``FEWEST_EARLIER``."""
@@ -167,22 +179,27 @@ def known_spread(means_s: Sequence[float]) -> KnownSpread | None:
 
 
 def group_difference(
-    before: Sequence[RunMean], after: Sequence[RunMean], known: KnownSpread | None = None
+    before: Sequence[RunMean],
+    after: Sequence[RunMean],
+    known: KnownSpread | None = None,
+    control: Sequence[RunMean] = (),
 ) -> GroupDifference:
-    """``known`` is used if each side has a single run.
+    """``known`` is used if each side has a single run. ``control`` are more runs like ``before`` that form a group of
+    their own: their spread counts too, and their level does not.
 
     Raises ValueError for an empty group, or a mean that is not a number above 0.
     """
-    if not before or not after or not all(0 < run.mean_s < math.inf for run in (*before, *after)):
+    if not before or not after or not all(0 < run.mean_s < math.inf for run in (*before, *after, *control)):
         raise ValueError("groups of runs with step times above 0 are needed")
     logs = [[math.log(run.mean_s) for run in group] for group in (before, after)]
     center = median(logs[1]) - median(logs[0])
-    precision, used = _precision(*logs), 0
+    precision, used = _precision(logs[0], logs[1], [math.log(run.mean_s) for run in control]), 0
     if precision is None and known:
         precision, used = _Precision(known.spread, known.spread * math.sqrt(2), known.runs - 1), known.runs
     half = precision.half_width if precision else _half_width_alone(before[0], after[0])
     if {run.ci95_s is None for run in (*before, *after)} == {True, False}:
         half = None
+    smallest = None if half is None else precision.smallest_change if precision else smallest_change(half)
     return GroupDifference(
         n_before=len(before),
         n_after=len(after),
@@ -190,6 +207,7 @@ def group_difference(
         after_s=math.exp(median(logs[1])),
         delta_pct=_percent(center),
         ci95_pct=None if half is None else (_percent(center - half), _percent(center + half)),
+        smallest_change_pct=None if smallest is None else _percent(smallest),
         noise_pct=_percent(precision.spread) if precision else None,
         earlier_runs=used,
         node_effect=node_effect(
@@ -198,31 +216,73 @@ def group_difference(
     )
 
 
-def clear_decision(delta_pct: float, ci95_pct: tuple[float, float], tolerance_pct: float) -> DecisionName | None:
+def smallest_change(half_width: float) -> float:
+    """What would have shown with an interval of this half width whose degrees of freedom are not known.
+
+    The quantiles are normal ones: of Student's t their ratio is smaller, so that this is rather too much.
+    """
+    return half_width * (1 + POWER_QUANTILE / NORMAL_QUANTILE)
+
+
+def control_differs(difference: GroupDifference) -> str | None:
+    """Why a comparison is worth nothing, from the difference between the runs before and its control; None if they do
+    not differ by more than chance gives."""
+    interval, delta = difference.ci95_pct, difference.delta_pct
+    if interval is None or interval[0] <= 0 <= interval[1]:
+        return None
+    low, high = sorted(map(abs, interval))
+    return (
+        f"the control differs from the runs before by {abs(delta):.1f} % ({low:.1f} to {high:.1f} %), although nothing"
+        " was changed"
+    )
+
+
+def clear_decision(
+    delta_pct: float, ci95_pct: tuple[float, float], smallest_change_pct: float, tolerance_pct: float
+) -> DecisionName | None:
     """``regressed`` and ``improved``: by more than the tolerance, and the interval excludes 0. ``pass``: the interval
-    excludes that it is slower by more than the tolerance. Two groups of the same distribution differ in less than 5 %
-    of cases, whatever the tolerance.
+    excludes that it is slower by more than the tolerance, and a change of the tolerance would have shown. Two groups
+    of the same distribution differ in less than 5 % of cases, whatever the tolerance.
     """
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:
         return "regressed"
     if high < 0 and delta_pct < -tolerance_pct:
         return "improved"
-    return "pass" if high <= tolerance_pct else None
+    return "pass" if high <= tolerance_pct and not unseen(ci95_pct, smallest_change_pct, tolerance_pct) else None
+
+
+def unseen(ci95_pct: tuple[float, float], smallest_change_pct: float, tolerance_pct: float) -> str | None:
+    """Why no difference was found, where that says little; None if it says enough, or the interval does not end
+    within the tolerance."""
+    low, high = ci95_pct
+    if not low <= 0 <= high <= tolerance_pct < smallest_change_pct:
+        return None
+    smallest = f"{smallest_change_pct:.{_digits_above(smallest_change_pct, tolerance_pct)}f}"
+    return f"a change below {smallest} % would not have shown; the tolerance is {tolerance_pct:g} %"
+
+
+def _digits_above(value: float, limit: float) -> int:
+    """As few as show that ``value`` is above ``limit``."""
+    return next((n for n in range(1, MOST_DIGITS) if round(value, n) > limit), MOST_DIGITS)
 
 
 def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
     """Whether the second group is slower than the first one by more than the tolerance."""
-    if difference.ci95_pct is None:
+    interval, smallest = difference.ci95_pct, difference.smallest_change_pct
+    if interval is None or smallest is None:
         return Decision("inconclusive", 2 * (REPEATS - 1), NO_INTERVAL)
-    low, high = difference.ci95_pct
     notes = [note for note in (spread_note(difference), difference.node_effect) if note]
-    if clear := clear_decision(difference.delta_pct, difference.ci95_pct, tolerance_pct):
+    if clear := clear_decision(difference.delta_pct, interval, smallest, tolerance_pct):
         return Decision(clear, None, "; ".join(notes) or None)
-    digits = next((n for n in range(1, MOST_DIGITS) if round(high, n) > tolerance_pct), MOST_DIGITS)
-    ends = (f"{round(end, digits) + 0.0:.{digits}f}" for end in (low, high))
-    within = f"{' to '.join(ends)} % slower is possible, the tolerance is {tolerance_pct:g} %"
-    return Decision("inconclusive", more_runs(difference, tolerance_pct), "; ".join([within, *notes]))
+    why = unseen(interval, smallest, tolerance_pct) or _possible(interval, tolerance_pct)
+    return Decision("inconclusive", more_runs(difference, tolerance_pct), "; ".join([why, *notes]))
+
+
+def _possible(ci95_pct: tuple[float, float], tolerance_pct: float) -> str:
+    digits = _digits_above(ci95_pct[1], tolerance_pct)
+    ends = (f"{round(end, digits) + 0.0:.{digits}f}" for end in ci95_pct)
+    return f"{' to '.join(ends)} % slower is possible, the tolerance is {tolerance_pct:g} %"
 
 
 def spread_note(difference: GroupDifference) -> str | None:
@@ -238,24 +298,37 @@ def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
     if difference.noise_pct is None:
         return 2 * (REPEATS - 1)
     delta, tolerance = math.log1p(difference.delta_pct / 100), math.log1p(tolerance_pct / 100)
-    needed = delta if delta > tolerance else tolerance - delta
+    needed = abs(delta) if abs(delta) > tolerance else tolerance - max(delta, 0)
     spread = math.log1p(difference.noise_pct / 100)
     sizes = [difference.n_before, difference.n_after]
     for more in range(1, MOST_MORE_RUNS + 1):
         sizes[sizes.index(min(sizes))] += 1
-        freedom = sum(sizes) - 2
-        error = spread * math.sqrt(sum(map(_variance_of_median, sizes)))
-        if (student_t(freedom, 0.975) + student_t(freedom, POWER)) * error <= needed:
+        shown = _precision_of(spread, sizes).smallest_change
+        passes = abs(delta) <= tolerance  # then a change of the tolerance has to show, by the spread that is seen
+        if shown <= needed and not (passes and shown * _spread_seen(sum(sizes) - 2) > tolerance):
             return more
     return None
 
 
-def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | None:
-    """None for two single values."""
-    freedoms = [len(group) - 1 for group in (before, after)]
+def _spread_seen(freedom: int) -> float:
+    """The spread that so few runs show, relative to the true one: in ``SPREAD_POWER`` of cases at most that."""
+    from scipy.special import chdtri  # takes longer to load than most commands take to run
+
+    return math.sqrt(float(chdtri(freedom, 1 - SPREAD_POWER)) / freedom)
+
+
+def _precision_of(spread: float, sizes: Sequence[int]) -> _Precision:
+    """Groups of so many runs with a common spread."""
+    return _Precision(spread, spread * math.sqrt(sum(map(_variance_of_median, sizes))), sum(sizes) - 2)
+
+
+def _precision(before: Sequence[float], after: Sequence[float], control: Sequence[float] = ()) -> _Precision | None:
+    """None for two single values without a control that tells their spread."""
+    sides = ([before, *([control] if control else [])], [after])
+    freedoms = [sum(len(group) - 1 for group in side) for side in sides]
     if not sum(freedoms):
         return None
-    squares = [math.fsum((value - fmean(group)) ** 2 for value in group) for group in (before, after)]
+    squares = [math.fsum((value - fmean(group)) ** 2 for group in side for value in group) for side in sides]
     weights = [_variance_of_median(len(group)) for group in (before, after)]
     spread = math.sqrt(sum(squares) / sum(freedoms))
     if freedoms[0] == freedoms[1] or not all(freedoms) or not spread:

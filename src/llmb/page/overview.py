@@ -21,7 +21,7 @@ def differences_figure(judged: Mapping[str, Judged]) -> Figure | None:
     shown = [(title, one) for title, one in judged.items() if one.verdict.delta_pct is not None]
     if len(shown) < FEWEST:
         return None
-    right = ("difference %", "from %", "to %")
+    right = ("difference %", "from %", "to %", "would show %")
     table = result_table("Step time relative to the reference", "recipe", *right, "verdict", "reference", right=right)
     estimates = []
     for title, one in shown:
@@ -32,7 +32,8 @@ def differences_figure(judged: Mapping[str, Judged]) -> Figure | None:
         estimates.append(Estimate(label, delta, interval, verdict.verdict))
         ends = [f"{end:+.2f}" for end in interval] if interval else ["n/a", "n/a"]
         source = verdict.reference.source if verdict.reference else ""
-        table.add_row(title, f"{delta:+.2f}", *ends, verdict.verdict, source)
+        would_show = "n/a" if verdict.smallest_change_pct is None else f"{verdict.smallest_change_pct:.2f}"
+        table.add_row(title, f"{delta:+.2f}", *ends, would_show, verdict.verdict, source)
     drawing = estimates_chart("differences", estimates, "% longer steps than the reference")
     caption = "right of 0 is slower; circle: pass, triangles: regressed or improved, diamond: inconclusive, square: not"
     return Figure("differences", "Differences with 95 % intervals", f"{caption} comparable", drawing, table)

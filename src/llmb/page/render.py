@@ -104,7 +104,8 @@ def _file(name: str) -> str:
 
 def page_markdown(contents: Contents, shown: Callable[[str], str]) -> str:
     """For a pull request or a chat: the verdicts as a table, and for each recipe its results behind a line."""
-    rows = ["| | recipe | runs | current s | reference s | difference | 95 % interval | verdict |", "|---" * 8 + "|"]
+    names = ("", "recipe", "runs", "current s", "reference s", "difference", "95 % interval", "would show", "verdict")
+    rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     rows += [_markdown_row(section) for section in contents.sections]
     parts = [f"{one.symbol} **{markdown_text(one.title)}**: {markdown_text(one.headline)}" for one in contents.sections]
     text = "\n\n".join(["\n".join(f"- {part}" for part in parts), "\n".join(rows)])
@@ -124,6 +125,7 @@ def _markdown_row(section: Section) -> str:
     reference = verdict.reference.step_time_s if verdict.reference else None
     delta = "n/a" if verdict.delta_pct is None else f"{verdict.delta_pct:+.1f} %"
     interval = "n/a" if verdict.ci95_pct is None else " to ".join(f"{end:+.1f} %" for end in verdict.ci95_pct)
+    shown = "n/a" if verdict.smallest_change_pct is None else f"{verdict.smallest_change_pct:.1f} %"
     cells = (
         section.symbol,
         markdown_text(section.title),
@@ -131,6 +133,7 @@ def _markdown_row(section: Section) -> str:
         *("n/a" if value is None else f"{value:.4g}" for value in (judged.compared_s, reference)),
         delta,
         interval,
+        shown,
         verdict.verdict,
     )
     return f"| {' | '.join(cells)} |"

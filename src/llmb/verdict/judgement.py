@@ -10,12 +10,15 @@ from llmb.metrics.group_difference import (
     MOST_MORE_RUNS,
     NO_INTERVAL,
     NORMAL_QUANTILE,
+    GroupDifference,
     KnownSpread,
     RunMean,
     clear_decision,
     decide,
     group_difference,
+    smallest_change,
     spread_note,
+    unseen,
 )
 from llmb.metrics.statistics import Statistics
 from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK, Values, differing, disturbances, find_conditions, merged
@@ -52,6 +55,7 @@ class Finding:
     verdict: VerdictName
     delta_pct: float | None = None
     ci95_pct: Interval | None = None
+    smallest_change_pct: float | None = None
     soft: bool = False
     more_runs: int | None = None
     reason: str | None = None
@@ -75,15 +79,21 @@ def _finding_against_figure(measured: Measured, reference: Reference, tolerance:
     if times is None:
         return Finding(verdict="invalid", reason=measured.flaw or "it has no statistics")
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
-    if measured.flaw:
-        return Finding(verdict="invalid", delta_pct=delta, ci95_pct=interval, reason=measured.flaw)
-    if interval is None and alike:
-        return replace(_decided(delta, _allowed((delta, delta), 2), tolerance.pct), soft=True, reason=SINGLE_STEPS)
+    if interval is None and alike and not measured.flaw:
+        found = _decided(delta, _allowed((delta, delta), 2), tolerance.pct)
+        return replace(found, soft=True, reason="; ".join(filter(None, (_said(found), SINGLE_STEPS))))
     found = _decided(delta, interval, tolerance.pct)
+    if measured.flaw:
+        return replace(found, verdict="invalid", reason=measured.flaw)
     if interval is None or reference.kind != "expectation":
         return found
     allowed = _decided(delta, _allowed(interval), tolerance.pct)
     return found if allowed.verdict == found.verdict else replace(found, soft=True, reason=SINGLE_RUN)
+
+
+def _said(found: Finding) -> str | None:
+    """Its reason, if that says more than that the verdict is not clear."""
+    return None if found.reason == UNDECIDED else found.reason
 
 
 def single_difference(
@@ -113,9 +123,15 @@ def _allowed(interval: Interval, values: int = 1) -> Interval:
 def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> Finding:
     if interval is None:
         return Finding(verdict="inconclusive", delta_pct=delta, reason=NO_SPREAD)
-    if clear := clear_decision(delta, interval, tolerance_pct):
-        return Finding(verdict=clear, delta_pct=delta, ci95_pct=interval)
-    return Finding(verdict="inconclusive", delta_pct=delta, ci95_pct=interval, reason=UNDECIDED)
+    smallest = smallest_change((interval[1] - interval[0]) / 2)
+    clear = clear_decision(delta, interval, smallest, tolerance_pct)
+    return Finding(
+        verdict=clear or "inconclusive",
+        delta_pct=delta,
+        ci95_pct=interval,
+        smallest_change_pct=smallest,
+        reason=None if clear else unseen(interval, smallest, tolerance_pct) or UNDECIDED,
+    )
 
 
 def judge_against_runs(
@@ -159,17 +175,24 @@ def _finding_against_runs(
         return Finding(verdict="invalid", reason="; ".join(flaws))
     difference = group_difference(_means(baseline), _means(valid), known)
     decision = decide(difference, tolerance.pct)
-    no_interval = NO_INTERVAL if difference.ci95_pct is None else None
-    notes = [no_interval or spread_note(difference), difference.node_effect]
+    why = _why_undecided(difference, tolerance.pct)
+    notes = [why, spread_note(difference) if why != NO_INTERVAL else None, difference.node_effect]
     undecided = UNDECIDED if decision.more_runs else TOO_MANY_RUNS
     return Finding(
         verdict=decision.verdict,
         delta_pct=difference.delta_pct,
         ci95_pct=difference.ci95_pct,
+        smallest_change_pct=difference.smallest_change_pct,
         soft=difference.noise_pct is None,
         more_runs=decision.more_runs,
         reason="; ".join(filter(None, notes)) or (undecided if decision.verdict == "inconclusive" else None),
     )
+
+
+def _why_undecided(difference: GroupDifference, tolerance_pct: float) -> str | None:
+    """What the difference and the tolerance do not tell."""
+    interval, smallest = difference.ci95_pct, difference.smallest_change_pct
+    return NO_INTERVAL if interval is None or smallest is None else unseen(interval, smallest, tolerance_pct)
 
 
 def _means(runs: Sequence[Measured]) -> list[RunMean]:
@@ -195,6 +218,7 @@ def judgement(
             soft=finding.soft or weakened or reference.kind == "published",
             delta_pct=finding.delta_pct,
             ci95_pct=finding.ci95_pct,
+            smallest_change_pct=finding.smallest_change_pct,
             tolerance_pct=tolerance.pct if tolerance else None,
             tolerance_source=tolerance.source if tolerance else None,
             reference=reference,

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+from llmb.metrics.group_difference import unseen
 from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK, differing
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
@@ -49,20 +50,19 @@ def _parts(verdict: Verdict) -> Iterator[str]:
         reasons = "; ".join(filter(None, (*faults, verdict.reason)))
         yield f"not comparable with {FIGURES[kind]}: {reasons} ({_difference(verdict, kind)})"
         return
-    digits = _digits(verdict)
+    digits = _digits(verdict.tolerance_pct, verdict.delta_pct, *(verdict.ci95_pct or ()))
     first = "; ".join((*faults, f"{_difference(verdict, kind, digits)}{_tolerance(verdict, digits)}"))
     yield f"inconclusive: {first}" if verdict.verdict == "inconclusive" else first
     yield from _reasons(verdict)
     yield from _weaknesses(verdict, kind)
+    yield from _shown(verdict)
 
 
-def _digits(verdict: Verdict) -> int:
-    """As few as distinguish the difference and its interval from the tolerance."""
-    limit = verdict.tolerance_pct
-    if limit is None or verdict.delta_pct is None:
+def _digits(limit: float | None, *values: float) -> int:
+    """As few as distinguish the values from the tolerance."""
+    if limit is None:
         return 1
-    values = [abs(value) for value in (verdict.delta_pct, *(verdict.ci95_pct or ()))]
-    near = [value for value in values if abs(value - limit) > 10**-MOST_DIGITS]
+    near = [abs(value) for value in values if abs(abs(value) - limit) > 10**-MOST_DIGITS]
     fitting = (n for n in range(1, MOST_DIGITS) if percent(limit, n) not in [percent(value, n) for value in near])
     return next(fitting, MOST_DIGITS)
 
@@ -99,8 +99,27 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
     """Why there is no clear verdict, and what would tell."""
     if verdict.more_runs:
         yield f"{verdict.more_runs} more run{'s' if verdict.more_runs > 1 else ''} would tell"
-    if verdict.reason and not (verdict.more_runs and verdict.reason == UNDECIDED):
-        yield verdict.reason
+    reason = (verdict.reason or "").removeprefix(_unseen(verdict)).removeprefix("; ")
+    if reason and not (verdict.more_runs and reason == UNDECIDED):
+        yield reason
+
+
+def _unseen(verdict: Verdict) -> str:
+    """The part of the reason that the end of the sentence says."""
+    interval, smallest, limit = verdict.ci95_pct, verdict.smallest_change_pct, verdict.tolerance_pct
+    if interval is None or smallest is None or limit is None:
+        return ""
+    return unseen(interval, smallest, limit) or ""
+
+
+def _shown(verdict: Verdict) -> Iterator[str]:
+    """What the data would have shown, where no difference was found."""
+    smallest, limit = verdict.smallest_change_pct, verdict.tolerance_pct
+    if smallest is None or verdict.verdict not in ("pass", "inconclusive"):
+        return
+    text = percent(smallest, _digits(limit, smallest))
+    what = f"only a change above {text}" if limit is not None and smallest > limit else f"a change of {text}"
+    yield f"{what} % would have shown"
 
 
 def _faults(verdict: Verdict, kind: ReferenceKind) -> tuple[str, ...]:
