@@ -41,9 +41,9 @@ PANELS = {
         "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     },
     "Share": {
-        "export": ("llmb.cli.export", "Results and steps as files that other tools read."),
-        "archive": ("llmb.cli.archive", "Runs as one file for another machine, without checkpoints and secrets."),
-        "import": ("llmb.cli.archive", "The runs of an archive, added to those of this machine."),
+        "export": ("llmb.cli.share", "Results and steps as files that other tools read."),
+        "archive": ("llmb.cli.share", "Runs as one file for another machine, without checkpoints and secrets."),
+        "import": ("llmb.cli.share", "The runs of an archive, added to those of this machine."),
     },
     "Cluster": {
         "install": (

@@ -14,7 +14,6 @@ from llmb.cli.common import Json
 from llmb.cli.options import given_of, recipe_options, record_options, request_of, selection_options, takes
 from llmb.cli.root import install_here, print_unspecified, say
 from llmb.errors import UsageError
-from llmb.exchange.new_file import new_file
 from llmb.input_files import read_text_file
 from llmb.missing import Missing
 from llmb.options.option import options_of
@@ -37,6 +36,7 @@ from llmb.report.predict_report import (
     rows_document,
 )
 from llmb.runs.choices import Choices
+from llmb.runs.folder import new_file
 from llmb.runs.plan import EnginePlan, make_plan
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes results and steps of runs in the forms that other tools read."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from llmb.errors import EnvironmentProblem
 from llmb.exchange.columns import ExportedRun, RunSource
@@ -18,35 +18,25 @@ from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import read_steps
 
 
-class ExportFormat(StrEnum):
-    CSV = "csv"
-    PARQUET = "parquet"
-    JSONL = "jsonl"
-    OPENMETRICS = "openmetrics"
-    MLPERF = "mlperf"
-    TENSORBOARD = "tensorboard"
-    MLFLOW = "mlflow"
-    WANDB = "wandb"
+class ExportForm(NamedTuple):
+    """How runs are written, and what this needs beside llmb: libraries, and the extra that has them."""
+
+    write: Callable[[RunSource, Path], Iterator[Path]]
+    """Yields each file when it is complete."""
+    extra: str = ""
+    libraries: tuple[str, ...] = ()
 
 
-WRITERS: Mapping[ExportFormat, Callable[[RunSource, Path], Iterator[Path]]] = {
-    ExportFormat.CSV: write_csv,
-    ExportFormat.PARQUET: write_parquet,
-    ExportFormat.JSONL: write_jsonl,
-    ExportFormat.OPENMETRICS: write_openmetrics,
-    ExportFormat.MLPERF: write_mlperf,
-    ExportFormat.TENSORBOARD: write_tensorboard,
-    ExportFormat.MLFLOW: write_mlflow,
-    ExportFormat.WANDB: write_wandb,
+FORMS = {
+    "csv": ExportForm(write_csv),
+    "parquet": ExportForm(write_parquet, "export", ("pyarrow",)),
+    "jsonl": ExportForm(write_jsonl),
+    "openmetrics": ExportForm(write_openmetrics),
+    "mlperf": ExportForm(write_mlperf),
+    "tensorboard": ExportForm(write_tensorboard, "export", ("tensorboard",)),
+    "mlflow": ExportForm(write_mlflow, "mlflow", ("mlflow", "sqlalchemy", "alembic")),
+    "wandb": ExportForm(write_wandb, "wandb", ("wandb",)),
 }
-"""Each yields a file when it is complete."""
-LIBRARIES = {
-    ExportFormat.PARQUET: ("export", ("pyarrow",)),
-    ExportFormat.TENSORBOARD: ("export", ("tensorboard",)),
-    ExportFormat.MLFLOW: ("mlflow", ("mlflow", "sqlalchemy", "alembic")),
-    ExportFormat.WANDB: ("wandb", ("wandb",)),
-}
-"""What a form needs beside llmb, and the extra that has it."""
 
 
 def exported_run(folder: RunFolder) -> ExportedRun:
@@ -59,13 +49,13 @@ def exported_run(folder: RunFolder) -> ExportedRun:
     return ExportedRun(run, job.campaign if job else None, read_steps(folder.steps))
 
 
-def write_export(folders: Sequence[Path], formats: Sequence[ExportFormat], output: Path) -> list[Path]:
+def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) -> list[Path]:
     """Writes the runs of these folders below ``output``; files of these names are replaced.
 
     Runs are read one after the other, once for each file. Raises EnvironmentProblem if a library is not installed, or
     something cannot be written.
     """
-    _need_libraries(formats)
+    _need_libraries(FORMS[form] for form in formats)
 
     def runs() -> Iterator[ExportedRun]:
         yield from map(exported_run, map(RunFolder, folders))
@@ -73,7 +63,7 @@ def write_export(folders: Sequence[Path], formats: Sequence[ExportFormat], outpu
     written: list[Path] = []
     try:
         for form in dict.fromkeys(formats):
-            written.extend(WRITERS[form](runs, output))
+            written.extend(FORMS[form].write(runs, output))
     except EnvironmentProblem as error:
         if not written:
             raise
@@ -82,9 +72,8 @@ def write_export(folders: Sequence[Path], formats: Sequence[ExportFormat], outpu
     return written
 
 
-def _need_libraries(formats: Sequence[ExportFormat]) -> None:
-    needed = [LIBRARIES[form] for form in formats if form in LIBRARIES]
-    missing = {name: extra for extra, names in needed for name in names if find_spec(name) is None}
+def _need_libraries(forms: Iterable[ExportForm]) -> None:
+    missing = {name: form.extra for form in forms for name in form.libraries if find_spec(name) is None}
     if missing:
         do = f"pip install 'llmb[{','.join(dict.fromkeys(missing.values()))}]'"
         raise EnvironmentProblem(f"this needs {' and '.join(missing)}, which is not installed", do=do)

@@ -30,7 +30,6 @@ from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import LOCAL
 from llmb.trust import check_links
 
-CHUNK = 1 << 20
 PATIENCE_S = 600.0
 STATES = {"success": COMPLETED, "cancelled": "CANCELLED"}
 """States of imported jobs by the status of the run; all others are failed."""
@@ -98,7 +97,9 @@ def _unpack(path: Path, into: Path) -> Manifest:
 
     The job is new: by that of another cluster, its scheduler would be asked for it, or it would be retried, here.
     """
-    manifest, checksum = unpack_archive(path, into), _sha256(path)
+    manifest = unpack_archive(path, into)
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
     for run in manifest.runs:
         folder = RunFolder(into / run.folder)
         job = SubmittedJob(
@@ -162,14 +163,6 @@ def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
         nodes=record.job.nodes if record.job else None,
         **(read_figures(str(target)) if record.status == "success" else {}),
     )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def read_origin(folder: RunFolder) -> ImportOrigin | None:

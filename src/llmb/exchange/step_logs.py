@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmb.exchange.columns import STEPS, ExportedRun, RunSource
-from llmb.exchange.new_file import new_file
+from llmb.runs.folder import new_file
 from llmb.runs.steps import Step
 
 EVENTS = "events.out.tfevents.llmb"

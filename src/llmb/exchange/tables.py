@@ -21,7 +21,7 @@ from llmb.exchange.columns import (
     rows_of,
     step_rows,
 )
-from llmb.exchange.new_file import new_file
+from llmb.runs.folder import new_file
 
 if TYPE_CHECKING:
     import pandas

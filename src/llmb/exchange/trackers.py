@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llmb.exchange.columns import RESULTS, ExportedRun, RunSource, Scalar
-from llmb.exchange.new_file import new_file
 from llmb.exchange.step_logs import scalars_of
+from llmb.runs.folder import new_file
 from llmb.runs.recorded_identity import identity_of
 
 PROJECT = "llmb"

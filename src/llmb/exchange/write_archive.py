@@ -2,7 +2,7 @@
 """Packs runs into one file, without checkpoints and without secrets."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,9 +21,8 @@ from llmb.exchange.manifest import (
     is_kept,
     is_trace,
 )
-from llmb.exchange.new_file import new_file
 from llmb.input_files import open_regular
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import now, read_job, read_record
 from llmb.secrets import HIDDEN, has_secret, secret_spans
 
@@ -50,17 +49,10 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """A file, and where it goes."""
+class _Packed:
+    """A file, how it is described in the archive, and which parts of it are hidden there."""
 
     path: Path
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """Size and checksum of what goes into the archive, and where something in the source is hidden."""
-
     file: ArchivedFile
     hidden: tuple[_Span, ...]
 
@@ -72,12 +64,11 @@ def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Arc
     """
     try:
         runs = [_archived_run(RunFolder(folder)) for folder in folders]
-        sources = [
-            source
+        packed = [
+            _packed(path, f"{run.folder}/{name}")
             for folder, run in zip(folders, runs, strict=True)
-            for source in _sources(folder, run.folder, traces=traces)
+            for name, path in _kept_files(folder, traces=traces)
         ]
-        described = [_described(source) for source in sources]
     except OSError as error:
         raise EnvironmentProblem(f"cannot be read: {error.strerror}", where=str(error.filename)) from error
     manifest = Manifest(
@@ -85,10 +76,10 @@ def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Arc
         created_at=now(),
         traces=traces,
         runs=tuple(runs),
-        files=tuple(each.file for each in described),
+        files=tuple(each.file for each in packed),
     )
-    _write(target, manifest, sources, described)
-    return Archive(target, manifest, sum(len(each.hidden) for each in described))
+    _write(target, manifest, packed)
+    return Archive(target, manifest, sum(len(each.hidden) for each in packed))
 
 
 def _archived_run(folder: RunFolder) -> ArchivedRun:
@@ -103,26 +94,26 @@ def _archived_run(folder: RunFolder) -> ArchivedRun:
     )
 
 
-def _sources(folder: Path, archived: str, *, traces: bool) -> Iterator[_Source]:
-    """The record first. Links are not followed."""
+def _kept_files(folder: Path, *, traces: bool) -> Iterator[tuple[str, Path]]:
+    """By their names in the folder of the run, the record first. Links are not followed."""
     places = [folder, folder / "resources", *((folder / name for name in TRACES) if traces else ())]
     found = {path for place in places for path in (place.rglob("*") if place.name in TRACES else place.glob("*"))}
     for path in sorted(found, key=lambda path: (path.name != "run.json", path)):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not path.is_symlink() and (is_kept(name) or (traces and is_trace(name))):
-            yield _Source(path, f"{archived}/{name}")
+            yield name, path
 
 
-def _described(source: _Source) -> _Described:
+def _packed(path: Path, name: str) -> _Packed:
     digest, size, place = hashlib.sha256(), 0, 0
     hidden = []
-    for part, is_hidden in _searched(source.path):
+    for part, is_hidden in _searched(path):
         shown = _WORD if is_hidden else part
         digest.update(shown)
         size += len(shown)
         hidden += [(place, place + len(part))] if is_hidden else []
         place += len(part)
-    return _Described(ArchivedFile(path=source.name, size=size, sha256=digest.hexdigest()), tuple(hidden))
+    return _Packed(path, ArchivedFile(path=name, size=size, sha256=digest.hexdigest()), tuple(hidden))
 
 
 def _searched(path: Path) -> Iterator[tuple[bytes, bool]]:
@@ -160,10 +151,10 @@ def _searched_text(text: str) -> Iterator[tuple[bytes, bool]]:
     yield text[place:].encode(*_ENCODING), False
 
 
-def _content(source: _Source, hidden: Iterable[_Span]) -> Iterator[bytes]:
+def _content(each: _Packed) -> Iterator[bytes]:
     """A file in blocks, with a word for each part that is hidden; searching logs again would take most of the time."""
-    with open_regular(source.path, buffering=CHUNK) as file:
-        for first, end in hidden:
+    with open_regular(each.path, buffering=CHUNK) as file:
+        for first, end in each.hidden:
             while block := file.read(min(CHUNK, first - file.tell())):
                 yield block
             yield _WORD
@@ -172,7 +163,7 @@ def _content(source: _Source, hidden: Iterable[_Span]) -> Iterator[bytes]:
             yield block
 
 
-def _write(target: Path, manifest: Manifest, sources: Sequence[_Source], described: Sequence[_Described]) -> None:
+def _write(target: Path, manifest: Manifest, packed: Sequence[_Packed]) -> None:
     import zstandard
 
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
@@ -180,15 +171,15 @@ def _write(target: Path, manifest: Manifest, sources: Sequence[_Source], describ
         with compressor.stream_writer(file, closefd=False) as out:
             text = manifest.model_dump_json(indent=1).encode()
             out.write(_header(MANIFEST, len(text)) + text + _padding(len(text)))
-            for source, each in zip(sources, described, strict=True):
+            for each in packed:
                 out.write(_header(each.file.path, each.file.size))
                 digest = hashlib.sha256()
-                for block in _content(source, each.hidden):
+                for block in _content(each):
                     digest.update(block)
                     out.write(block)
                 if digest.hexdigest() != each.file.sha256:
                     do = "wait until nothing writes to the run, and repeat"
-                    raise EnvironmentProblem("the file has changed meanwhile", where=str(source.path), do=do)
+                    raise EnvironmentProblem("the file has changed meanwhile", where=str(each.path), do=do)
                 out.write(_padding(each.file.size))
             out.write(bytes(2 * BLOCK))
 

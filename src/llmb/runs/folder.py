@@ -4,8 +4,8 @@
 import errno
 import os
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -222,6 +222,26 @@ def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict"
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to; the file replaces ``path`` at the end, and is removed after an error.
+
+    Raises EnvironmentProblem if it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        check_regular(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        what, do = f"cannot write: {error.strerror or error}", "free some space there, or name another place"
+        raise EnvironmentProblem(what, where=str(path), do=do) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def create_numbered(folder: Path, name: str, create: Callable[[Path], object], *, suffix: str = "") -> Path:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb archive`` and ``llmb import``."""
+"""``llmb export``, ``llmb archive`` and ``llmb import``."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llmb.analysis.find_runs import find_all_runs
 from llmb.cli.common import Json
-from llmb.cli.export import Selection, recorded_only, select_runs
+from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
-from llmb.errors import UsageError
+from llmb.errors import UsageError, unknown
+from llmb.exchange.export import FORMS, write_export
 from llmb.exchange.imported import import_archive
 from llmb.exchange.manifest import ENDING
 from llmb.exchange.read_archive import needs_zstandard
@@ -17,6 +19,76 @@ from llmb.exchange.write_archive import write_archive
 from llmb.report.output import print_output
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+Selection = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...",
+        autocompletion=complete_runs,
+        help="Run folder, folder of runs, label, campaign, id, 'latest', date(s). Default: every run.",
+    ),
+]
+
+
+@app.command()
+def export(
+    runs: Selection = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            help="csv, parquet, jsonl, openmetrics, mlperf, tensorboard, mlflow or wandb. Repeatable; several are"
+            " separated by commas. Default: csv.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the files are written.")
+    ] = Path("llmb-export"),
+    json: Json = False,
+) -> None:
+    """Write results and steps of runs for other tools. Files of an earlier export are replaced.
+
+    Results are those of `llmb result --json`, steps those of `metrics.jsonl`, under the same names in every form: what
+    is not known is empty. The names of the files that were written are printed.
+
+    Examples:
+
+    - `llmb export`
+
+    - `llmb export latest --format tensorboard -o logs`
+
+    - `llmb export my-campaign --format csv,parquet -o results`
+
+    - `llmb export --format openmetrics -o /var/lib/node_exporter`
+    """
+    chosen = _formats(formats or ["csv"])
+    folders = _recorded_runs(runs)
+    written = [str(path) for path in write_export(folders, chosen, output)]
+    print_output({"runs": len(folders), "files": written} if json else "".join(f"{path}\n" for path in written))
+
+
+def _formats(texts: list[str]) -> list[str]:
+    names = [name.strip().lower() for text in texts for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in FORMS:
+            raise unknown("format", name, FORMS)
+    return names
+
+
+def _recorded_runs(selectors: list[str] | None) -> list[Path]:
+    """The folders of the runs that were selected, else of every one; says which are left out.
+
+    Of a run without a record only a log is known. Raises UsageError if none has one.
+    """
+    found = find_all_runs(selectors, install_here(), say)
+    for one in found.left_out:
+        say(f"left out: {one.run}: {one.reason}")
+    folders = [run.path for run in found.runs if run.record]
+    if logs := len(found.runs) - len(folders):
+        say(f"left out: {logs} without a record; 'llmb parse --format csv' has the figures of logs")
+    if not folders:
+        raise UsageError(f"no run with a record in {found.title}", do="'llmb runs' shows all")
+    return folders
 
 
 @app.command()
@@ -46,8 +118,7 @@ def archive(
         raise UsageError(f"the name does not end in {ENDING}", where=str(output), do=f"name it {output.name}{ENDING}")
     if output.exists():
         raise UsageError("this file exists", where=str(output), do="name another one, or remove it")
-    found = recorded_only(select_runs(runs))
-    written = write_archive([run.path for run in found.runs], output, traces=traces)
+    written = write_archive(_recorded_runs(runs), output, traces=traces)
     if written.hidden:
         say(f"{written.hidden} lines of logs may hold a secret, and are replaced in the archive")
     count, size = len(written.manifest.runs), output.stat().st_size
