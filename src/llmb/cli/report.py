@@ -90,8 +90,7 @@ def _content(
     found: FoundRuns, against: str | None, install: Path, form: Format, plot: str, *, full: bool
 ) -> str | bytes:
     from llmb.page.contents import gather  # takes longer to load than the help of every command may take
-    from llmb.page.private import full_text, public_text
-    from llmb.page.render import page_html, page_markdown, page_pdf, plot_file
+    from llmb.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
 
     contents = gather(found, against, install, say)
     shown = full_text if full else public_text(found.runs, install)

@@ -15,8 +15,7 @@ from llmb.errors import UsageError
 from llmb.missing import Missing
 from llmb.page.figure import Figure
 from llmb.page.figures import run_figures
-from llmb.page.history import history_figure
-from llmb.page.overview import differences_figure, scaling_figures
+from llmb.page.overview import differences_figure, history_figure, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
 from llmb.report.network_report import network_table

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of one run."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
 
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.metrics.anomalies import find_anomalies
 from llmb.missing import Missing
-from llmb.page.beside import Beside, figures_beside
 from llmb.page.charts import (
     BLUE,
     GREEN,
@@ -19,19 +21,20 @@ from llmb.page.charts import (
     RED,
     Line,
     Marked,
+    grid_chart,
     histogram_chart,
     parts_chart,
     points_of,
     series_chart,
 )
-from llmb.page.figure import NO_STEPS, STEP, Figure, add_first
-from llmb.page.ranks import ranks_figure
-from llmb.report.table import interval_of, number, result_table
+from llmb.page.figure import NO_STEPS, STEP, Beside, Figure, add_first, figures_beside
+from llmb.report.table import Table, interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.resources.read import read_samples
 from llmb.resources.sample import Sample
 from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import kept_breakdown
+from llmb.runs.rank_times import RankTimes, read_rank_times
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import GIB
 from llmb.runs.steps import Step, read_steps
@@ -101,7 +104,7 @@ def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> 
         rows.append((str(step.step), f"{step.step_time_s:.6g}", ", ".join(["window"] * inside + notes)))
     add_first(table, rows)
     caption = _step_times_caption(run, len(steps), odd, others)
-    return Figure(f"step-times-{section}", "Step times", caption, drawing, table)
+    return Figure("Step times", caption, drawing, table)
 
 
 def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int], others: Sequence[Beside]) -> str:
@@ -133,7 +136,7 @@ def _logged_step_times(section: str, run: AnalyzedRun) -> Figure | Missing:
     drawing = series_chart(f"step-times-{section}", [Line("step time", BLUE, times)], (STEP, "s"))
     table = result_table(f"Steps of {run.id}", STEP, "step time s", right=(STEP, "step time s"))
     add_first(table, [(f"{step:.0f}", f"{seconds:.6g}") for step, seconds in times])
-    return Figure(f"step-times-{section}", "Step times", f"{run.id}: the steps of the window", drawing, table)
+    return Figure("Step times", f"{run.id}: the steps of the window", drawing, table)
 
 
 def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
@@ -158,7 +161,7 @@ def distribution_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
         table.add_row(name, number(getattr(times, name)))
     table.add_row("95 % interval of the mean", interval_of(times.ci95))
     caption = f"mean {number(times.mean)} s, 95 % interval {interval_of(times.ci95)} s, median {number(times.median)} s"
-    return Figure(f"distribution-{section}", "Distribution of the window's steps", caption, drawing, table)
+    return Figure("Distribution of the window's steps", caption, drawing, table)
 
 
 def loss_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
@@ -173,7 +176,7 @@ def loss_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure
     caption = f"from {number(steps[0].loss)} to {number(steps[-1].loss)}"
     if len(finite) < len(steps):
         caption += f"; {len(steps) - len(finite)} steps are not finite and not drawn"
-    return Figure(f"loss-{section}", "Loss", caption, drawing, table)
+    return Figure("Loss", caption, drawing, table)
 
 
 def memory_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
@@ -188,7 +191,7 @@ def memory_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figu
     add_first(
         table, [(str(step.step), number(step.peak_memory_bytes / GIB), str(step.peak_memory_rank)) for step in steps]
     )
-    return Figure(f"memory-{section}", "Peak memory", "of the rank with the most", drawing, table)
+    return Figure("Peak memory", "of the rank with the most", drawing, table)
 
 
 RESOURCES: Mapping[str, tuple[str, str, str]] = {
@@ -217,7 +220,7 @@ def _resource_figure(section: str, name: str, points: Sequence[tuple[float, floa
     table = result_table(f"{title}, mean of the GPUs of a node", *headers, right=headers)
     add_first(table, [(f"{at:.2f}", number(value)) for at, value in points])
     caption = f"mean of the GPUs of a node, beside steps {steps[0].step} to {steps[-1].step}"
-    return Figure(f"{name}-{section}", title, caption, drawing, table)
+    return Figure(title, caption, drawing, table)
 
 
 GpuRows = list[tuple[float, dict[str, float | None]]]
@@ -267,4 +270,109 @@ def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
     for name, _, share in parts:
         table.add_row(name, number(share))
     caption = f"step {step.step} of rank {step.rank}, {number(1e3 * step.duration_s)} ms"
-    return Figure(f"breakdown-{section}", "Where the time of a step went", caption, drawing, table)
+    return Figure("Where the time of a step went", caption, drawing, table)
+
+
+MOST_ROWS, MOST_COLUMNS = 64, 240
+"""The size of the map: rows of two pixels are still seen."""
+MOST_LISTED = 100
+"""Ranks in the table, the slowest first."""
+STANDS_OUT_PCT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """Percent are beyond the median rank of a step."""
+
+    number: int
+    layer_us: float
+    typical_pct: float
+    longest_pct: float
+    longest_step: int
+    slowest_share: float
+    """In how many of the steps it was the slowest."""
+
+
+def ranks_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
+    if run.record is None or run.recipe is None:
+        return Missing(NO_STEPS)
+    if run.recipe.layout.gpus < 2:
+        return Missing("the run has one rank")
+    try:
+        lines = read_rank_times(RunFolder(run.path).rank_times)
+    except (OSError, BrokenRecord) as error:
+        return Missing(f"their times cannot be read: {error}")
+    if not lines:
+        return Missing("the times of single ranks were not recorded")
+    if {len(line.layer_us) for line in lines} != {run.recipe.layout.gpus}:
+        return Missing(f"their times are not those of the run's {run.recipe.layout.gpus} ranks")
+    beyond = [_beyond_pct(line.layer_us) for line in lines]
+    ranks = sorted(_ranks(lines, beyond), key=lambda rank: -rank.typical_pct)
+    name = f"ranks-{section}"
+    rows, columns = _groups(len(ranks), MOST_ROWS), _groups(len(lines), MOST_COLUMNS)
+    grid = [[max(beyond[step][rank] for step in column for rank in row) for column in columns] for row in rows]
+    extent = (lines[0].first_step - 0.5, lines[-1].last_step + 0.5, len(ranks) - 0.5, -0.5)
+    drawing = grid_chart(name, grid, extent, (STEP, "rank"))
+    caption = "; ".join(
+        [
+            "forward pass of a layer, beyond the median rank of the step",
+            _slowest_text(ranks[0]),
+            *([f"a row: the slowest of {len(rows[0])} ranks"] if len(rows[0]) > 1 else []),
+            *([f"a column: the slowest of {len(columns[0])} steps"] if len(columns[0]) > 1 else []),
+        ]
+    )
+    return Figure("Ranks", caption, drawing, _ranks_table(run.id, ranks))
+
+
+def _beyond_pct(layer_us: Sequence[float]) -> list[float]:
+    middle = median_low(layer_us)
+    return [100 * (value / middle - 1) if middle > 0 else 0.0 for value in layer_us]
+
+
+def _ranks(lines: Sequence[RankTimes], beyond: Sequence[Sequence[float]]) -> list[_Rank]:
+    slowest = [max(range(len(values)), key=values.__getitem__) for values in beyond]
+    found = []
+    for rank in range(len(beyond[0])):
+        values = [step[rank] for step in beyond]
+        place = max(range(len(values)), key=values.__getitem__)
+        found.append(
+            _Rank(
+                number=rank,
+                layer_us=median(line.layer_us[rank] for line in lines),
+                typical_pct=median(values),
+                longest_pct=values[place],
+                longest_step=lines[place].first_step,
+                slowest_share=slowest.count(rank) / len(slowest),
+            )
+        )
+    return found
+
+
+def _groups(count: int, most: int) -> list[range]:
+    """As few consecutive places in each as leave at most ``most`` groups."""
+    size = math.ceil(count / most)
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _slowest_text(rank: _Rank) -> str:
+    share = f"and the slowest in {100 * rank.slowest_share:.0f} % of the steps"
+    if rank.typical_pct < STANDS_OUT_PCT:
+        return f"no rank stands out: rank {rank.number} is {number(rank.typical_pct)} % beyond it in most steps"
+    return f"rank {rank.number} is {number(rank.typical_pct)} % beyond it in a typical step, {share}"
+
+
+def _ranks_table(run: str, ranks: Sequence[_Rank]) -> Table:
+    headers = ("rank", "median ms", "beyond the others %", "at most %", "in step", "slowest in % of steps")
+    table = result_table(f"Forward pass of a layer by rank, run {run}, the slowest first", *headers, right=headers)
+    for rank in ranks[:MOST_LISTED]:
+        table.add_row(
+            str(rank.number),
+            number(rank.layer_us / 1000),
+            f"{rank.typical_pct:+.2f}",
+            f"{rank.longest_pct:+.2f}",
+            str(rank.longest_step),
+            f"{100 * rank.slowest_share:.0f}",
+        )
+    if len(ranks) > MOST_LISTED:
+        table.caption = f"the {MOST_LISTED} slowest of {len(ranks):,}; rank_times.jsonl has all, step by step"
+    return table
