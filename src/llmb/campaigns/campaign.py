@@ -21,7 +21,7 @@ from llmb.jobs.order import Order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.choices import Choices
-from llmb.runs.folder import cannot_write, write_atomically
+from llmb.runs.folder import write_atomically, writing
 from llmb.runs.published_verdict import figure_of
 from llmb.trust import STATE_FOLDER, check_links
 
@@ -100,11 +100,9 @@ def campaigns_folder(install: Path) -> Path:
 def write_campaign(install: Path, campaign: Campaign) -> None:
     """Raises EnvironmentProblem if it cannot be written."""
     folder = campaigns_folder(install)
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / f"{campaign.campaign}.json", campaign.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise cannot_write(folder, error) from error
 
 
 def read_campaigns(install: Path) -> list[Campaign]:

@@ -13,7 +13,7 @@ from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
 from llmb.errors import UsageError
 from llmb.report.output import print_text
-from llmb.runs.folder import cannot_write, write_atomically
+from llmb.runs.folder import write_atomically, writing
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -78,10 +78,8 @@ def report(
         print_text(str(content))
         return
     path = output or Path(f"{plot or 'report'}.{form}")
-    try:
+    with writing(path):
         write_atomically(path, content)
-    except OSError as error:
-        raise cannot_write(path, error) from error
     count = len(found.runs)
     sys.stderr.write(f"{count} {'run' if count == 1 else 'runs'} in {path}, {path.stat().st_size / 1000:,.0f} kB\n")
 

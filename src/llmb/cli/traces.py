@@ -12,7 +12,7 @@ from llmb.cli.common import Json
 from llmb.errors import UsageError
 from llmb.report.output import print_output
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
-from llmb.runs.folder import cannot_write, write_atomically
+from llmb.runs.folder import write_atomically, writing
 from llmb.traces.files import find_traces, read_traces
 from llmb.traces.nccl_log import EXPECTED, find_nccl_files, read_lines, read_nccl_logs
 from llmb.traces.nccl_network import read_network
@@ -49,10 +49,8 @@ def trace(
     """
     summary = summarize(read_traces(find_traces(paths), unmarked=True))
     if picture:
-        try:
+        with writing(picture):
             write_atomically(picture, trace_picture(summary))
-        except OSError as error:
-            raise cannot_write(picture, error) from error
         sys.stderr.write(f"drawn in {picture}\n")
     print_output(trace_document(summary) if json else trace_tables(summary))
 

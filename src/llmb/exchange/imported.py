@@ -24,7 +24,7 @@ from llmb.jobs.rebuild import row_of_record
 from llmb.jobs.states import COMPLETED, FAILED
 from llmb.jobs.store import Filter, Store
 from llmb.prepared.folders import WORKLOADS
-from llmb.runs.folder import RunFolder, cannot_write, create_numbered, write_atomically
+from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
 from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of
 from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import LOCAL
@@ -84,12 +84,10 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
 @contextmanager
 def _staging(place: Path) -> Iterator[Path]:
     """A folder on the disk of the runs, which is removed again."""
-    try:
+    with writing(place):
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".import-", dir=place, ignore_cleanup_errors=True) as folder:
             yield Path(folder)
-    except OSError as error:
-        raise cannot_write(place, error) from error
 
 
 def _unpack(path: Path, into: Path) -> Manifest:
@@ -180,8 +178,6 @@ def unpacked(path: Path) -> Path:
 def _unpacked(path: Path, _changed_ns: int, _size: int) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="llmb-archive-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    try:
+    with writing(folder):
         _unpack(path, folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
     return folder

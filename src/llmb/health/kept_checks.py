@@ -9,7 +9,7 @@ from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.jobs.task import CHECKS
-from llmb.runs.folder import RunFolder, cannot_write, create_numbered, write_atomically
+from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
 from llmb.runs.record_file import read_record_file
 
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
@@ -72,21 +72,17 @@ def new_check(install: Path, request: NodesRequest) -> CheckFolder:
     """Raises NotWritable. The second check of a second gets a number."""
     parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime("%Y%m%dT%H%M%SZ")
-    try:
+    with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
         folder = CheckFolder(create_numbered(parent, stamp, Path.mkdir))
         write_atomically(folder.request, request.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise cannot_write(parent, error) from error
     return folder
 
 
 def write_result(folder: CheckFolder, result: NodesResult) -> None:
     """Raises NotWritable."""
-    try:
+    with writing(folder.path):
         write_atomically(folder.result, result.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise cannot_write(folder.path, error) from error
 
 
 def discard(folder: CheckFolder) -> None:

@@ -11,7 +11,7 @@ from llmb.errors import UsageError
 from llmb.install.answers import Answers, answers_schema
 from llmb.install.environment import python_of
 from llmb.install.state import Journal
-from llmb.runs.folder import CLUSTER_CONFIG, cannot_write, write_atomically
+from llmb.runs.folder import CLUSTER_CONFIG, write_atomically, writing
 from llmb.schedulers.installer import NONE
 from llmb.schedulers.lookup import LOCAL, UNNAMED, all_schedulers, cluster_schema, find_scheduler
 from llmb.site.cluster_config import read_cluster_config, read_cluster_file
@@ -154,17 +154,13 @@ def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
     file = read_cluster_file(path, cluster_schema())
     if file.form:  # what llmb adds would make a mixture of it
         migrate(file)
-    try:
+    with writing(path):
         text = path.read_text()
-    except OSError as error:
-        raise cannot_write(path, error) from error
     check_settings(journal, found)
     there = yaml.safe_load(text) or {}
     new = {key: value for key, value in found.items() if key not in there}
     added = file_text(new).removeprefix(HEAD)
     start = text if text.endswith("\n") or not text else f"{text}\n"
-    try:
+    with writing(path):
         write_atomically(path, f"{start}\n# Added by 'llmb install':\n{added}")
-    except OSError as error:
-        raise cannot_write(path, error) from error
     return f"{', '.join(new)} added to {CLUSTER_CONFIG}"

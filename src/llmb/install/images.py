@@ -19,7 +19,7 @@ from llmb.install.image_sources import RegistryImage, image_name, image_source, 
 from llmb.install.image_tools import has_tool, run_tool
 from llmb.jobs.locks import file_lock
 from llmb.runs.disk_space import check_room
-from llmb.runs.folder import cannot_write
+from llmb.runs.folder import writing
 
 PROGRAMS = {"pyxis": "enroot", "apptainer": "apptainer"}
 TAKEN = {
@@ -99,17 +99,14 @@ def _work_folder(image: Path) -> Iterator[Path]:
 
     Two hosts whose file system has no common locks never write the same file: one import fails, or is replaced.
     """
-    with file_lock(_lock_file(image), LOCK_PATIENCE_S, "importing this image"):
+    with file_lock(_lock_file(image), LOCK_PATIENCE_S, "importing this image"), writing(image.parent):
+        for leftover in _leftovers(image):
+            shutil.rmtree(leftover, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(prefix=_work_prefix(image), dir=image.parent))
         try:
-            for leftover in _leftovers(image):
-                shutil.rmtree(leftover, ignore_errors=True)
-            work = Path(tempfile.mkdtemp(prefix=_work_prefix(image), dir=image.parent))
-            try:
-                yield work
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-        except OSError as error:
-            raise cannot_write(image.parent, error) from error
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _kept(

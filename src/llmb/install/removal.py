@@ -22,7 +22,7 @@ from llmb.jobs.job import LIVE
 from llmb.jobs.store import Filter
 from llmb.jobs.task import PREPARATIONS
 from llmb.prepared.folders import PREPARED, WORKLOADS
-from llmb.runs.folder import cannot_write
+from llmb.runs.folder import writing
 from llmb.trust import STATE_FOLDER, check_inside
 
 RESULTS = ("experiments", PREPARATIONS, PREPARED)
@@ -57,7 +57,7 @@ def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
         _check_no_live_jobs(root, say)
         state = journal.state
         gone = []
-        try:
+        with writing(root):
             if results:
                 for path in _results(root, state.answers.workloads):
                     shutil.rmtree(path)
@@ -65,8 +65,6 @@ def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
                 _remove_history(root)
             removed, kept = remove(root, [item for item in state.made if item.path != STATE_FOLDER])
             _remove_state(root, state)
-        except OSError as error:
-            raise cannot_write(root, error) from error
     if root.exists() and state.made_root:
         kept = [*kept, "."]
     return Removal((*gone, *removed), tuple(kept))

@@ -16,7 +16,7 @@ from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import Answers, answers_schema
 from llmb.install.images import remove_image
 from llmb.jobs.locks import file_lock
-from llmb.runs.folder import cannot_write
+from llmb.runs.folder import cannot_write, writing
 from llmb.trust import STATE_FOLDER, check_inside, check_links, check_owner
 
 STATE = "install_state.json"
@@ -118,10 +118,8 @@ class Journal:
         """Makes a folder below the root, unless it exists."""
         if not (self.root / path).is_dir():
             self._intend(Made(path=path, kind="folder"))
-            try:
+            with writing(self.root / path):
                 (self.root / path).mkdir(exist_ok=True)
-            except OSError as error:
-                raise cannot_write(self.root / path, error) from error
 
     def file(self, path: str, text: str, *, mode: int = 0o644) -> None:
         """Writes a file below the root; its folder exists."""

@@ -32,7 +32,7 @@ from llmb.reference_suite.launch_scripts import (
     nemo_run_commit,
     scripts_of,
 )
-from llmb.runs.folder import CLUSTER_CONFIG, cannot_write
+from llmb.runs.folder import CLUSTER_CONFIG, writing
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.cluster_config import SuiteSettings, read_cluster_config
 from llmb.site.site import SUITE_FOLDER, SUITES
@@ -273,10 +273,8 @@ def _make_at_once(journal: Journal, target: Path, commands: Callable[[Path], Com
         raise EnvironmentProblem("there is no git on this machine", do=_by_hand(commands(target)))
     _call(commands(journal.tree(unfinished)), commands(target), environ={**os.environ, "GIT_TERMINAL_PROMPT": "0"})
     journal.tree(path)
-    try:
+    with writing(target):
         before.rename(target)
-    except OSError as error:
-        raise cannot_write(target, error) from error
     journal.forget(unfinished)
 
 

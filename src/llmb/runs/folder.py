@@ -195,6 +195,15 @@ def cannot_write(path: Path, error: OSError) -> NotWritable:
     return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises NotWritable for an OSError of what is done to ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
 def check_regular(path: Path) -> None:
     """Raises OSError for a device, a pipe or a folder, which a file that replaces it would remove from the machine."""
     if path.exists() and not path.is_file():
