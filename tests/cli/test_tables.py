@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llmb.report.output import styled_lines
+from llmb.report.output import terminal_lines
 from llmb.report.table import Table, interval_of, plain_lines, result_table
 
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
@@ -48,7 +48,7 @@ def empty() -> Table:
 
 @pytest.mark.parametrize("make", [numbers, with_caption, without_headers, with_long_reasons, empty])
 def test_a_pipe_and_a_wide_terminal_get_the_same_lines(make: Callable[[], Table]) -> None:
-    shown = [STYLES.sub("", line).rstrip() for line in styled_lines(make(), 200)]
+    shown = [STYLES.sub("", line).rstrip() for line in terminal_lines(make(), 200)]
     assert list(plain_lines(make())) == shown
 
 
@@ -56,7 +56,7 @@ def test_a_pipe_and_a_wide_terminal_get_the_same_lines(make: Callable[[], Table]
 def test_a_narrow_terminal_folds_and_loses_nothing(width: int) -> None:
     table = result_table("Long", "name", "words")
     table.add_row("one", "two words", "x" * 200)
-    lines = [STYLES.sub("", line) for line in styled_lines(table, width)]
+    lines = [STYLES.sub("", line) for line in terminal_lines(table, width)]
     assert "".join(lines).count("x") == 200
     assert width < 40 or max(map(len, lines)) <= width
 
@@ -66,16 +66,16 @@ def test_names_stay_whole_where_they_fit_in_a_line() -> None:
     table = result_table("Step times", "run", "status", "time (s)", "reason", right=("time (s)",))
     table.add_row(name, "success", "12.34", "steps 35-44 of 50, as the window of the document says")
     for width in (72, 80, 100, 120):
-        lines = [STYLES.sub("", line) for line in styled_lines(table, width)]
+        lines = [STYLES.sub("", line) for line in terminal_lines(table, width)]
         assert max(map(len, lines)) <= width
         assert any(name in line for line in lines)
-    assert f"{name}  success" in [STYLES.sub("", line) for line in styled_lines(table, 80)]
+    assert f"{name}  success" in [STYLES.sub("", line) for line in terminal_lines(table, 80)]
 
 
 def test_a_name_longer_than_a_line_is_broken_after_punctuation() -> None:
     table = result_table("", "path", "size", right=("size",))
     table.add_row("/work/experiments/pretrain_llama3.1_8b/pretrain_llama3.1_8b_1795255502", "5")
-    lines = [STYLES.sub("", line) for line in styled_lines(table, 30)]
+    lines = [STYLES.sub("", line) for line in terminal_lines(table, 30)]
     assert "".join(lines).replace(" ", "").startswith("/work/experiments/pretrain_llama3.1_8b/pretrain_")
     assert all(line.rstrip()[-1] in "_/" for line in lines[1:3])
 
@@ -84,8 +84,8 @@ def test_a_percentage_is_not_broken_before_its_sign() -> None:
     table = result_table("slower by 3.0 %; the rest", "more", "why")
     table.add_row("a", "it is 3.0 % slower than 2.0 %")
     for width in range(12, 40):
-        assert not [line for line in styled_lines(table, width) if STYLES.sub("", line).lstrip().startswith("%")]
-        assert "".join("".join(styled_lines(table, width)).split()).count("3.0%") == 2
+        assert not [line for line in terminal_lines(table, width) if STYLES.sub("", line).lstrip().startswith("%")]
+        assert "".join("".join(terminal_lines(table, width)).split()).count("3.0%") == 2
 
 
 @pytest.mark.parametrize(

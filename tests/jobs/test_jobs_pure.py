@@ -17,7 +17,7 @@ from llmb.jobs.nodes import NodeRecord, node_records
 from llmb.jobs.refresh import matching
 from llmb.jobs.wait import excluded, exit_code, repeated
 from llmb.report.jobs_report import job_document, job_table, jobs_table
-from llmb.report.output import styled_lines
+from llmb.report.output import terminal_lines
 from llmb.runs.failure import failure_line
 from llmb.schedulers.lookup import find_scheduler
 from llmb.schedulers.slurm.hostlist import expand
@@ -260,7 +260,7 @@ def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
         job_row(job_id="1234567", state="COMPLETED", status="success", **values),
         job_row(job_id="1234568", state="TIMEOUT", status="success", reason="after the last step", **values),
     ]
-    lines = styled_lines(jobs_table(ended, 2), 80)
+    lines = terminal_lines(jobs_table(ended, 2), 80)
     text = "\n".join(lines)
     rows = [line for line in lines if line.startswith("12345")]
     assert [row.split()[:2] for row in rows] == [["1234567", "success"], ["1234568", "success:"]]

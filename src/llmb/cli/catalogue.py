@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb list``, ``llmb show`` and ``llmb metrics``: what the catalogue knows, without running anything."""
 
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -15,11 +16,11 @@ from llmb.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.cli.common import Json
 from llmb.cli.completion import workloads
 from llmb.cli.options import given_once, takes_recipe
-from llmb.cli.root import install_here, print_unspecified
+from llmb.cli.root import install_here, print_for_recipe
 from llmb.errors import UsageError
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.metrics.throughput import throughput
-from llmb.report.output import print_json, print_output, print_table, print_tables
+from llmb.report.output import print_output
 from llmb.report.recipe_report import (
     list_document,
     list_table,
@@ -96,11 +97,8 @@ def show(
     recipe = resolve(catalogue, request)
     job = job_defaults(catalogue, recipe)
     found = _origin(catalogue, recipe)
-    if json:
-        print_json(recipe_document(recipe, job, found))
-    else:
-        print_unspecified(recipe.unspecified)
-        print_tables(recipe_tables(recipe, job, found))
+    shown = recipe_document(recipe, job, found) if json else recipe_tables(recipe, job, found)
+    print_for_recipe(recipe.unspecified, shown)
 
 
 def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
@@ -110,13 +108,9 @@ def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
 
 
 def _show_scales(catalogue: Catalogue, request: Request, *, json: bool) -> None:
-    recipes = all_scales(catalogue, request)
-    if json:
-        print_json(scales_document(recipe for listed in recipes.values() for recipe in listed))
-    else:
-        first = next(recipe for listed in recipes.values() for recipe in listed)
-        print_unspecified(first.unspecified)
-        print_tables(map(scales_table, recipes.values()))
+    by_dtype = all_scales(catalogue, request).values()
+    recipes = list(chain.from_iterable(by_dtype))
+    print_for_recipe(recipes[0].unspecified, scales_document(recipes) if json else map(scales_table, by_dtype))
 
 
 @app.command()
@@ -139,8 +133,5 @@ def metrics(
         raise UsageError(f"step time {step_time} s is invalid", do="specify --step-time in seconds, above 0")
     recipe = resolve(Catalogue(), request)
     result = throughput(recipe, step_time)
-    if json:
-        print_json(metrics_document(recipe, result))
-    else:
-        print_unspecified(recipe.unspecified)
-        print_table(throughput_table(recipe, result))
+    shown = metrics_document(recipe, result) if json else throughput_table(recipe, result)
+    print_for_recipe(recipe.unspecified, shown)

@@ -15,8 +15,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.cli.common import Json
 from llmb.cli.options import takes, value_options
 from llmb.cli.prepare_access import checked_access
-from llmb.cli.root import can_ask, say
-from llmb.errors import UsageError, UserInterrupt
+from llmb.cli.root import agree, can_ask, say
+from llmb.errors import UserInterrupt
 from llmb.install.answer_files import read_answers, write_answers
 from llmb.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, given_answers
 from llmb.install.complete import completed, completed_path
@@ -36,7 +36,7 @@ from llmb.report.install_report import (
     removal_table,
     steps_table,
 )
-from llmb.report.output import BOLD, PLAIN, print_json, print_output, print_table, print_text, styled_lines
+from llmb.report.output import bold, print_json, print_output, print_table, print_text, terminal_lines
 from llmb.report.table import Column, Table, table_lines
 from llmb.schedulers.installer import Choice, Question
 from llmb.schedulers.lookup import SCHEDULERS
@@ -48,7 +48,7 @@ def ask(question: Question, problem: str | None) -> str:
     choices, assumed = tuple(question.choices()), question.assumed()
     if problem:
         _write(f"  {problem}\n")
-    _write(f"\n{_bold(question.text)}\n")
+    _write(f"\n{bold(question.text) if sys.stderr.isatty() else question.text}\n")
     for row in _rows(choices, width):
         _write(f"{row}\n")
     while True:
@@ -99,11 +99,6 @@ def _named(item: str, names: list[str]) -> list[str]:
     if item not in names and item.isdecimal() and 1 <= int(item) <= len(names):
         return [names[int(item) - 1]]
     return [item]
-
-
-def _bold(text: str) -> str:
-    plain = not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if plain else f"{BOLD}{text}{PLAIN}"
 
 
 def _write(text: str) -> None:
@@ -246,9 +241,7 @@ def _confirmed(answers: Answers, around: Surroundings) -> Answers:
 
 
 def _show(table: Table) -> None:
-    width = shutil.get_terminal_size().columns
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    lines = [line.text for line in table_lines(table, width)] if plain else styled_lines(table, width)
+    lines = terminal_lines(table, shutil.get_terminal_size().columns)
     sys.stderr.write("\n" + "".join(f"{line}\n" for line in lines) + "\n")
 
 
@@ -260,19 +253,12 @@ def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) 
     if dry_run:
         print_output(removal_plan_document(root, paths) if json else "".join(f"{path}\n" for path in paths))
         return
-    _confirm(f"Remove {len(paths)} files and folders from {root}{', with all results' if results else ''}?", yes=yes)
+    if not yes:
+        also = ", with all results" if results else ""
+        question = f"Remove {len(paths)} files and folders from {root}{also}?"
+        agree(question, default=False, refused="nothing was changed")
     _print_removal(root, undo(root, say, results=results), json=json)
 
 
 def _print_removal(root: Path, removal: Removal, *, json: bool) -> None:
     print_output(removal_document(root, removal) if json else removal_table(root, removal))
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    """Raises UserInterrupt, or UsageError without a terminal."""
-    if yes:
-        return
-    if not can_ask():
-        raise UsageError("there is no terminal to ask on", do="add --yes")
-    if not typer.confirm(question, default=False, err=True):
-        raise UserInterrupt("nothing was changed")

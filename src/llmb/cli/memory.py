@@ -10,13 +10,12 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.cli.common import Json
 from llmb.cli.options import recipe_options, record_options, takes
-from llmb.cli.root import print_unspecified, say
+from llmb.cli.root import print_for_recipe, say
 from llmb.predict.memory import estimate, with_whole_parameters
 from llmb.predict.prediction import predicted_seconds
 from llmb.predict.remedies import remedies
 from llmb.programs.engine.memory_check import count_ranks
 from llmb.report.memory_report import memory_document, memory_tables
-from llmb.report.output import print_json, print_tables
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
 from llmb.runs.rank_account import asked_ranks
@@ -62,8 +61,5 @@ def memory(
     ranks = asked_ranks(recipe.layout, rank, all_stages=all_stages)
     use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, say)
     found = remedies(plan, partial(predicted_seconds, catalogue)) if use.fits is False else []
-    if json:
-        print_json(memory_document(recipe, use, found))
-    else:
-        print_unspecified(recipe.unspecified)
-        print_tables(memory_tables(recipe, use, found))
+    shown = memory_document(recipe, use, found) if json else memory_tables(recipe, use, found)
+    print_for_recipe(recipe.unspecified, shown)

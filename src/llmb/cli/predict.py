@@ -12,7 +12,7 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.common import Json
 from llmb.cli.options import given_of, recipe_options, record_options, request_of, selection_options, takes
-from llmb.cli.root import install_here, print_unspecified, say
+from llmb.cli.root import install_here, print_for_recipe, say
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 from llmb.missing import Missing
@@ -23,7 +23,7 @@ from llmb.predict.prediction import predict as predict_plan
 from llmb.predict.rows import predict_rows
 from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
 from llmb.predict.search import Candidate, Goal, search_for
-from llmb.report.output import print_json, print_tables, print_text
+from llmb.report.output import print_json, print_text
 from llmb.report.predict_report import (
     Foreseen,
     Proposed,
@@ -135,11 +135,7 @@ def predict(
         scale_up(plan, scaling, predicted) if scaling else None,
         goodput(plan.recipe.scale, gpu_mtbf_h, save_s, restart_s) if gpu_mtbf_h else None,
     )
-    if json:
-        print_json(predict_document(foreseen))
-    else:
-        print_unspecified(plan.recipe.unspecified)
-        print_tables(predict_tables(foreseen))
+    print_for_recipe(plan.recipe.unspecified, predict_document(foreseen) if json else predict_tables(foreseen))
 
 
 def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
@@ -243,11 +239,7 @@ def plan(
     found = search_for(goal, asked, predicted)
     own = Candidate(predicted(asked), estimate(asked))
     proposed = Proposed(goal, found.found[:top], own, found.searched, found.left_out, price)
-    if json:
-        print_json(proposed_document(proposed))
-    else:
-        print_unspecified(asked.recipe.unspecified)
-        print_tables(proposed_tables(proposed))
+    print_for_recipe(asked.recipe.unspecified, proposed_document(proposed) if json else proposed_tables(proposed))
     if output is not None:  # last: what was searched for is not lost if it cannot be written
         with new_file(output) as partial:
             partial.write_text(campaign_text(proposed, repeats))

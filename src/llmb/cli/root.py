@@ -3,20 +3,28 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from llmb.catalogue.records import Unspecified, unspecified_text
 from llmb.cli.common import print_message
 from llmb.errors import UsageError, UserInterrupt
-from llmb.report.output import print_line
+from llmb.report.output import print_line, print_output
+from llmb.report.table import Table
 from llmb.runs.folder import ROOT_VARIABLES, chosen_root
 
 if TYPE_CHECKING:
     from llmb.campaigns.proposal import CampaignContext
+
+
+def print_for_recipe(choices: Sequence[Unspecified], result: dict[str, Any] | Table | Iterable[Table]) -> None:
+    """A result; above its tables what the request left open, which a document holds itself."""
+    if not isinstance(result, dict):
+        print_unspecified(choices)
+    print_output(result)
 
 
 def print_unspecified(choices: Sequence[Unspecified]) -> None:
@@ -30,12 +38,12 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def agree(question: str, *, default: bool, do: str = "add --yes") -> None:
+def agree(question: str, *, default: bool, do: str = "add --yes", refused: str = "nothing was queued") -> None:
     """Raises UserInterrupt if the answer is no, UsageError if there is no terminal to ask on."""
     if not can_ask():
-        raise UsageError(f"there is no terminal to ask on, so queueing cannot be confirmed: {question}", do=do)
+        raise UsageError(f"there is no terminal to ask on, so this cannot be confirmed: {question}", do=do)
     if not typer.confirm(question, default=default, err=True):
-        raise UserInterrupt("nothing was queued")
+        raise UserInterrupt(refused)
 
 
 def say(text: str) -> None:

@@ -45,13 +45,19 @@ def print_table(table: Table) -> None:
 def print_tables(tables: Iterable[Table]) -> None:
     """Prints tables with an empty line between them."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    texts = ("".join(f"{line}\n" for line in _lines(table, width)) for table in tables)
+    texts = ("".join(f"{line}\n" for line in terminal_lines(table, width)) for table in tables)
     print_text("\n".join(texts), is_safe=True)
 
 
-def _lines(table: Table, width: int | None) -> Iterable[str]:
-    plain = width is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return (line.text for line in table_lines(table, width)) if plain else styled_lines(table, width or 0)
+def terminal_lines(table: Table, width: int | None) -> list[str]:
+    """Lines for a terminal of ``width`` columns, where title and headers are bold; plain ones without a width."""
+    lines = table_lines(table, width)
+    return [bold(line.text) if line.is_heading and width is not None else line.text for line in lines]
+
+
+def bold(text: str) -> str:
+    """As it is for a terminal without styles."""
+    return text if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else f"{BOLD}{text}{PLAIN}"
 
 
 def print_line(text: str) -> None:
@@ -75,11 +81,6 @@ def print_markdown(text: str) -> None:
             is_code = number % 2 == 1
             console.print(f"\n{part}" if is_code else Markdown(part), markup=False, highlight=False, soft_wrap=is_code)
     print_text(capture.get(), is_safe=True)
-
-
-def styled_lines(table: Table, width: int) -> list[str]:
-    """Lines for a terminal of ``width`` columns; title and headers are bold."""
-    return [f"{BOLD}{line.text}{PLAIN}" if line.is_heading else line.text for line in table_lines(table, width)]
 
 
 def print_text(text: str, *, is_safe: bool = False) -> None:
