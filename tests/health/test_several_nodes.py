@@ -14,11 +14,10 @@ import pytest
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import InfrastructureError, UsageError
 from llmb.health import check_nodes
-from llmb.health.check_nodes import NodesCheck, Problem, compared, stored
+from llmb.health.check_nodes import CheckTerms, NodesCheck, Problem, check_order, compared, stored
 from llmb.health.checks.clock import TICK_S, read_shared_clock, reading
 from llmb.health.exclusion import excluded_nodes
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check, write_result
-from llmb.health.node_jobs import CheckTerms, check_order
 from llmb.health.records import ANSWER, Check, NodeReport, worst
 from llmb.health.rules import BETWEEN, rule, rules
 from llmb.jobs.history import open_history

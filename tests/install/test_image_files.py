@@ -8,8 +8,7 @@ import pytest
 
 from llmb.errors import LlmbError, UsageError
 from llmb.install.image_sources import RegistryImage, image_name, image_source, source_problem
-from llmb.install.image_tools import explained
-from llmb.install.images import ImageRequest, import_image, read_checksum, sha256_of, tool_command
+from llmb.install.images import ImageRequest, explained, import_image, read_checksum, sha256_of, tool_command
 
 NEMO = "nvcr.io#nvidia/nemo:26.04.01"
 DIGEST = "0" * 64

@@ -16,7 +16,7 @@ import pytest
 import small_images
 
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
-from llmb.install import image_tools, images
+from llmb.install import images
 from llmb.install.images import ImageRequest, ImportedImage, import_image, read_checksum, sha256_of
 from llmb.runs.parent_death import has_ended
 
@@ -245,7 +245,7 @@ def test_a_silent_tool_is_reported_to_be_at_work(
     enroot: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tool is silent until that is reported, for a minute at most: this process may be paused meanwhile."""
-    monkeypatch.setattr(image_tools, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(images, "PROGRESS_S", 0.0)
     enroot(end=f"for _ in $(seq 600); do [ -e {tmp_path}/said ] && break; sleep 0.1; done")
     said: list[str] = []
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb bench`` in jobs, and the saving of what any of its commands measured."""
+"""``llmb bench collectives`` and ``gpus``, on several devices here or in a job; and the saving of any measurement."""
 
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import llmb
 from llmb.bench.bench_job import (
     TIME_LIMIT_MIN,
     BenchEnd,
@@ -20,26 +20,47 @@ from llmb.bench.bench_job import (
     end_of,
     job_nodes,
 )
-from llmb.bench.device_bench import DeviceChoice
+from llmb.bench.cases import bytes_of
+from llmb.bench.collective_bench import (
+    LEAST_BYTES,
+    TABLE,
+    CollectiveRequest,
+    collective_job,
+    measure_here,
+    measurement_file,
+    named_collectives,
+    raise_if_wrong,
+)
+from llmb.bench.collectives import JOB as FILE
+from llmb.bench.collectives import PROGRAM
+from llmb.bench.device_bench import DeviceChoice, device_here, raise_if_missing
+from llmb.bench.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts, outlier_rule
 from llmb.bench.kept_measurements import write_measurements
+from llmb.bench.nccl_table import collective_texts
+from llmb.bench.records import JOB as GPUS_FILE
+from llmb.bench.records import PROGRAM as GPUS_PROGRAM
 from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import with_excluded
-from llmb.cli.options import value_options
-from llmb.cli.progress import JobStates
+from llmb.cli.common import Json
+from llmb.cli.options import given_of, takes, value_options
+from llmb.cli.progress import CaseProgress, JobStates
 from llmb.cli.root import install_here, say
-from llmb.errors import RunFailed, UsageError
+from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.options.option import Option
+from llmb.report.bench_report import advice, gpus_document, gpus_tables, measurement_document, not_measured_table
 from llmb.report.campaign_report import flags_text
-from llmb.report.output import print_json, print_line, print_output
+from llmb.report.output import print_json, print_line, print_output, print_tables, print_text
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import Device
+from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
+from llmb.site.machine import this_machine
 
 
 def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callable[[], None]) -> tuple[str, ...]:
@@ -93,8 +114,8 @@ class BenchJobRequest:
     def order(self, program: BenchProgram, title: str, document: str) -> TaskOrder:
         request = BenchRequest(
             install=str(self.install),
-            command=("llmb", *sys.argv[1:]),
-            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=command_line(),
+            measured_at=now(),
         )
         return bench_order(request, program, title, document, self.nodes, self.options, self.site)
 
@@ -109,7 +130,7 @@ def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[B
     with open_history(install, say) as store, unanswered_is_explained():
         job = submit_task(store, order, os.environ)
     if not wait:
-        _show(job, json=json)
+        _show_job(job, json=json)
         return None
     say(f"job {job.job_id}: {job.run_dir}")
     end = end_of(wait_for_one(install, job, os.environ, say, Watch(JobStates(say), lambda _: None)))
@@ -121,9 +142,201 @@ def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[B
     return end, folder
 
 
-def _show(job: Job, *, json: bool) -> None:
+def _show_job(job: Job, *, json: bool) -> None:
     if json:
         print_json({"job_id": job.job_id, "run_dir": job.run_dir})
     else:
         do = f"'llmb jobs log {job.job_id} --follow' follows it, 'llmb bench list' shows its result"
         print_line(f"queued as job {job.job_id} in {job.run_dir}; {do}")
+
+
+RANKS_ON_CPU = 4
+LEAST_RANKS = 2
+
+
+@takes(JOB)
+def collectives(
+    values: dict[str, Any],
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[COLLECTIVE]...",
+            help="all_reduce, all_gather, reduce_scatter, alltoall, sendrecv. Default: all of them.",
+        ),
+    ] = None,
+    min_size: Annotated[str, typer.Option("--min-size", help="Smallest size, with a unit.")] = f"{LEAST_BYTES}B",
+    max_size: Annotated[
+        str | None,
+        typer.Option("--max-size", help="Largest size. Default: 16GiB on GPUs, 16MiB on CPUs, or what memory allows."),
+    ] = None,
+    factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between one size and the next.")] = 2,
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Timed calls of each size.")] = 20,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls before the timed ones.")] = 5,
+    ranks: Ranks = None,
+    device: Annotated[
+        DeviceChoice, typer.Option("--device", help="'cuda' is NCCL, 'cpu' is gloo; 'auto': GPUs if there are any.")
+    ] = "auto",
+    wait: Wait = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Collectives between GPUs (NCCL) or processes (gloo), with the table of nccl-tests.
+
+    On the ranks of this machine, or in a job: --nodes, or any other option of the scheduler. Bandwidths and columns are
+    those of nccl-tests, so 'llmb nccl' reads the table and compares it with others. Every result is checked against the
+    expected values; '#wrong' counts the elements that differ, and any is an error.
+
+    Exit codes: 0 measured, 4 a result is wrong, memory ran out for a size that was specified, or a rank failed.
+
+    Examples:
+
+    - `llmb bench collectives all_reduce --max-size 1GiB`
+
+    - `llmb bench collectives --device cpu --ranks 4 --max-size 1MiB > gloo.txt; llmb nccl gloo.txt`
+
+    - `llmb bench collectives --nodes 2 --partition batch --wait`
+    """
+    sweep = CollectiveRequest(
+        collectives=named_collectives(names or []),
+        least=bytes_of(min_size),
+        most=None if max_size is None else bytes_of(max_size),
+        factor=factor,
+        iterations=iterations,
+        warm_ups=warmup,
+    )
+    if check_is_job(given_of(ctx, values), wait=wait, dry_run=dry_run):
+        _in_a_job(BenchJobRequest(values, device, ranks), sweep, wait=wait, dry_run=dry_run, json=json)
+    else:
+        _here(sweep, device, ranks, json=json)
+
+
+def _here(sweep: CollectiveRequest, choice: DeviceChoice, ranks: int | None, *, json: bool) -> None:
+    device, ranks = _ranks_here(choice, ranks, on_cpu=RANKS_ON_CPU)
+    if ranks < LEAST_RANKS:
+        raise UsageError("collectives need two ranks", do="choose --device cpu, or measure between nodes: --nodes 2")
+    job, measured_at = collective_job(sweep, device), now()
+    install = install_here()
+    with CaseProgress() as progress:
+        result = measure_here(job, ranks, progress.case)
+    measured = measurement_file(job, result, command_line(), measured_at)
+    table = "\n".join(collective_texts(job, result, llmb.__version__))
+    kept = save_and_show(install, [measured], lambda: _show(measured, table, json=json))
+    _conclude(measured, kept)
+
+
+def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, *, wait: bool, dry_run: bool, json: bool) -> None:
+    job = collective_job(sweep, request.device)
+    placement = request.nodes.placement
+    if placement.processes < LEAST_RANKS:
+        raise UsageError("collectives need two ranks", do="add --nodes 2, or --ranks")
+    program = BenchProgram("collectives", PROGRAM, "torchrun", FILE)
+    order = request.order(program, f"collectives over {placement.processes} ranks, by llmb", job.model_dump_json())
+    done = queue(order, dry_run=dry_run, wait=wait, json=json)
+    if done:
+        end, folder = done
+        _show(end.measured[0], (folder.path / TABLE).read_text(), json=json)
+        _conclude(end.measured[0], end.kept)
+
+
+def _show(measured: MeasurementFile, table: str, *, json: bool) -> None:
+    if json:
+        print_json(measurement_document(measured))
+    else:
+        print_text(table)
+        if measured.not_measured:
+            print_tables([not_measured_table(measured.not_measured)])
+
+
+def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:
+    """Raises RunFailed for a result that is wrong, or that memory ran out for."""
+    say(f"saved to {', '.join(kept)}")
+    raise_if_wrong(measured)
+    raise_if_missing(measured)
+
+
+def _ranks_here(choice: DeviceChoice, ranks: int | None, *, on_cpu: int) -> tuple[Device, int]:
+    """The device and the processes of a measurement on this machine. Raises EnvironmentProblem for too few GPUs."""
+    machine = this_machine()
+    device = device_here(choice, machine)
+    here = len(machine.gpu_names) if device == "cuda" else on_cpu
+    if device == "cuda" and ranks and ranks > here:
+        raise EnvironmentProblem(f"{ranks} ranks need as many GPUs, and this machine has {here}", do="lower --ranks")
+    return device, here if ranks is None else ranks
+
+
+def command_line() -> tuple[str, ...]:
+    """As it is kept beside what was measured."""
+    return ("llmb", *sys.argv[1:])
+
+
+@takes(JOB)
+def gpus(
+    values: dict[str, Any],
+    ctx: typer.Context,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, help="How long the product is repeated; the last third counts.")
+    ] = 5.0,
+    ranks: Ranks = None,
+    device: Annotated[
+        DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")
+    ] = "auto",
+    wait: Wait = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Find slow GPUs: the same matrix product on every GPU at once.
+
+    On the GPUs of this machine, or in a job: --nodes, or any other option of the scheduler. Nodes do not talk to each
+    other, so one that is broken keeps no other from its result. A GPU is slow if it is more than 5 % and more than 4
+    robust standard deviations below the median; it is named by node, local rank and UUID, with the list of nodes for
+    'llmb submit --exclude'.
+
+    Exit codes: 0 no GPU is slow, 4 one is slow, failed, or did not report.
+
+    Examples:
+
+    - `llmb bench gpus`
+
+    - `llmb bench gpus --nodes 16 --partition batch --wait`
+    """
+    if check_is_job(given_of(ctx, values), wait=wait, dry_run=dry_run):
+        request = BenchJobRequest(values, device, ranks)
+        program = BenchProgram("gpus", GPUS_PROGRAM, "task-per-gpu", GPUS_FILE)
+        title = f"a product on {request.nodes.placement.processes} devices, by llmb"
+        document = gpus_job(request.device, seconds).model_dump_json()
+        done = queue(request.order(program, title, document), dry_run=dry_run, wait=wait, json=json)
+        if done:
+            parts = compare_parts(done[0].measured, done[0].missing_nodes, outlier_rule())
+            _show_parts(parts, json=json)
+            _conclude_parts(parts, done[0].kept)
+    else:
+        install = install_here()
+        files = _measured_here(device, ranks, seconds)
+        parts = compare_parts(files, (), outlier_rule())
+        _conclude_parts(parts, save_and_show(install, files, lambda: _show_parts(parts, json=json)))
+
+
+def _measured_here(choice: DeviceChoice, ranks: int | None, seconds: float) -> list[MeasurementFile]:
+    device, ranks = _ranks_here(choice, ranks, on_cpu=this_machine().cores)
+    measured_at = now()
+    with CaseProgress() as progress:
+        reports = measure_parts(gpus_job(device, seconds), ranks, progress.case)
+    return list(gpu_files(reports, command_line(), measured_at))
+
+
+def _show_parts(parts: Parts, *, json: bool) -> None:
+    print_output(gpus_document(parts, outlier_rule()) if json else gpus_tables(parts, outlier_rule()))
+
+
+def _conclude_parts(parts: Parts, kept: Sequence[str]) -> None:
+    """Raises RunFailed if a node is unfit."""
+    if kept:
+        say(f"saved to {kept[0]}{f' and {len(kept) - 1} more' if kept[1:] else ''}")
+    slow = [f"{part.row.node} rank {part.row.rank}" for part in parts.slow]
+    other = [*(f"{node} {row.case}" for node, row in parts.failed), *parts.missing_nodes]
+    if slow or other:
+        named = [f"slow: {', '.join(slow)}"] if slow else []
+        raise RunFailed(
+            "; ".join([*named, *([f"not measured: {', '.join(other)}"] if other else [])]), do=advice(parts)
+        )

@@ -37,7 +37,7 @@ PANELS = {
         "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
         "predict": ("llmb.cli.predict", "How long a step will take, and why, before anything is queued."),
         "plan": ("llmb.cli.predict", "The fastest layouts of a training that fit, before anything is queued."),
-        "memory": ("llmb.cli.memory", "Memory, FLOPs and collectives of a rank, before anything is queued."),
+        "memory": ("llmb.cli.predict", "Memory, FLOPs and collectives of a rank, before anything is queued."),
         "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     },
     "Share": {

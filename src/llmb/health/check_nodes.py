@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks several nodes: collects what each of them reports, whatever becomes of others, and compares their values."""
+"""Checks several nodes by a job for each, whatever becomes of others, and compares the values that they report."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
+from llmb.catalogue.resolve import CPU
 from llmb.errors import InfrastructureError, LlmbError, UsageError
 from llmb.health.kept_checks import CheckFolder, NodesResult, discard, write_result
-from llmb.health.node_jobs import CheckTerms, check_order
 from llmb.health.records import ANSWER, Check, NodeReport, Status, worst
 from llmb.health.rules import SAME_PCT, rule, rules
 from llmb.health.words import counted, listed
 from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import submit_task
+from llmb.jobs.task import TaskOrder, TaskRecord
 from llmb.jobs.wait import PATIENCE_S, pause_s
+from llmb.jobspec.options import JobOptions
+from llmb.jobspec.spec import PYTHON, Placement
 from llmb.runs.record import now
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import JobState, NodeState, Scheduler
+from llmb.site.site import Site
 
 ASK_S = 20.0
 NODES_EVERY_S = 30.0
@@ -34,6 +38,8 @@ MOST_REJECTED = 3
 """Nodes in a row, from the first on, after which a rejection is taken for one of all jobs."""
 LAST_WORDS = 200
 """Characters of a log's last line that are shown."""
+OF_RUNS = frozenset(["nodelist", "exclude", "array", "dependency", "segment", "signal", "begin", "requeue"])
+"""Flags that a shell may have set for training jobs, and that a check decides itself or has no use for."""
 Value = str | float
 Say = Callable[[str], None]
 OnProgress = Callable[[str, int, int], None]
@@ -59,6 +65,15 @@ def _broken(error: BrokenRecord) -> Problem:
 
 def unchecked(reason: str) -> Problem:
     return Problem("warn", f"not checked: {reason}", "unchecked")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTerms:
+    """How nodes are asked for."""
+
+    site: Site
+    options: JobOptions
+    time_limit_min: int
 
 
 @dataclass
@@ -320,3 +335,31 @@ def _clock(report: NodeReport, ahead_s: float, nodes: int) -> Check:
     side = "ahead of" if ahead_s > 0 else "behind"
     text = f"{abs(ahead_s):.3f} s {side} the median of {nodes} nodes (± {unsure_s:.3f} s)"
     return rule("nodes_clock").measured(max(abs(ahead_s) - unsure_s, 0.0), text)
+
+
+def check_order(terms: CheckTerms, folder: CheckFolder, node: str, state: NodeState) -> TaskOrder:
+    """The job of ``node``, in a partition that has it. Raises UsageError if the job is not possible."""
+    flags = {name: value for name, value in terms.options.flags.items() if name not in OF_RUNS}
+    base = folder.job(node)
+    order = TaskOrder(
+        task=TaskRecord(
+            kind="check",
+            subject=node,
+            gpus=bool(state.gpus),
+            gpu_type=None if state.gpus else CPU,
+            scale=state.gpus or 1,
+        ),
+        name=base.name,
+        parent=base.path.parent,
+        title=f"check of {node} by llmb doctor",
+        placement=Placement(1, state.gpus or 1, whole_nodes=True),
+        time_limit_min=terms.time_limit_min,
+        work=(PYTHON, "-P", "-m", "llmb.health.node_task", str(folder.path), node),
+        node=node,
+        in_container=False,
+        options=replace(terms.options, flags=flags),
+        site=terms.site,
+    )
+    if "partition" in flags or not state.partitions or order.spec(base).flags.get("partition") in state.partitions:
+        return order
+    return replace(order, options=replace(terms.options, flags={**flags, "partition": state.partitions[0]}))

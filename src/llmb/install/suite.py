@@ -14,7 +14,7 @@ from pathlib import Path
 from llmb.errors import EnvironmentProblem
 from llmb.install.answers import EXISTING, Answers, suite_scripts
 from llmb.install.environment import activated, empty_environment, run_visibly
-from llmb.install.image_tools import has_tool
+from llmb.install.images import has_tool
 from llmb.install.installation import Installation, InstallStep
 from llmb.install.preparation import PREPARED_HOW
 from llmb.install.state import Journal, partial_of
