@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from enum import Enum
+from functools import partial
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from shutil import get_terminal_size
@@ -98,51 +99,43 @@ def _help(ctx: typer.Context, requested: bool) -> None:
         raise typer.Exit
 
 
+_kept_here = partial(typer.Option, expose_value=False)
+
+
 def _common(
     common_output: Annotated[
         Path | None,
-        typer.Option(
+        _kept_here(
             "--output",
             metavar="FILE",
             help="Write the result to this file. Default: standard output.",
             callback=_to_file,
-            expose_value=False,
             rich_help_panel=PANEL,
         ),
     ] = None,
     common_quiet: Annotated[
         bool,
-        typer.Option(
-            "-q",
-            "--quiet",
+        _kept_here(
+            *("-q", "--quiet"),
             help="Print nothing beside the result, except errors.",
             callback=_quietly,
-            expose_value=False,
             rich_help_panel=PANEL,
         ),
     ] = False,
     common_verbose: Annotated[
         bool,
-        typer.Option(
-            "-v",
-            "--verbose",
+        _kept_here(
+            *("-v", "--verbose"),
             help="Print more beside the result: the plan of a run, the cause of an error.",
             callback=_verbosely,
-            expose_value=False,
             rich_help_panel=PANEL,
         ),
     ] = False,
     help_all: Annotated[
-        bool,
-        typer.Option(
-            "--help-all", help="Show every option and exit.", callback=_help_all, expose_value=False, is_eager=True
-        ),
+        bool, _kept_here("--help-all", help="Show every option and exit.", callback=_help_all, is_eager=True)
     ] = False,
     common_help: Annotated[
-        bool,
-        typer.Option(
-            "--help", "-h", help="Show this message and exit.", callback=_help, expose_value=False, is_eager=True
-        ),
+        bool, _kept_here("--help", "-h", help="Show this message and exit.", callback=_help, is_eager=True)
     ] = False,
 ) -> None:
     """Declares the options, with names that no command's own have; it is never called."""

@@ -13,10 +13,11 @@ from llmb.errors import LlmbError
 if TYPE_CHECKING:
     from llmb.jobs.job import Job
 
-Complete = Callable[[typer.Context, str], list[str]]
+Complete = Callable[..., list[str]]
+"""typer passes the parameters that it names."""
 
 
-def workloads(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001 (typer passes both)
+def workloads(incomplete: str) -> list[str]:
     from llmb.catalogue.load import Catalogue
 
     return _begun(Catalogue().workloads, incomplete)
@@ -33,27 +34,27 @@ def sizes(ctx: typer.Context, incomplete: str) -> list[str]:
     return _begun(dict.fromkeys(size for workload in chosen for size in sizes_of(workload)), incomplete)
 
 
-def dtypes(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+def dtypes(incomplete: str) -> list[str]:
     from llmb.catalogue.records import Dtype
 
     return _begun(Dtype, incomplete)
 
 
-def gpu_types(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+def gpu_types(incomplete: str) -> list[str]:
     from llmb.catalogue.load import Catalogue
     from llmb.catalogue.resolve import CPU
 
     return _begun([*Catalogue().gpus, CPU], incomplete)
 
 
-def releases(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+def releases(incomplete: str) -> list[str]:
     from llmb.catalogue.load import Catalogue
 
     found = {document.release for document in Catalogue().documents.values()}
     return _begun(sorted(found), incomplete)
 
 
-def runs(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+def runs(incomplete: str) -> list[str]:
     """Ids of the latest runs and jobs, and names of their run folders once the beginning of one is there."""
     jobs = _latest_jobs()
     names = ["latest"] if jobs else []
@@ -62,7 +63,7 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
     return _begun(names, incomplete)
 
 
-def labels(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+def labels(incomplete: str) -> list[str]:
     return _begun([job.label for job in _latest_jobs() if job.label], incomplete)
 
 

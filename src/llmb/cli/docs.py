@@ -161,7 +161,7 @@ def _text(text: str) -> str:
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
-def _complete(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001 (typer passes both)
+def _complete(incomplete: str) -> list[str]:
     return [page.name for page in doc_pages() if page.name.startswith(incomplete)]
 
 

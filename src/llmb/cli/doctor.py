@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -183,53 +184,30 @@ DiskSize = Annotated[
     int, typer.Option(metavar="MIB", min=4, help="Size of the file that is written and read on each file system.")
 ]
 NoDisk = Annotated[bool, typer.Option("--no-disk", help="Write no file, and measure no rates of file systems.")]
+_several = partial(typer.Option, rich_help_panel=SEVERAL)
 Nodes = Annotated[
     str | None,
-    typer.Option(
-        metavar="LIST",
-        help="Check these nodes of a cluster in place of this one, such as node[1-4,7].",
-        rich_help_panel=SEVERAL,
-    ),
+    _several(metavar="LIST", help="Check these nodes of a cluster in place of this one, such as node[1-4,7]."),
 ]
-NodelistFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The nodes that a file lists.", rich_help_panel=SEVERAL)
-]
+NodelistFile = Annotated[Path | None, _several(metavar="FILE", help="The nodes that a file lists.")]
 Partition = Annotated[
     str | None,
-    typer.Option(
-        "-p",
-        "--partition",
-        help="All usable nodes of this partition; with --nodes, the partition of the jobs.",
-        rich_help_panel=SEVERAL,
-    ),
+    _several("-p", "--partition", help="All usable nodes of this partition; with --nodes, the partition of the jobs."),
 ]
-Every = Annotated[bool, typer.Option("--all", help="All usable nodes of the cluster.", rich_help_panel=SEVERAL)]
+Every = Annotated[bool, _several("--all", help="All usable nodes of the cluster.")]
 Account = Annotated[
-    str | None,
-    typer.Option(
-        "-A",
-        "--account",
-        help="Slurm account. Default: SBATCH_ACCOUNT, or cluster_config.yaml.",
-        rich_help_panel=SEVERAL,
-    ),
+    str | None, _several("-A", "--account", help="Slurm account. Default: SBATCH_ACCOUNT, or cluster_config.yaml.")
 ]
 SlurmArg = Annotated[
     list[str] | None,
-    typer.Option(
+    _several(
         metavar="KEY[=VALUE]",
         help="Any other flag of sbatch, such as reservation=maint; 'KEY=' leaves one out. Repeatable.",
-        rich_help_panel=SEVERAL,
     ),
 ]
-TimeLimit = Annotated[
-    int, typer.Option(metavar="MINUTES", min=1, help="Time limit of the check of one node.", rich_help_panel=SEVERAL)
-]
-MaxWait = Annotated[
-    float, typer.Option(metavar="MINUTES", min=0, help="How long to wait for busy nodes.", rich_help_panel=SEVERAL)
-]
-Last = Annotated[
-    bool, typer.Option("--last", help="Show the last check of several nodes again.", rich_help_panel=SEVERAL)
-]
+TimeLimit = Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the check of one node.")]
+MaxWait = Annotated[float, _several(metavar="MINUTES", min=0, help="How long to wait for busy nodes.")]
+Last = Annotated[bool, _several("--last", help="Show the last check of several nodes again.")]
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 MIB = 2**20
