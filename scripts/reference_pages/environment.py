@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from llmb.campaigns.job_request import job_options
+from llmb.campaigns.proposal import job_options
 from llmb.options.option import options_of
 from llmb.prepare.jobs import PrepareChoices
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables

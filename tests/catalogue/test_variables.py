@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.campaigns.job_request import job_options
+from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
 from llmb.reference_suite.variables import LaunchVariable, documented_variables, near_misses, read_variables

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from llmb.campaigns.entry import Selection, campaign_keys
-from llmb.campaigns.job_request import job_options
+from llmb.campaigns.proposal import job_options
 from llmb.cli.main import app, load_command
 from llmb.errors import InfrastructureError, LlmbError, UsageError, UserInterrupt
 from llmb.options.option import options_of

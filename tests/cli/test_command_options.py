@@ -13,7 +13,7 @@ from campaign_files import CampaignFiles
 from typer.testing import CliRunner
 
 from llmb.campaigns.entry import Selection, campaign_keys
-from llmb.campaigns.job_request import job_options
+from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Overrides, Request

@@ -14,8 +14,8 @@ from slurm_cluster import SlurmCluster
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_workload
 from llmb.install.answers import Answers
+from llmb.install.installation import prepared_sizes, seq_len_of
 from llmb.install.installing import next_commands
-from llmb.install.preparation import prepared_sizes, seq_len_of
 from llmb.prepare.small_files import write_small_files
 
 Install = Callable[..., Any]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.campaigns.job_request import job_request
+from llmb.campaigns.proposal import job_request
 from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.order import Order, make_order, prepare, removed_if_refused

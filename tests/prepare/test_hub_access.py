@@ -18,7 +18,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.cli.prepare import app
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import Answers
-from llmb.install.preparation import check_hub, hub_repositories
+from llmb.install.installation import check_hub, hub_repositories
 from llmb.prepare.hub_access import access_problem, check_access, needed_repositories, token_source, use_token
 
 TOKEN, OTHER, UNKNOWN = ("hf_" + letter * 34 for letter in "xyz")

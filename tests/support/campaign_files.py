@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llmb.campaigns.entry import Entry, campaign_keys
 from llmb.campaigns.files import TextReader, YamlReader
-from llmb.campaigns.job_request import job_options
+from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.reference_suite.variables import documented_variables

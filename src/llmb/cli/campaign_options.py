@@ -12,8 +12,7 @@ import typer
 
 from llmb.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.campaigns.entry import Entry, Selection
-from llmb.campaigns.job_request import job_options
-from llmb.campaigns.proposal import CampaignContext, Proposal, RequestedJobs, listed, propose
+from llmb.campaigns.proposal import CampaignContext, Proposal, RequestedJobs, job_options, listed, propose
 from llmb.campaigns.submission import SubmissionOutcome, queue
 from llmb.catalogue.load import Catalogue
 from llmb.cli.options import selection_options, value_options

@@ -22,8 +22,8 @@ from llmb.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_
 from llmb.install.complete import completed, completed_path
 from llmb.install.detect import Surroundings, look_around
 from llmb.install.images import ImageRequest, import_image
+from llmb.install.installation import hub_repositories
 from llmb.install.installing import Installed, free_text, install_all, known_answers, next_commands, would_install
-from llmb.install.preparation import hub_repositories
 from llmb.install.removal import Removal, complete_removal, planned_removal, undo
 from llmb.install.state import read_state
 from llmb.prepare.hub_access import can_check

@@ -12,8 +12,16 @@ import typer
 
 from llmb.campaigns.entry import Entry, campaign_keys
 from llmb.campaigns.files import read_campaign_file
-from llmb.campaigns.job_request import job_options, job_request, selection_of, single_model
-from llmb.campaigns.proposal import CampaignContext, RequestedJobs, from_command_line, plan_one
+from llmb.campaigns.proposal import (
+    CampaignContext,
+    RequestedJobs,
+    from_command_line,
+    job_options,
+    job_request,
+    plan_one,
+    selection_of,
+    single_model,
+)
 from llmb.campaigns.submission import queue_one
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model

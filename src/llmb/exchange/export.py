@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from llmb.errors import EnvironmentProblem
 from llmb.exchange.columns import ExportedRun, RunSource
-from llmb.exchange.step_logs import write_mlperf, write_tensorboard
 from llmb.exchange.tables import write_csv, write_jsonl, write_openmetrics, write_parquet
-from llmb.exchange.trackers import write_mlflow, write_wandb
+from llmb.exchange.trackers import write_mlflow, write_mlperf, write_tensorboard, write_wandb
 from llmb.programs.conclude import read_ended_run
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job

@@ -12,8 +12,7 @@ from llmb.catalogue.resolve import CPU
 from llmb.errors import InfrastructureError, LlmbError, UsageError
 from llmb.health.kept_checks import CheckFolder, NodesResult, discard, write_result
 from llmb.health.records import ANSWER, Check, NodeReport, Status, worst
-from llmb.health.rules import SAME_PCT, rule, rules
-from llmb.health.words import counted, listed
+from llmb.health.rules import SAME_PCT, counted, listed, rule, rules
 from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import submit_task

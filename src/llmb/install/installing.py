@@ -25,9 +25,12 @@ from llmb.install.environment import FOLDER as ENVIRONMENT
 from llmb.install.environment import RECORD, contents_text, is_made, make_environment, proven, python_of
 from llmb.install.image_sources import SUFFIXES, image_path
 from llmb.install.images import has_image
-from llmb.install.installation import IMAGES, ImportImage, Installation, InstallStep
-from llmb.install.preparation import (
+from llmb.install.installation import (
+    IMAGES,
     PREPARED_HOW,
+    ImportImage,
+    Installation,
+    InstallStep,
     Preparations,
     check_hub,
     hub_repositories,

@@ -9,7 +9,7 @@ from llmb.catalogue.schema import WorkloadFile
 from llmb.install.answers import ALL, EXISTING, Answers, absolute, path_problem, suite_scripts
 from llmb.install.detect import Surroundings, torch_builds
 from llmb.install.image_sources import source_problem
-from llmb.install.preparation import prepared_sizes
+from llmb.install.installation import prepared_sizes
 from llmb.reference_suite.launch_scripts import launch_scripts, scripts_of
 from llmb.schedulers.installer import NONE, Choice, Partition, Question
 from llmb.schedulers.lookup import LOCAL, SCHEDULERS, find_scheduler

@@ -15,8 +15,7 @@ from llmb.errors import EnvironmentProblem
 from llmb.install.answers import EXISTING, Answers, suite_scripts
 from llmb.install.environment import activated, empty_environment, run_visibly
 from llmb.install.images import has_tool
-from llmb.install.installation import Installation, InstallStep
-from llmb.install.preparation import PREPARED_HOW
+from llmb.install.installation import PREPARED_HOW, Installation, InstallStep
 from llmb.install.state import Journal, partial_of
 from llmb.install.suite_data import has_data, queue_data
 from llmb.reference_suite.launch_scripts import (

@@ -18,7 +18,7 @@ from small_suite import (
     write_image,
 )
 
-from llmb.campaigns.job_request import job_options
+from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmb.health.checks.disk import read_disk
-from llmb.health.rules import Finding, rule
+from llmb.health.rules import Finding, gb, listed, rule
 from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts
-from llmb.health.words import gb, listed
 from llmb.missing import Missing
 
 LIMIT_S = 20.0

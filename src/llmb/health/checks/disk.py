@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from llmb.health.rules import Finding, rule
+from llmb.health.rules import Finding, counted, gb, rule
 from llmb.health.source import FactSource, printed_documents
 from llmb.health.wanted import WantedFacts
-from llmb.health.words import counted, gb
 from llmb.missing import Missing
 
 PROBE = Path(__file__).with_name("disk_probe.py")

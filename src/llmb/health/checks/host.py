@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from llmb.health.records import Status
-from llmb.health.rules import Finding, rule
+from llmb.health.rules import GIB, Finding, counted, gib, listed, rule
 from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts
-from llmb.health.words import GIB, counted, gib, listed
 
 CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
 DEVICES, NVIDIA = "/sys/bus/pci/devices", "0x10de"
