@@ -18,7 +18,7 @@ from llmb.analysis.selected_once import once_in
 from llmb.catalogue.records import Record
 from llmb.errors import RunFailed, UsageError
 from llmb.input_files import read_text_file
-from llmb.runs.folder import cannot_write, write_atomically
+from llmb.runs.folder import write_atomically, writing
 from llmb.runs.identity import differences
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.trust import STATE_FOLDER, check_links, check_owner
@@ -118,11 +118,9 @@ def read_state(install: Path, name: str) -> BisectState:
 def write_state(install: Path, state: BisectState) -> None:
     """Raises NotWritable."""
     path = state_path(install, state.name)
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, state.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise cannot_write(path, error) from error
 
 
 Standing = Literal["as before", "as after", "open", "skipped"]

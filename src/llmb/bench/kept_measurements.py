@@ -9,7 +9,7 @@ from pathlib import Path
 from llmb.bench.records import MeasurementFile
 from llmb.errors import UsageError
 from llmb.input_files import open_file
-from llmb.runs.folder import cannot_write, create_numbered, write_atomically
+from llmb.runs.folder import create_numbered, write_atomically, writing
 from llmb.trust import STATE_FOLDER
 
 BENCH = Path(STATE_FOLDER) / "bench"
@@ -27,13 +27,11 @@ def write_measurements(install: Path, measured: MeasurementFile) -> Path:
     folder = bench_folder(install) / (UNSAFE.sub("-", measured.node).lstrip(".") or "node")
     stamp = datetime.fromisoformat(measured.measured_at).strftime("%Y%m%dT%H%M%SZ")
     names = sorted({row.benchmark for row in measured.measurements}) or ["nothing"]
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{stamp}_{'-'.join(names)}"
         path = create_numbered(folder, name, lambda path: path.touch(exist_ok=False), suffix=".json")
         write_atomically(path, measured.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise cannot_write(folder, error) from error
     return path
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb compare``."""
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +14,8 @@ from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import NoVerdict, Regressed
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
-from llmb.report.output import print_json, print_tables, print_text
+from llmb.report.output import print_output
+from llmb.report.table import Table
 from llmb.verdict.tolerance import given_tolerance
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -84,20 +86,14 @@ def compare(
     sides = find_sides(before, after, install, say)
     earlier = earlier_runs(install, say)
     comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
-    _print(comparison, CompareFormat.JSON if json else form)
+    forms: dict[CompareFormat, Callable[[Comparison], dict[str, Any] | str | list[Table]]] = {
+        CompareFormat.TABLE: compare_tables,
+        CompareFormat.MARKDOWN: compare_markdown,
+        CompareFormat.CSV: compare_csv,
+        CompareFormat.JSON: lambda found: found.model_dump(mode="json"),
+    }
+    print_output(forms[CompareFormat.JSON if json else form](comparison))
     raise_unless_passed(comparison)
-
-
-def _print(comparison: Comparison, form: CompareFormat) -> None:
-    match form:
-        case CompareFormat.TABLE:
-            print_tables(compare_tables(comparison))
-        case CompareFormat.MARKDOWN:
-            print_text(compare_markdown(comparison))
-        case CompareFormat.CSV:
-            print_text(compare_csv(comparison))
-        case CompareFormat.JSON:
-            print_json(comparison.model_dump(mode="json"))
 
 
 def raise_unless_passed(comparison: Comparison) -> None:

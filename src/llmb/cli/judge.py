@@ -18,7 +18,7 @@ from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
 from llmb.errors import NoVerdict, Regressed, UsageError
 from llmb.metrics.window import check_rule
-from llmb.report.output import print_json, print_output
+from llmb.report.output import print_output
 from llmb.report.verdict_report import (
     acceptance_table,
     judge_document,
@@ -26,7 +26,6 @@ from llmb.report.verdict_report import (
     verdict_tables,
 )
 from llmb.verdict.acceptance import find_acceptance_set
-from llmb.verdict.causes import Explanation
 from llmb.verdict.records import worst
 from llmb.verdict.tolerance import given_tolerance
 
@@ -135,19 +134,17 @@ def judge(
         count = write_expectations(expectations_file, found)
         say(f"{count} {'entry' if count == 1 else 'entries'} written to {expectations_file}")
         return
-    acceptance_set = find_acceptance_set(acceptance) if acceptance else None
-    explanations: list[Explanation | None] = []
-    if acceptance_set:
-        judged = judge_acceptance(acceptance_set, found)
+    accepted = find_acceptance_set(acceptance) if acceptance else None
+    if accepted:
+        judged = judge_acceptance(accepted, found)
     else:
         reference = Against(runs=against, expectations=expect, tolerance=limit, gpu_type=gpu_type, window=window)
         judged = judge_runs(found, reference, install, say)
-        explanations = [explain_judged(one) for one in judged] if explain else []
+    explanations = [explain_judged(one) for one in judged] if explain else []
     if json:
-        print_json(judge_document(judged, left_out, explanations, acceptance_set))
+        print_output(judge_document(judged, left_out, explanations, accepted))
     else:
-        tables = verdict_tables(judged, explanations)
-        print_output(acceptance_table(acceptance_set, judged) if acceptance_set else tables)
+        print_output(acceptance_table(accepted, judged) if accepted else verdict_tables(judged, explanations))
         for line in left_out_lines(left_out):
             say(line)
     _raise_unless_passed(judged, published=not (against or expect or acceptance))

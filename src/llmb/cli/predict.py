@@ -2,6 +2,7 @@
 """``llmb predict``, ``llmb plan`` and ``llmb memory``."""
 
 import csv
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,18 +133,12 @@ def predict(
         return
     request = request_of(values)
     plan = _plan(resolve(catalogue, request), choices, catalogue)
-    calibration = _calibration(catalogue, calibrate_with, plan)
-    gpu = catalogue.gpus[plan.recipe.gpu_type]
-
-    def predicted(one: EnginePlan) -> Prediction:
-        return predict_plan(one, gpu, calibration, catalogue.rates.errors)
-
-    found = predicted(plan)
-    reason = why_not_estimated(plan)
+    predicted = _predictor(catalogue, calibrate_with, plan)
+    found, reason = predicted(plan), why_not_estimated(plan)
     foreseen = Foreseen(
         found,
         Missing(reason) if reason else estimate(plan),
-        joules_per_token(found, gpu),
+        joules_per_token(found, catalogue.gpus[plan.recipe.gpu_type]),
         scale_up(plan, scaling, predicted) if scaling else None,
         goodput(plan.recipe.scale, gpu_mtbf_h, save_s, restart_s) if gpu_mtbf_h else None,
     )
@@ -167,6 +162,12 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
         print_json(rows_document(rows))
     else:
         print_text(rows_csv(rows))
+
+
+def _predictor(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -> Callable[[EnginePlan], Prediction]:
+    """What predicts plans on the GPUs of this one, calibrated by what was selected."""
+    calibration, gpu = _calibration(catalogue, selector, plan), catalogue.gpus[plan.recipe.gpu_type]
+    return lambda one: predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
 
 def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -> Calibration:
@@ -241,12 +242,7 @@ def plan(
     asked = _plan(resolve(catalogue, request), choices, catalogue)
     if why := why_not_estimated(asked):
         raise UsageError(f"layouts cannot be compared: {why}", do="leave out what is not estimated")
-    calibration = _calibration(catalogue, calibrate_with, asked)
-    gpu = catalogue.gpus[asked.recipe.gpu_type]
-
-    def predicted(one: EnginePlan) -> Prediction:
-        return predict_plan(one, gpu, calibration, catalogue.rates.errors)
-
+    predicted = _predictor(catalogue, calibrate_with, asked)
     say(f"searching the layouts of {asked.recipe.title()}, which takes seconds")
     found = search_for(goal, asked, predicted)
     own = Candidate(predicted(asked), estimate(asked))

@@ -37,6 +37,23 @@ SWEPT = ("size", "dtype")
 """Fields of a request that may be lists, with commas between the names."""
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
+PretendScale = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        hidden=True,
+        help="Run one rank of a run on N GPUs alone, on one: what it computes, and its memory. Collectives end at "
+        "once, with values of the rank itself, so there is no step time, throughput or loss.",
+    ),
+]
+PretendedRanks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RANKS", hidden=True, help="With --pretend-scale: which, such as 0 or 0,64, in turn. Default: 0."
+    ),
+]
+
 
 @app.command()
 @takes(recipe_options(), record_options(Choices))
@@ -48,26 +65,8 @@ def run(
         int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
     ] = 1,
     start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False,
-    pretend_scale: Annotated[
-        int | None,
-        typer.Option(
-            "--pretend-scale",
-            metavar="N",
-            min=1,
-            hidden=True,
-            help="Run one rank of a run on N GPUs alone, on one: what it computes, and its memory. Collectives end at "
-            "once, with values of the rank itself, so there is no step time, throughput or loss.",
-        ),
-    ] = None,
-    rank: Annotated[
-        str | None,
-        typer.Option(
-            "--rank",
-            metavar="RANKS",
-            hidden=True,
-            help="With --pretend-scale: which, such as 0 or 0,64, in turn. Default: 0.",
-        ),
-    ] = None,
+    pretend_scale: PretendScale = None,
+    rank: PretendedRanks = None,
     force: Force = False,
     json: Json = False,
     *,

@@ -10,7 +10,7 @@ from llmb.errors import EnvironmentProblem
 from llmb.jobs.locks import file_lock
 from llmb.jobs.rebuild import jobs_of_folders
 from llmb.jobs.store import Damaged, NoHistory, Store
-from llmb.runs.folder import NotWritable, cannot_write
+from llmb.runs.folder import NotWritable, writing
 from llmb.trust import STATE_FOLDER, check_links
 
 DATABASE = "jobs.sqlite"
@@ -38,16 +38,13 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
     except (Damaged, NoHistory):
         pass  # it is looked at again below, by one process at a time; another one may have renamed it since
     # A second process must find the complete history, and must not rename the new one.
-    with file_lock(path.with_name("open.lock"), PATIENCE_S, "rebuilding the history of jobs"):
-        try:
-            if _has_content(path):
-                try:
-                    return _checked(Store(path))
-                except Damaged as error:
-                    say(f"{error.what}; it is kept as {rename_damaged(path)}")
-            return _rebuilt(install, path, say)
-        except OSError as error:
-            raise cannot_write(path, error) from error
+    with file_lock(path.with_name("open.lock"), PATIENCE_S, "rebuilding the history of jobs"), writing(path):
+        if _has_content(path):
+            try:
+                return _checked(Store(path))
+            except Damaged as error:
+                say(f"{error.what}; it is kept as {rename_damaged(path)}")
+        return _rebuilt(install, path, say)
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:

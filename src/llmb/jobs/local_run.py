@@ -36,7 +36,7 @@ from llmb.runs.claim import create_run_folder
 from llmb.runs.disk_space import check_space
 from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.failure import last_lines, tail
-from llmb.runs.folder import RunFolder, cannot_write, link_latest
+from llmb.runs.folder import RunFolder, link_latest, writing
 from llmb.runs.plan import EnginePlan, pretending
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
@@ -113,15 +113,13 @@ class LocalRun:
             for step in steps.new():
                 on_step(step)
 
-        try:
+        with writing(folder.path):
             record, row = self._begin(spec, folder, variables, say)
             try:
                 end = End(run_workers(command, variables, folder, on_time))
             except Interrupted as signal:
                 end = End(INTERRUPTED, str(signal), cancelled=True)
             result = conclude_run(folder, record, end)
-        except OSError as error:
-            raise cannot_write(folder.path, error) from error
         self._note(say, lambda store: refresh_job(store, row))
         if end.cause:
             saved = newest_checkpoint(folder, self.plan)

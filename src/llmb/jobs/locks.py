@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
-from llmb.runs.folder import cannot_write
+from llmb.runs.folder import writing
 
 POLL_S = 0.02
 
@@ -22,11 +22,9 @@ def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], No
     A child that inherits the descriptor holds the lock, too, also after its parent ended. Raises EnvironmentProblem
     after ``patience_s``, or if the file system has no locks.
     """
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _opened(path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
     try:
         _acquire(descriptor, path, patience_s, what, on_wait)
         yield descriptor

@@ -22,7 +22,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.claim import claim_checkpoints, create_run_folder, release_checkpoints
 from llmb.runs.disk_space import check_space
 from llmb.runs.experiment import experiment_name, run_parent
-from llmb.runs.folder import CLUSTER_CONFIG, RunFolder, cannot_write, write_atomically
+from llmb.runs.folder import CLUSTER_CONFIG, RunFolder, write_atomically, writing
 from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, SubmittedJob, queued_record, write_record
@@ -213,11 +213,8 @@ def prepare(order: Order) -> Prepared:
     spec = order.spec(base)
     folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in spec.array}
     folders = folders or {None: base}
-    with removed_if_refused({base, *folders.values()}, plan):
-        try:
-            return Prepared(spec, base, folders, _write(order, spec, base, folders))
-        except OSError as error:
-            raise cannot_write(base.path, error) from error
+    with removed_if_refused({base, *folders.values()}, plan), writing(base.path):
+        return Prepared(spec, base, folders, _write(order, spec, base, folders))
 
 
 def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> dict[int | None, SubmittedJob]:
@@ -235,10 +232,8 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
 
 def write_job(folder: RunFolder, handle: SubmittedJob) -> None:
     """Raises EnvironmentProblem."""
-    try:
+    with writing(folder.path):
         write_atomically(folder.job, handle.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise cannot_write(folder.path, error) from error
 
 
 @contextmanager

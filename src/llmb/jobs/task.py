@@ -16,7 +16,7 @@ from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec, Placement, Word, write_spec
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.failure import tail
-from llmb.runs.folder import RunFolder, cannot_write, write_atomically
+from llmb.runs.folder import RunFolder, write_atomically, writing
 from llmb.runs.record import JobEnd
 from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import scheduler_of
@@ -133,15 +133,13 @@ class TaskOrder:
         """Writes all files of the job. Raises UsageError if it is not possible, EnvironmentProblem."""
         spec = self.spec(folder)
         script = self.scheduler.script(spec, folder)
-        try:
+        with writing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             for name, text in self.files.items():
                 write_atomically(folder.path / name, text)
             write_atomically(folder.task, self.task.model_dump_json(indent=2) + "\n")
             write_spec(folder, spec)
             write_atomically(folder.batch_script, script)
-        except OSError as error:
-            raise cannot_write(folder.path, error) from error
         return spec
 
 

@@ -23,7 +23,7 @@ from llmb.prepare.sources import Files, split_files
 from llmb.prepare.tokenizer import LoadedTokenizer, checksum, load_tokenizer, tokenizer_file
 from llmb.prepared.folders import PreparedFolders
 from llmb.prepared.packed_dataset import RECORD, SPLITS, PackedDataset, Split
-from llmb.runs.folder import cannot_write
+from llmb.runs.folder import writing
 from llmb.trust import check_links
 
 Say = Callable[[str], object]
@@ -95,12 +95,9 @@ def prepare_dataset(
     if request.tokenizer is not None:
         tokenizer_file(request.tokenizer)  # is there, before anything is downloaded
     check_links(work.folder)
-    with file_lock(work.folder / LOCK, PATIENCE_S, "preparing this dataset"):
-        try:
-            samples, made = work.samples()
-            return PreparedDataset(work.folder, samples, made, tuple(work.packed(samples)))
-        except OSError as error:
-            raise cannot_write(work.folder, error) from error
+    with file_lock(work.folder / LOCK, PATIENCE_S, "preparing this dataset"), writing(work.folder):
+        samples, made = work.samples()
+        return PreparedDataset(work.folder, samples, made, tuple(work.packed(samples)))
 
 
 _CHECKSUMS = " (CRC-32 "

@@ -2,8 +2,8 @@
 """Comparisons of two groups of runs, and searches for a change, as tables, Markdown, CSV and JSON documents."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from llmb.analysis.bisect import DEFAULT_NAME, BisectReport, CandidateReport
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
@@ -218,11 +218,9 @@ def compare_markdown(comparison: Comparison) -> str:
 
 def compare_csv(comparison: Comparison) -> str:
     """A header and a line for each row; an unknown value is an empty field."""
-    return csv_text({column: _value_of(column) for column in CSV_COLUMNS}, comparison.rows)
+    return csv_text(CSV_COLUMNS, map(_csv_row, comparison.rows))
 
 
-def _value_of(column: str) -> Callable[[Row], object]:
-    ends = {"ci95_low_pct": 0, "ci95_high_pct": 1}
-    if column in ends:
-        return lambda row: row.ci95_pct and row.ci95_pct[ends[column]]
-    return attrgetter(column)
+def _csv_row(row: Row) -> dict[str, Any]:
+    low, high = row.ci95_pct or (None, None)
+    return {**dict(row), "ci95_low_pct": low, "ci95_high_pct": high}

@@ -141,7 +141,8 @@ def named_values(run: ParsedRun, *names: str) -> dict[str, Any]:
 
 def parse_csv(report: ParseReport) -> str:
     """A header and a line for each file."""
-    return csv_text({"filename": report.name, **VALUES}, report.runs)
+    rows = ({"filename": report.name(run), **named_values(run, *VALUES)} for run in report.runs)
+    return csv_text(("filename", *VALUES), rows)
 
 
 def parse_document(

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from llmb.catalogue.records import PARALLEL
@@ -194,11 +193,7 @@ def _row_document(row: PredictedRow) -> dict[str, Any]:
 
 def rows_csv(rows: Iterable[PredictedRow]) -> str:
     names = (*COLUMNS, "step_time_s", "low_s", "high_s", "tokens_per_s", "reason")
-    return csv_text({name: partial(_value, name) for name in names}, [_row_document(row) for row in rows])
-
-
-def _value(name: str, document: Mapping[str, Any]) -> Any:  # noqa: ANN401 (of any column)
-    return document.get(name)
+    return csv_text(names, rows_document(rows))
 
 
 @dataclass(frozen=True, slots=True)

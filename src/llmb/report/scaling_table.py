@@ -94,7 +94,7 @@ def groups_document(groups: Iterable[RunGroup]) -> list[dict[str, Any]]:
 
 
 def groups_csv(groups: Iterable[RunGroup]) -> str:
-    return csv_text(GROUP_VALUES, groups)
+    return csv_text(GROUP_VALUES, ({name: value(group) for name, value in GROUP_VALUES.items()} for group in groups))
 
 
 def scaling_tables(report: ParseReport, scalings: Sequence[Scaling]) -> list[Table]:
@@ -137,30 +137,25 @@ def _sources(scaling: Scaling) -> list[str]:
 
 
 def scaling_document(scalings: Iterable[Scaling]) -> list[dict[str, Any]]:
-    return [
-        {
-            "recipe": scaling.recipe_text,
-            "gpu_type": scaling.gpu_type,
-            "program": scaling.program,
-            "scaling": scaling.kind,
-            "scales": [{key: value(row) for key, value in SCALE_VALUES.items()} for row in scaling.rows],
-        }
-        for scaling in scalings
-    ]
+    return [{**_recipe(scaling), "scales": [_scale(row) for row in scaling.rows]} for scaling in scalings]
+
+
+def _recipe(scaling: Scaling) -> dict[str, Any]:
+    return {
+        "recipe": scaling.recipe_text,
+        "gpu_type": scaling.gpu_type,
+        "program": scaling.program,
+        "scaling": scaling.kind,
+    }
+
+
+def _scale(row: ScalingRow) -> dict[str, Any]:
+    return {name: value(row) for name, value in SCALE_VALUES.items()}
 
 
 def scaling_csv(scalings: Iterable[Scaling]) -> str:
-    columns: dict[str, Callable[[tuple[Scaling, ScalingRow]], Any]] = {
-        "recipe": lambda pair: pair[0].recipe_text,
-        "gpu_type": lambda pair: pair[0].gpu_type,
-        "program": lambda pair: pair[0].program,
-        "scaling": lambda pair: pair[0].kind,
-    }
-    names = {"median_s": "time_median_seconds", "published_s": "published_seconds"}
-    columns |= {names.get(key, key): _of_row(value) for key, value in SCALE_VALUES.items()}
-    columns["runs"] = lambda pair: len(SCALE_VALUES["runs"](pair[1]))
-    return csv_text(columns, ((scaling, row) for scaling in scalings for row in scaling.rows))
-
-
-def _of_row(value: Callable[[ScalingRow], Any]) -> Callable[[tuple[Scaling, ScalingRow]], Any]:
-    return lambda pair: value(pair[1])
+    renamed = {"median_s": "time_median_seconds", "published_s": "published_seconds"}
+    names = ("recipe", "gpu_type", "program", "scaling", *(renamed.get(name, name) for name in SCALE_VALUES))
+    rows = ({**_recipe(scaling), **_scale(row)} for scaling in scalings for row in scaling.rows)
+    shown = ({renamed.get(name, name): value for name, value in row.items()} for row in rows)
+    return csv_text(names, ({**row, "runs": len(row["runs"])} for row in shown))

@@ -155,12 +155,12 @@ def number_column(
     return Column(header, value, form, right=True, wrap=wrap, drop=drop)
 
 
-def csv_text(columns: Mapping[str, Callable[[Row], Any]], rows: Iterable[Row]) -> str:
-    """A header and a line for each row; an unknown value is an empty field."""
+def csv_text(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A header and a line for each row; an unknown value is an empty field, and other values are left out."""
     lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([value(row) for value in columns.values()] for row in rows)
+    writer = csv.DictWriter(lines, list(names), extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return lines.getvalue()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
 from llmb.runs.experiment import experiment_name, run_parent
-from llmb.runs.folder import RunFolder, cannot_write, create_numbered
+from llmb.runs.folder import RunFolder, create_numbered, writing
 from llmb.runs.plan import Plan
 from llmb.trust import check_links
 
@@ -41,12 +41,10 @@ def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object]
             stamped.rmdir()
             raise
 
-    try:
+    with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(create_numbered(parent, f"{name}_{int(time.time())}", create) / name)
         folder.path.mkdir()
-    except OSError as error:
-        raise cannot_write(parent, error) from error
     return folder
 
 

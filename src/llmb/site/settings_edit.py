@@ -20,7 +20,7 @@ from llmb.catalogue.data_files import CatalogueError, read_data
 from llmb.catalogue.yaml_check import FOREIGN_LOADER
 from llmb.errors import UsageError, itemized
 from llmb.reference_suite.cluster_config import form_of
-from llmb.runs.folder import cannot_write, write_atomically
+from llmb.runs.folder import write_atomically, writing
 from llmb.secrets import holds_secret
 from llmb.site.cluster_config import SettingsFile, unusable
 from llmb.site.settings_keys import split_key
@@ -73,15 +73,13 @@ def migrate(file: SettingsFile) -> Path:
     At any time there is a whole file. Raises UsageError where another old one is kept already, EnvironmentProblem.
     """
     kept = file.path.with_name(file.path.name + KEPT)
-    try:
+    with writing(file.path):
         if kept.exists() and kept.read_bytes() != file.path.read_bytes():
             raise UsageError("another file of the reference suite is kept there", where=str(kept), do="rename it")
         if not kept.exists():
             shutil.copy2(file.path, kept)
         kept.chmod(0o600)
         write_atomically(file.path, migrated_text(file))
-    except OSError as error:
-        raise cannot_write(file.path, error) from error
     return kept
 
 
@@ -267,8 +265,6 @@ def _unshared(data: Any) -> Any:  # noqa: ANN401 (whatever is there)
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(Path(os.path.realpath(path)), text)
-    except OSError as error:
-        raise cannot_write(path, error) from error

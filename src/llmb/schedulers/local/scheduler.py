@@ -17,7 +17,7 @@ from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, filled
 from llmb.processes.families import end_stalled, started_program
 from llmb.processes.ranks import words
-from llmb.runs.folder import RunFolder, cannot_write
+from llmb.runs.folder import RunFolder, writing
 from llmb.runs.host import host_name
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
 from llmb.schedulers.port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission
@@ -59,10 +59,8 @@ def run_workers(
 
     Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
     """
-    try:
+    with writing(folder.log):
         log = folder.log.open("wb")
-    except OSError as error:
-        raise cannot_write(folder.log, error) from error
     with log:
         environ = {**without_secrets(os.environ), **variables, LAUNCHER_PID: str(os.getpid())}
         with started_program(command, log, subprocess.STDOUT, environ) as process:

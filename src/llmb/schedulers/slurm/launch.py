@@ -12,7 +12,7 @@ from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, Launch, read_spec
 from llmb.jobspec.variables import Variable
 from llmb.reference_suite.launch_scripts import NEMO_RUN_JOB
-from llmb.runs.folder import RunFolder, cannot_write
+from llmb.runs.folder import RunFolder, writing
 from llmb.schedulers.port import Submission
 from llmb.schedulers.slurm.client import DOWN
 from llmb.schedulers.slurm.complete import gpu_request
@@ -142,10 +142,8 @@ def call_launch(job: Submission) -> str:
     assert launch is not None
     secrets = {name: job.environ[name] for name in job.spec.secrets if name in job.environ}
     environ = without_secrets(job.environ) | secrets
-    try:
+    with writing(output):
         output.touch()
-    except OSError as error:
-        raise cannot_write(output, error) from error
     said = ask_program(["bash", str(job.base.batch_script)], LIMIT_S, environ=environ, held=job.held, cwd=None)
     text = _hidden(output, secrets.values())
     found = JOB_ID[launch.queued_by].findall(text)
