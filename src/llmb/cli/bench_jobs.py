@@ -55,7 +55,7 @@ from llmb.jobs.wait import Watch, wait_for_one
 from llmb.options.option import Option
 from llmb.report.bench_report import advice, gpus_document, gpus_tables, measurement_document, not_measured_table
 from llmb.report.campaign_report import flags_text
-from llmb.report.output import print_json, print_line, print_output, print_tables, print_text
+from llmb.report.output import print_line, print_output
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import Device
 from llmb.runs.record import now
@@ -144,7 +144,7 @@ def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[B
 
 def _show_job(job: Job, *, json: bool) -> None:
     if json:
-        print_json({"job_id": job.job_id, "run_dir": job.run_dir})
+        print_output({"job_id": job.job_id, "run_dir": job.run_dir})
     else:
         do = f"'llmb jobs log {job.job_id} --follow' follows it, 'llmb bench list' shows its result"
         print_line(f"queued as job {job.job_id} in {job.run_dir}; {do}")
@@ -241,11 +241,11 @@ def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, *, wait: bool,
 
 def _show(measured: MeasurementFile, table: str, *, json: bool) -> None:
     if json:
-        print_json(measurement_document(measured))
+        print_output(measurement_document(measured))
     else:
-        print_text(table)
+        print_output(table)
         if measured.not_measured:
-            print_tables([not_measured_table(measured.not_measured)])
+            print_output([not_measured_table(measured.not_measured)])
 
 
 def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:

@@ -22,7 +22,7 @@ from llmb.health.exclusion import OPTION, excluded_nodes
 from llmb.options.option import options_of
 from llmb.programs.engine.memory_check import memory_warnings
 from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
-from llmb.report.output import print_output, print_table
+from llmb.report.output import print_output
 from llmb.runs.folder import chosen_root
 from llmb.schedulers.lookup import read_cluster_site, scheduler_of
 
@@ -123,7 +123,7 @@ def _confirm(proposal: Proposal, *, yes: bool) -> None:
         return
 
     if can_ask():
-        print_table(campaign_table(remaining))
+        print_output(campaign_table(remaining))
     agree(f"Queue {what}?", default=False, do="add --yes, or --dry-run to see the jobs")
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from llmb.errors import EnvironmentProblem
-from llmb.report.output import print_text
+from llmb.report.output import print_output
 from llmb.runs.folder import write_atomically
 from llmb.shown_text import printable_lines
 
@@ -89,7 +89,7 @@ def _verbosely(ctx: typer.Context, requested: bool) -> None:
 
 def _help_all(ctx: typer.Context, requested: bool) -> None:
     if requested:
-        print_text(full_help(ctx))
+        print_output(full_help(ctx))
         raise typer.Exit
 
 

@@ -18,7 +18,7 @@ from llmb.errors import EnvironmentProblem, InvalidRun, UsageError
 from llmb.jobs.settings_in_effect import settings_in_effect
 from llmb.reference_suite.launch_scripts import REPOSITORY, check_checkout, scripts_of
 from llmb.report.install_report import checked_document, checked_table, settings_document, settings_tables
-from llmb.report.output import print_json, print_output, print_tables, print_text
+from llmb.report.output import print_output
 from llmb.runs.folder import CLUSTER_CONFIG, chosen_root, user_config
 from llmb.schedulers.lookup import cluster_schema, read_cluster_site, user_schema
 from llmb.site.cluster_config import read_cluster_file
@@ -80,12 +80,12 @@ def show(
         size = size or own_size
     found = settings_in_effect(catalogue, root, os.environ, workload, size, partition)
     if json:
-        print_json(settings_document(found))
+        print_output(settings_document(found))
         return
     for file in found.files:
         for note in (*file.notes, *file.left_out):
             say(note)
-    print_tables(settings_tables(found, defaults=show_all))
+    print_output(settings_tables(found, defaults=show_all))
 
 
 @app.command()
@@ -170,7 +170,7 @@ def migrate(
     for note in (*file.notes[1:], *file.left_out):
         say(note)
     if dry_run:
-        print_text(migrated_text(file))
+        print_output(migrated_text(file))
         return
     kept = migrate_file(file)
     say(f"{path} is written; the old one is {kept.name}")

@@ -18,7 +18,7 @@ import typer
 from llmb import __version__
 from llmb.cli.common import Json, option_names
 from llmb.errors import LlmbError, UsageError, unknown
-from llmb.report.output import print_json, print_markdown, print_table, print_text
+from llmb.report.output import print_markdown, print_output
 from llmb.report.table import result_table
 
 FOLDER = Path(__file__).parents[1] / "docs"
@@ -193,7 +193,7 @@ def docs(
     - `llmb docs --man > ~/.local/share/man/man1/llmb.1`
     """
     if man:
-        print_text(_man_page())
+        print_output(_man_page())
     elif find is not None:
         _find(" ".join((find, *(page or ()))), as_json=json)
     elif not page:
@@ -206,39 +206,39 @@ def docs(
 
 def _list(*, as_json: bool) -> None:
     if as_json:
-        print_json({"pages": [_entry(page) for page in doc_pages()]})
+        print_output({"pages": [_entry(page) for page in doc_pages()]})
         return
-    print_text("'llmb docs PAGE' prints a page, 'llmb docs --find WORDS' searches them.\n")
+    print_output("'llmb docs PAGE' prints a page, 'llmb docs --find WORDS' searches them.\n")
     for task, pages in groupby(doc_pages(), key=lambda page: page.task):
         table = result_table(f"\n{task}", "page", "about")
         for page in pages:
             table.add_row(page.name, page.about.removesuffix("."))
-        print_table(table)
+        print_output(table)
 
 
 def _find(words: str, *, as_json: bool) -> None:
     found = search_pages(words)[:MOST_FOUND]
     if as_json:
-        print_json({"pages": [{**_entry(one.page), "heading": one.heading} for one in found]})
+        print_output({"pages": [{**_entry(one.page), "heading": one.heading} for one in found]})
         return
     if not found:
         raise UsageError(f"no page of the documentation has '{words}'", do="'llmb docs' lists all pages")
     table = result_table(f"pages on '{words}'; 'llmb docs PAGE' prints one", "page", "title", "under")
     for one in found:
         table.add_row(one.page.name, one.page.title, one.heading if one.heading != one.page.title else "")
-    print_table(table)
+    print_output(table)
 
 
 def _print(page: DocPage, *, only_path: bool, as_json: bool) -> None:
     text = page.path.read_text(encoding="utf-8")
     if as_json:
-        print_json({**_entry(page), "text": text})
+        print_output({**_entry(page), "text": text})
     elif only_path:
-        print_text(f"{page.path}\n")
+        print_output(f"{page.path}\n")
     elif sys.stdout.isatty():
         print_markdown(text)
     else:
-        print_text(text)
+        print_output(text)
 
 
 def _entry(page: DocPage) -> dict[str, str]:

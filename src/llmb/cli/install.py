@@ -36,7 +36,7 @@ from llmb.report.install_report import (
     removal_table,
     steps_table,
 )
-from llmb.report.output import bold, print_json, print_output, print_table, print_text, terminal_lines
+from llmb.report.output import bold, print_output, terminal_lines
 from llmb.report.table import Column, Table, table_lines
 from llmb.schedulers.installer import Choice, Question
 from llmb.schedulers.lookup import SCHEDULERS
@@ -199,11 +199,11 @@ def _import_image(source: str, folder: Path, runtime: str, architecture: str | N
 
 def _print(answers: Answers, root: Path, done: Installed, commands: list[tuple[str, str]], *, json: bool) -> None:
     if json:
-        print_json(install_document(answers, root, done.results, done.jobs, commands))
+        print_output(install_document(answers, root, done.results, done.jobs, commands))
         return
-    print_table(steps_table(root, done.results))
+    print_output(steps_table(root, done.results))
     if all(item.state != "open" for item in done.results):
-        print_text(next_text(commands))
+        print_output(next_text(commands))
 
 
 def _given(values: dict[str, Any], path: Path | None, config: Path | None, added: list[str] | None) -> Answers:

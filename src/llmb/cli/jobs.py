@@ -26,7 +26,7 @@ from llmb.jobs.refresh import refresh as refresh_jobs
 from llmb.jobs.store import Damaged, Filter, Store, check_states
 from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
-from llmb.report.output import log_writer, print_json, print_output, print_table, print_text
+from llmb.report.output import log_writer, print_output
 from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.record import read_record
 from llmb.schedulers.lookup import find_scheduler
@@ -120,10 +120,10 @@ def show(job_id: JobId, json: Json = False) -> None:
         job = find_job(store, job_id)
     record, lines, imported = read_run(job), read_last_lines(job), read_origin(RunFolder(Path(job.run_dir)))
     if json:
-        print_json(job_document(job, record, lines, imported))
+        print_output(job_document(job, record, lines, imported))
         return
-    print_table(job_table(job, record, imported))
-    print_text("".join(f"  | {line}\n" for line in lines))
+    print_output(job_table(job, record, imported))
+    print_output("".join(f"  | {line}\n" for line in lines))
 
 
 @app.command()

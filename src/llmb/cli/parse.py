@@ -23,7 +23,7 @@ from llmb.logs.parallel_reader import read_in_parallel
 from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
-from llmb.report.output import print_json, print_tables, print_text
+from llmb.report.output import print_output
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
 from llmb.report.parse_table import parse_tables
 from llmb.runs.host import usable_cores
@@ -86,7 +86,7 @@ def _print_as_reference(
     read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), workers)
     samples = list(_with_progress(read, len(found.logs), found.total_bytes))
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
-    print_text(FORMATS[form](report))
+    print_output(FORMATS[form](report))
     if not report.successes:
         raise RunFailed("no run has the step times of the whole window", where=str(folder))
 
@@ -247,11 +247,11 @@ def _default_root() -> Path:
 def _print(report: ParseReport, output: CompatFormat, *, wide: bool) -> None:
     match output:
         case CompatFormat.TABLE:
-            print_tables(parse_tables(report, wide=wide))
+            print_output(parse_tables(report, wide=wide))
         case CompatFormat.CSV:
-            print_text(parse_csv(report))
+            print_output(parse_csv(report))
         case CompatFormat.JSON:
-            print_json(parse_document(report))
+            print_output(parse_document(report))
 
 
 def _print_groups(report: ParseReport, output: CompatFormat, *, scaling: bool) -> None:
@@ -263,9 +263,9 @@ def _print_groups(report: ParseReport, output: CompatFormat, *, scaling: bool) -
     scalings = scaling_of(groups, Catalogue()) if scaling else ()
     match output:
         case CompatFormat.TABLE:
-            print_tables(tables.scaling_tables(report, scalings) if scaling else [tables.groups_table(report, groups)])
+            print_output(tables.scaling_tables(report, scalings) if scaling else [tables.groups_table(report, groups)])
         case CompatFormat.CSV:
-            print_text(tables.scaling_csv(scalings) if scaling else tables.groups_csv(groups))
+            print_output(tables.scaling_csv(scalings) if scaling else tables.groups_csv(groups))
         case CompatFormat.JSON:
             scales = tables.scaling_document(scalings) if scaling else None
-            print_json(parse_document(report, tables.groups_document(groups), scales))
+            print_output(parse_document(report, tables.groups_document(groups), scales))

@@ -35,7 +35,7 @@ from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
 from llmb.predict.search import Candidate, Goal, search_for
 from llmb.programs.engine.memory_check import count_ranks
 from llmb.report.memory_report import memory_document, memory_tables
-from llmb.report.output import print_json, print_text
+from llmb.report.output import print_json, print_output
 from llmb.report.predict_report import (
     Foreseen,
     Proposed,
@@ -161,7 +161,7 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
     if json:
         print_json(rows_document(rows))
     else:
-        print_text(rows_csv(rows))
+        print_output(rows_csv(rows))
 
 
 def _predictor(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -> Callable[[EnginePlan], Prediction]:

@@ -29,7 +29,7 @@ from llmb.prepare.jobs import (
 )
 from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
 from llmb.report.campaign_report import flags_text, queued_document, submit_text
-from llmb.report.output import print_json, print_output, print_text
+from llmb.report.output import print_output
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
 
 OF_RUNS = frozenset(("nodes", "array", "retries", "start", "segment", "signal_before"))
@@ -78,15 +78,12 @@ def submit(
     orders = _orders(catalogue, name.lower(), values, given, environ)
     scripts = [order.script() for order in orders]
     if dry_run:
-        if json:
-            found = (_identity(order) for order in orders)
-            print_json({"jobs": [{**what, "script": text} for what, text in zip(found, scripts, strict=True)]})
-        else:
-            print_text("\n".join(scripts))
+        jobs = [{**_identity(order), "script": text} for order, text in zip(orders, scripts, strict=True)]
+        print_output({"jobs": jobs} if json else "\n".join(scripts))
         return
     _confirm(orders, yes=yes)
-    jobs = _queued(orders, environ)
-    print_output(queued_document(jobs) if json else submit_text(jobs))
+    queued = _queued(orders, environ)
+    print_output(queued_document(queued) if json else submit_text(queued))
 
 
 def _orders(

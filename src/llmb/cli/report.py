@@ -12,7 +12,7 @@ from llmb.analysis.find_runs import find_all_runs
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
 from llmb.errors import UsageError
-from llmb.report.output import print_text
+from llmb.report.output import print_output
 from llmb.runs.folder import write_atomically, writing
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -75,7 +75,7 @@ def report(
         raise UsageError(f"no run has ended in {found.title}{lines}", do="'llmb runs' shows all")
     content = _content(found, against, install, form, plot or "", full=full)
     if form == "md" and output is None:
-        print_text(str(content))
+        print_output(str(content))
         return
     path = output or Path(f"{plot or 'report'}.{form}")
     with writing(path):

@@ -27,7 +27,7 @@ from llmb.options.forms import RANKS, numbers_of, parse_ranges
 from llmb.options.option import arguments_of
 from llmb.programs.conclude import EndedRun
 from llmb.programs.engine.memory_check import check_memory, memory_warnings
-from llmb.report.output import print_json, print_table, print_text
+from llmb.report.output import print_output
 from llmb.report.plan_report import plan_document, plan_table, start_lines
 from llmb.report.table import plain_lines
 from llmb.runs.choices import Choices
@@ -166,11 +166,11 @@ def _same_run(request: Request, choices: Choices, plan: EnginePlan) -> str:
 def _print_plan(local: LocalRun, same: str, *, json: bool) -> None:
     plan, (command, variables) = local.plan, local.sample()
     if json:
-        print_json(plan_document(plan, same, command, variables))
+        print_output(plan_document(plan, same, command, variables))
     else:
         print_unspecified(plan.recipe.unspecified)
-        print_table(plan_table(plan, command, variables))
-        print_text(f"\nThe same run, with everything specified:\n{same}\n")
+        print_output(plan_table(plan, command, variables))
+        print_output(f"\nThe same run, with everything specified:\n{same}\n")
 
 
 def requests_of(request: Request) -> list[Request]:
@@ -248,7 +248,7 @@ def print_order(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     """What ``run_several`` would run now, in its order."""
     _, turns = _turns(locals_, repeats, start_new=start_new)
     if json:
-        print_json(
+        print_output(
             {"runs": [{"title": locals_[one.recipe].plan.recipe.title(), "repeat": one.repeat} for one in turns]}
         )
         return
@@ -258,7 +258,7 @@ def print_order(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     titles = (locals_[turn.recipe].plan.recipe.title() for turn in turns)
     order = [f"{title}, repeat {turn.repeat} of {repeats}" for title, turn in zip(titles, turns, strict=True)]
     order = order or ["nothing: all were run before"]
-    print_text("".join(f"{line}\n" for line in order))
+    print_output("".join(f"{line}\n" for line in order))
 
 
 def _before(local: LocalRun) -> Iterator[str]:

@@ -20,7 +20,7 @@ from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
-from llmb.report.output import print_json, print_output, print_table, print_tables, print_text
+from llmb.report.output import print_output
 from llmb.report.run_report import repeats_document, repeats_tables, run_document, run_table
 from llmb.report.sparkline import step_chart
 from llmb.runs.folder import RunFolder
@@ -111,7 +111,7 @@ def result(
         ended = read_ended_run(folders[0])
         if plot:
             lines = step_chart(read_steps(ended.folder.steps), ended.result.window or ended.plan.window)
-            print_text("".join(f"{line}\n" for line in [*lines, ""]) if lines else "no step is recorded to draw\n\n")
+            print_output("".join(f"{line}\n" for line in [*lines, ""]) if lines else "no step is recorded to draw\n\n")
         print_result(ended, json=json)
     else:
         print_repeats(_by_recipe(folders), json=json)
@@ -137,9 +137,9 @@ def _by_recipe(folders: Iterable[RunFolder]) -> list[list[EndedRun]]:
 def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
     """Raises RunFailed or InvalidRun if one was not successful."""
     if json:
-        print_json(repeats_document(recipes))
+        print_output(repeats_document(recipes))
     elif any(recipes):
-        print_tables(repeats_tables(recipes))
+        print_output(repeats_tables(recipes))
         sys.stderr.write("'llmb result ID' prints one of them\n")
     runs = [run for one in recipes for run in one]
     failed = [run for run in runs if run.result.status in ("failed", "cancelled")]
@@ -153,9 +153,9 @@ def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
 def print_result(run: EndedRun, *, json: bool) -> None:
     """Raises InvalidRun or RunFailed if the run was not successful."""
     if json:
-        print_json(run_document(run))
+        print_output(run_document(run))
     elif run.result.status == "success":
-        print_table(run_table(run.plan, run.result, read_steps(run.folder.steps)))
+        print_output(run_table(run.plan, run.result, read_steps(run.folder.steps)))
         name = run.record.id
         if run.folder.path.resolve().is_relative_to(install_here().resolve()):
             sys.stderr.write(

@@ -141,8 +141,6 @@ def import_(
     - `llmb import campaign.tar.zst`
     """
     done = import_archive(file, install_here(), say)
-    if json:
-        print_output({"added": [str(path) for path in done.added], "known": [str(path) for path in done.known]})
-    else:
-        there = f"; {len(done.known)} were there already" if done.known else ""
-        print_output(f"{len(done.added)} runs were added{there}\n")
+    document = {"added": [str(path) for path in done.added], "known": [str(path) for path in done.known]}
+    there = f"; {len(done.known)} were there already" if done.known else ""
+    print_output(document if json else f"{len(done.added)} runs were added{there}\n")

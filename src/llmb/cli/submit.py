@@ -52,7 +52,7 @@ from llmb.programs.conclude import read_ended_run
 from llmb.programs.engine.memory_check import check_memory
 from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
 from llmb.report.campaign_report import flags_text, script_document, submit_document, submit_text
-from llmb.report.output import print_json, print_output, print_text
+from llmb.report.output import print_output
 from llmb.report.plan_report import start_lines
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
@@ -150,10 +150,8 @@ def submit_one(values: Mapping[str, Any], *, dry_run: bool, wait: bool, yes: boo
     if wait:
         sys.stderr.write(submit_text(queued))
         _wait(context, order, queued[0], json=json)
-    elif json:
-        print_json(submit_document(order.plan.origin, queued))
     else:
-        print_text(submit_text(queued))
+        print_output(submit_document(order.plan.origin, queued) if json else submit_text(queued))
 
 
 def _confirm(order: Order, *, yes: bool) -> None:

@@ -34,7 +34,7 @@ from llmb.logs.files import parse_file
 from llmb.logs.outcome import FINISHED
 from llmb.prepared.folders import WORKLOADS
 from llmb.programs.conclude import read_ended_run
-from llmb.report.output import print_json, print_output, print_text
+from llmb.report.output import print_output
 from llmb.report.run_report import run_document
 from llmb.report.table import table_lines
 from llmb.report.watch_report import MOST_STEPS, WatchedTitle, watch_document, watch_line, watch_tables
@@ -272,7 +272,7 @@ def _view(target: Target, *, live: bool, json: bool) -> Iterator[Show]:
         with live_view(target.title) as show:
             yield show
         return
-    write: Callable[[str], None] = say if json else lambda line: print_text(f"{line}\n")
+    write: Callable[[str], None] = say if json else lambda line: print_output(f"{line}\n")
     if not json:
         write(target.title.text)
     yield LineView(write).show
@@ -288,7 +288,7 @@ def _end_of_run(target: Target, run: WatchedRun, seen: Outlook, *, json: bool) -
     ended = read_ended_run(run.folder) if record.status not in ("queued", "running") else None
     if json:
         shown = run_document(ended) if ended else None
-        print_json(watch_document(target.title, seen, shown))
+        print_output(watch_document(target.title, seen, shown))
     code = exit_code([job]) if job and not job.live else 0
     if ended is None or code not in (0, RunFailed.exit_code, InvalidRun.exit_code):
         say(f"the run has ended: {seen.circumstances.why or (job and job.state)}")

@@ -20,33 +20,24 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None:
-    """Prints a result in the form that its type has: a document as JSON, text as it is, tables as tables."""
+    """Prints a result in the form that its type has: a document as JSON, text as it is, tables with an empty line
+    between them, as wide as the terminal, or as wide as needed if the output is not a terminal.
+    """
     match result:
         case dict():
             print_json(result)
         case str():
-            print_text(result)
-        case Table():
-            print_table(result)
+            _write(result)
         case _:
-            print_tables(result)
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            tables = [result] if isinstance(result, Table) else result
+            texts = ("".join(f"{line}\n" for line in terminal_lines(table, width)) for table in tables)
+            _write("\n".join(texts), is_safe=True)
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
     """Prints one strictly valid JSON document; raises an error for a value that JSON cannot represent."""
-    print_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
-
-
-def print_table(table: Table) -> None:
-    """Prints a table as wide as the terminal, or as wide as needed if the output is not a terminal."""
-    print_tables([table])
-
-
-def print_tables(tables: Iterable[Table]) -> None:
-    """Prints tables with an empty line between them."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    texts = ("".join(f"{line}\n" for line in terminal_lines(table, width)) for table in tables)
-    print_text("\n".join(texts), is_safe=True)
+    _write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def terminal_lines(table: Table, width: int | None) -> list[str]:
@@ -64,7 +55,7 @@ def print_line(text: str) -> None:
     """Prints a line, wrapped between words on a terminal."""
     if sys.stdout.isatty():
         text = fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
-    print_text(f"{text}\n")
+    _write(f"{text}\n")
 
 
 def print_markdown(text: str) -> None:
@@ -80,10 +71,10 @@ def print_markdown(text: str) -> None:
         for number, part in enumerate(parts):
             is_code = number % 2 == 1
             console.print(f"\n{part}" if is_code else Markdown(part), markup=False, highlight=False, soft_wrap=is_code)
-    print_text(capture.get(), is_safe=True)
+    _write(capture.get(), is_safe=True)
 
 
-def print_text(text: str, *, is_safe: bool = False) -> None:
+def _write(text: str, *, is_safe: bool = False) -> None:
     """Shows control characters on a terminal instead of sending them, unless the text is known to have our own alone.
 
     Raises EnvironmentProblem if standard output cannot be written, such as a file on a full disk.
@@ -107,7 +98,7 @@ def log_writer() -> Callable[[bytes], None]:
     if not sys.stdout.isatty():
         return _write_bytes
     decoder = getincrementaldecoder("utf-8")("backslashreplace")
-    return lambda block: print_text(decoder.decode(block).replace("\r\n", "\n"))
+    return lambda block: _write(decoder.decode(block).replace("\r\n", "\n"))
 
 
 def _write_bytes(block: bytes) -> None:

@@ -189,11 +189,10 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
 
 
 def _add_counters(table: Table, result: Result) -> None:
-    counters = result.counters
-    if counters is None:
-        return
-    table.add_row("non-finite steps", str(counters.non_finite_steps), "", "loss or gradient norm; the first ends a run")
-    table.add_row("skipped steps", str(counters.skipped_steps), "", "parameters not updated")
+    if counters := result.counters:
+        note = "loss or gradient norm; the first ends a run"
+        table.add_row("non-finite steps", str(counters.non_finite_steps), "", note)
+        table.add_row("skipped steps", str(counters.skipped_steps), "", "parameters not updated")
 
 
 def _add_expert_load(table: Table, result: Result) -> None:
@@ -242,14 +241,11 @@ def _verification(checkpoint: CheckpointReport) -> str:
 
 def _add_profile(table: Table, result: Result) -> None:
     profile = result.profile
-    if profile is None:
-        return
-    if profile.breakdown:
-        step = profile.breakdown
+    if profile and (step := profile.breakdown):
         of_step = shares(step)
         for part, name in shown_parts([step]).items():
             table.add_row(f"{name} %", number(100 * of_step[part]), "", f"of step {step.step}, rank {step.rank}")
-    for warning in profile.warnings:
+    for warning in profile.warnings if profile else ():
         table.add_row("profile", "n/a", "", warning)
 
 
