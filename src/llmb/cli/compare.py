@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb compare``."""
 
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -86,14 +85,20 @@ def compare(
     sides = find_sides(before, after, install, say)
     earlier = earlier_runs(install, say)
     comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
-    forms: dict[CompareFormat, Callable[[Comparison], dict[str, Any] | str | list[Table]]] = {
-        CompareFormat.TABLE: compare_tables,
-        CompareFormat.MARKDOWN: compare_markdown,
-        CompareFormat.CSV: compare_csv,
-        CompareFormat.JSON: lambda found: found.model_dump(mode="json"),
-    }
-    print_output(forms[CompareFormat.JSON if json else form](comparison))
+    print_output(_shown(comparison, CompareFormat.JSON if json else form))
     raise_unless_passed(comparison)
+
+
+def _shown(comparison: Comparison, form: CompareFormat) -> dict[str, Any] | str | list[Table]:
+    match form:
+        case CompareFormat.TABLE:
+            return compare_tables(comparison)
+        case CompareFormat.MARKDOWN:
+            return compare_markdown(comparison)
+        case CompareFormat.CSV:
+            return compare_csv(comparison)
+        case CompareFormat.JSON:
+            return comparison.model_dump(mode="json")
 
 
 def raise_unless_passed(comparison: Comparison) -> None:

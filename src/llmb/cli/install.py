@@ -107,6 +107,11 @@ def _write(text: str) -> None:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+Config = Annotated[Path | None, typer.Option(metavar="FILE", help="File of answers; options come before it.")]
+RecordedAnswers = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the answers to this file, without secrets.")
+]
+AddedWorkloads = Annotated[list[str] | None, typer.Option(help="Add this workload to an installation. Repeatable.")]
 CHANGED_BY_NAME = "Enter installs, a name such as gpu-type changes that answer, q ends: "
 
 
@@ -115,15 +120,9 @@ CHANGED_BY_NAME = "Enter installs, a name such as gpu-type changes that answer, 
 def install(
     values: dict[str, Any],
     path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="File of answers; options come before it.")
-    ] = None,
-    record: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE", help="Write the answers to this file, without secrets.")
-    ] = None,
-    add_workload: Annotated[
-        list[str] | None, typer.Option("--add-workload", help="Add this workload to an installation. Repeatable.")
-    ] = None,
+    config: Config = None,
+    record: RecordedAnswers = None,
+    add_workload: AddedWorkloads = None,
     keep_settings: Annotated[
         bool, typer.Option("--keep-settings", help="Keep an existing cluster_config.yaml that differs as it is.")
     ] = False,
@@ -173,12 +172,10 @@ def install(
     answers = _answers(_known(given, root), around, asks=asks, confirm=asks and not dry_run)
     if record:
         write_answers(record, answers)
-    catalogue, images = around.catalogue, _import_image
-    if dry_run:
-        done = would_install(root, answers, catalogue, images)
-    else:
-        done = install_all(root, answers, catalogue, images, say, keep_settings=keep_settings)
-    _print(answers, root, done, list(next_commands(catalogue, answers, root, jobs=bool(done.jobs))), json=json)
+    what = (root, answers, around.catalogue, _import_image)
+    done = would_install(*what) if dry_run else install_all(*what, say, keep_settings=keep_settings)
+    commands = list(next_commands(around.catalogue, answers, root, jobs=bool(done.jobs)))
+    _print(answers, root, done, commands, json=json)
 
 
 def _answers(given: Answers, around: Surroundings, *, asks: bool, confirm: bool) -> Answers:

@@ -42,19 +42,20 @@ from llmb.schedulers.lookup import read_cluster_site
 from llmb.site.site import Site
 from llmb.weights.conversion import default_processes
 
+Runtime = Annotated[
+    str | None,
+    typer.Option(
+        metavar="pyxis|apptainer",
+        help="Container runtime. Default: that of cluster_config.yaml, else the one that is installed.",
+    ),
+]
+
 
 def image(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="NAME:TAG in a registry, dockerd://NAME:TAG, or a file.")
     ],
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            "--runtime",
-            metavar="pyxis|apptainer",
-            help="Container runtime. Default: that of cluster_config.yaml, else the one that is installed.",
-        ),
-    ] = None,
+    runtime: Runtime = None,
     folder: Annotated[
         Path | None,
         typer.Option(

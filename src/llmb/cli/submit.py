@@ -110,9 +110,8 @@ def submit(
     repeats = 1 if selecting["repeats"] is None else selecting["repeats"]
     model = single_model(Catalogue(), selection, repeats)
     if model:
-        own = {"dtype": next(iter(selection.dtypes), None), "scale": next(iter(selection.scales), None)}
-        chosen = {"gpu_type": selection.gpu_type, "release": selection.release}
-        values = {**values, "workload": model[0], "size": model[1], **own, **chosen}
+        values |= {"workload": model[0], "size": model[1], "gpu_type": selection.gpu_type, "release": selection.release}
+        values |= {"dtype": next(iter(selection.dtypes), None), "scale": next(iter(selection.scales), None)}
         submit_one(values, dry_run=dry_run, wait=wait, yes=yes, force=force, json=json)
         return
     if wait:
