@@ -21,8 +21,9 @@ from llmb.errors import UsageError, itemized
 from llmb.health.exclusion import OPTION, excluded_nodes
 from llmb.options.option import options_of
 from llmb.programs.engine.memory_check import memory_warnings
-from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
+from llmb.report.campaign_report import campaign_document, campaign_table, total_text
 from llmb.report.output import print_output
+from llmb.report.table import number
 from llmb.runs.folder import chosen_root
 from llmb.schedulers.lookup import read_cluster_site, scheduler_of
 
@@ -117,7 +118,7 @@ def _confirm(proposal: Proposal, *, yes: bool) -> None:
     name, remaining, count = proposal.campaign.campaign, proposal.remaining, len(proposal.jobs)
     if proposal.resumed:
         sys.stderr.write(f"campaign {name} is resumed: {count - len(remaining)} of {count} are queued\n")
-    what = f"{total_text(remaining)}, {hours_text(total_gpu_hours(remaining))} GPU-hours at most"
+    what = f"{total_text(remaining)}, {number(total_gpu_hours(remaining))} GPU-hours at most"
     if yes:
         sys.stderr.write(f"campaign {name}: {what}\n")
         return

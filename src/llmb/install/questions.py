@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Sequence
 
 from llmb.catalogue.resolve import CPU, gpu_types_of, sizes_of
-from llmb.catalogue.schema import WorkloadFile
 from llmb.install.answers import ALL, EXISTING, Answers, absolute, path_problem, suite_scripts
 from llmb.install.detect import Surroundings, torch_builds
 from llmb.install.image_sources import source_problem
@@ -303,9 +302,8 @@ QUESTIONS: Sequence[type[GeneralQuestion]] = (
 
 def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
     """Workloads that run on a GPU type, or all."""
-    found = around.catalogue.workloads.items()
-    return [name for name, item in found if gpu_type is None or _runs_on(item, gpu_type)]
-
-
-def _runs_on(workload: WorkloadFile, gpu_type: str) -> bool:
-    return any(gpu_type in gpu_types_of(workload, size) for size in sizes_of(workload))
+    return [
+        name
+        for name, item in around.catalogue.workloads.items()
+        if gpu_type is None or any(gpu_type in gpu_types_of(item, size) for size in sizes_of(item))
+    ]

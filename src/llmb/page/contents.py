@@ -243,7 +243,7 @@ def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
         number_column("step s", lambda run: run.step_time_s.mean if run.step_time_s else None, known),
         number_column("CV %", lambda run: _cv_pct(run), known),
         number_column("tokens/s", lambda run: _result(run, "tokens_per_s"), known),
-        Column("verdict, published", lambda run: _stored_verdict(run), optional=True),
+        Column("verdict, published", lambda run: _result(run, "verdict_name"), optional=True),
         Column("reason", flaw_of, optional=True),
     ]
     return table_of("Runs", runs, columns)
@@ -254,13 +254,8 @@ def _cv_pct(run: AnalyzedRun) -> float | None:
     return 100 * times.cv if times and times.cv is not None else None
 
 
-def _result(run: AnalyzedRun, name: str) -> float | None:
-    value: float | None = getattr(run.record.result, name) if run.record and run.record.result else None
-    return value
-
-
-def _stored_verdict(run: AnalyzedRun) -> str | None:
-    return run.record.result.verdict_name if run.record and run.record.result else None
+def _result(run: AnalyzedRun, name: str) -> object:
+    return getattr(run.record.result, name) if run.record and run.record.result else None
 
 
 def _conventions(runs: Sequence[AnalyzedRun]) -> Table | None:

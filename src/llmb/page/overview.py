@@ -30,7 +30,7 @@ from llmb.page.charts import (
 )
 from llmb.page.figure import Beside, Figure, figures_beside
 from llmb.report.jobs_report import local_time, short_time
-from llmb.report.table import interval_of, known, number, result_table
+from llmb.report.table import cut, interval_of, known, number, result_table
 from llmb.verdict.sentence import percent
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def differences_figure(judged: Mapping[str, Judged]) -> Figure | None:
         verdict = one.verdict
         delta, interval = verdict.delta_pct, verdict.ci95_pct
         assert delta is not None, "verdicts without one are left out"
-        label = one.title if len(one.title) <= LONGEST_LABEL else f"{one.title[: LONGEST_LABEL - 3]}..."
-        estimates.append(Estimate(label, delta, interval, verdict.verdict))
+        estimates.append(Estimate(cut(one.title, LONGEST_LABEL), delta, interval, verdict.verdict))
         ends = [f"{end:+.2f}" for end in interval] if interval else ["n/a", "n/a"]
         source = verdict.reference.source if verdict.reference else ""
         would_show = "n/a" if verdict.smallest_change_pct is None else f"{verdict.smallest_change_pct:.2f}"

@@ -80,16 +80,16 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
         _of_job("GPUs", lambda item: item.recipe.scale, right=True),
         _of_job("type", lambda item: item.recipe.gpu_type, drop=3),
         _of_job("nodes", lambda item: item.spec.placement.nodes, right=True, drop=2),
-        _of_job("limit", lambda item: limit_text(item.spec.time_limit_min), right=True, wrap=False),
-        _of_job("GPU-hours", lambda item: hours_text(item.gpu_hours), right=True),
-        _of_job("expected", lambda item: hours_text(item.expected_gpu_hours), right=True),
+        _of_job("limit", _limit, right=True, wrap=False),
+        _of_job("GPU-hours", lambda item: number(item.gpu_hours), right=True),
+        _of_job("expected", lambda item: number(item.expected_gpu_hours), right=True),
         _of_job("run", lambda item: f"{item.job.repeat}, profiled" if item.job.profiled else item.job.repeat),
         Column("with", lambda row: row[1][1], optional=True),
         *asked_by,
     ]
     table = table_of("Campaign", rows, columns)
     expected = total(item.expected_gpu_hours for item in jobs)
-    table.add_row("", total_text(jobs), *[""] * 7, hours_text(total_gpu_hours(jobs)), hours_text(expected))
+    table.add_row("", total_text(jobs), *[""] * 7, number(total_gpu_hours(jobs)), number(expected))
     return table
 
 
@@ -118,17 +118,13 @@ def _settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
             yield f"{above}{name}", value
 
 
+def _limit(item: PlannedJob) -> str:
+    minutes = item.spec.time_limit_min
+    return "none" if minutes is None else f"{minutes:g} min"
+
+
 def total_text(jobs: Sequence[PlannedJob]) -> str:
     return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
-
-
-def hours_text(hours: float | None) -> str:
-    """An upper bound: jobs may end before their time limit."""
-    return number(hours)
-
-
-def limit_text(minutes: float | None) -> str:
-    return "none" if minutes is None else f"{minutes:g} min"
 
 
 def campaign_document(campaign: Campaign, jobs: Sequence[PlannedJob]) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from llmb.exchange.imported import ImportOrigin
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord
 from llmb.report.sparkline import sparkline
-from llmb.report.table import Column, Table, known, number, number_column, result_table, table_of
+from llmb.report.table import Column, Table, cut, known, number, number_column, result_table, table_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import Attempt, RunRecord
 from llmb.verdict.sentence import headline
 
 LONGEST_REASON = 100
+"""In a row; 'show' prints all of it."""
 MOST_DRAWN = 200
 RUN_CELLS = 12
 """Width of the line of step times in a row."""
@@ -49,7 +50,7 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
         Column("nodes", lambda job: job.nodes, drop=2),
         number_column("step s", lambda job: job.step_time_s, known, wrap=False),
         Column("verdict", lambda job: job.verdict, optional=True),
-        Column("reason", lambda job: shortened(job.reason or "") or None, optional=True),
+        Column("reason", lambda job: cut(job.reason or "", LONGEST_REASON) or None, optional=True),
     ]
     return table_of(f"Jobs: {shown}", jobs, columns)
 
@@ -182,11 +183,6 @@ def short_time(time_s: float) -> str:
     """For a row of a table: without the year if it is the current one, without the time if it is not."""
     at = datetime.fromtimestamp(time_s)
     return at.strftime("%m-%d %H:%M" if at.year == datetime.now().year else "%Y-%m-%d")
-
-
-def shortened(reason: str) -> str:
-    """For a row of a table; 'show' prints the full reason."""
-    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
 
 
 def _files(job: Job) -> dict[str, Path]:

@@ -142,12 +142,9 @@ def _anomaly_notes(found: Anomalies) -> Iterator[str]:
         yield f"{count} (step {worst.step}: {worst.excess_s:+.3g} s)"
     if found.period_steps and found.period_excess_s:
         yield f"a stall of {found.period_excess_s:.3g} s every {found.period_steps} steps"
-    if found.drift_pct is not None and found.drift_ci95_pct and not _includes_zero(found.drift_ci95_pct):
+    low, high = found.drift_ci95_pct or (0, 0)
+    if found.drift_pct is not None and not low <= 0 <= high:
         yield f"drift {found.drift_pct:+.2g} %"
-
-
-def _includes_zero(interval: tuple[float, float]) -> bool:
-    return interval[0] <= 0 <= interval[1]
 
 
 def _others_table(report: ParseReport, runs: Sequence[ParsedRun]) -> Table:

@@ -78,7 +78,12 @@ def duration(seconds: float) -> str:
 def shortened(value: str | float | bool | None) -> str:
     """Commits by as many digits as git shows."""
     text = _COMMIT.sub(r"\1", printable(value_text(value)))
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
+    return cut(text, LONGEST_VALUE)
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning with dots in place of the rest."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 Row = TypeVar("Row")

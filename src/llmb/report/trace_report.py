@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from llmb.report.network_report import network_table
-from llmb.report.table import Column, Table, number, number_column, result_table, table_of, whole
+from llmb.report.table import Column, Table, cut, number, number_column, result_table, table_of, whole
 from llmb.shown_text import printable
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
 from llmb.traces.nccl_network import Network
@@ -315,10 +315,9 @@ def _names_table(title: str, rank: RankTrace, names: Iterable[NameTime]) -> Tabl
     right = ("calls", "ms", "ms per step")
     table = result_table(title, _what(rank), "kind", *right, right=right)
     for item in names:
-        name = item.name if len(item.name) <= LONGEST_NAME else f"{item.name[: LONGEST_NAME - 3]}..."
-        milliseconds = item.total_ns / 1e6
+        name, milliseconds = printable(cut(item.name, LONGEST_NAME)), item.total_ns / 1e6
         kind, calls = item.activity.value.replace("_", " "), str(item.calls)
-        table.add_row(printable(name), kind, calls, number(milliseconds), number(milliseconds / len(rank.steps)))
+        table.add_row(name, kind, calls, number(milliseconds), number(milliseconds / len(rank.steps)))
     return table
 
 

@@ -38,7 +38,7 @@ def judge_document(
         **first.model_dump(mode="json"),
         "acceptance": acceptance and acceptance.model_dump(mode="json"),
         "judged": [_judged_document(*pair) for pair in zip_longest(judged, explanations)],
-        "left_out": left_out_document(left_out),
+        "left_out": [{"run": one.run, "reason": one.reason} for one in left_out],
     }
 
 
@@ -50,10 +50,6 @@ def _judged_document(judged: Judged, explanation: Explanation | None) -> dict[st
         "runs": [{"id": run.id, "path": str(run.path), "label": run.label} for run in judged.runs],
         "explanation": explanation and explanation.model_dump(mode="json"),
     }
-
-
-def left_out_document(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
-    return [{"run": one.run, "reason": one.reason} for one in left_out]
 
 
 def verdict_tables(judged: Sequence[Judged], explanations: Sequence[Explanation | None] = ()) -> Iterator[Table]:
