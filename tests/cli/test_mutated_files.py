@@ -27,7 +27,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError
 from llmb.jobspec.spec import JobSpec
 from llmb.logs.files import find_all_logs, find_logs, parse_file
-from llmb.report.output import styled_lines
+from llmb.report.output import terminal_lines
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.table import Table, plain_lines
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
@@ -75,7 +75,7 @@ def show(document: object, tables: Iterable[Table] = ()) -> None:
     """As the commands print it."""
     json.dumps(document, allow_nan=False).encode()
     for table in tables:
-        "\n".join([*plain_lines(table), *styled_lines(table, 80)]).encode()
+        "\n".join([*plain_lines(table), *terminal_lines(table, 80)]).encode()
 
 
 def traces(path: Path) -> None:
