@@ -262,17 +262,20 @@ def compare(
     after: str | Path | None = None,
     *,
     vary: Sequence[str] = (),
+    control: str | Path | None = None,
     tolerance: float | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> RunComparison:
     """Two groups of runs, as ``llmb compare``: folders, labels, campaigns, ids or dates. Raises UsageError.
 
-    Without ``after``, groups within ``before`` that differ in ``vary``. ``tolerance`` is in percent. A verdict raises
+    Without ``after``, groups within ``before`` that differ in ``vary``. ``control`` are runs like those before, which
+    withdraw the verdict if they differ. ``tolerance`` is in percent. A verdict raises
     nothing: see ``rows``.
     """
     limit = given_tolerance(tolerance, "tolerance")
     install = install_root(os.environ, Path.cwd())
-    sides = find_sides(str(before), None if after is None else str(after), install, on_message)
+    second, third = (None if one is None else str(one) for one in (after, control))
+    sides = find_sides(str(before), second, install, on_message, third)
     earlier = earlier_runs(install, on_message)
     return RunComparison(**dict(compare_runs(*sides, vary=vary, tolerance_pct=limit and limit.pct, earlier=earlier)))
 

@@ -2,6 +2,7 @@
 """Compares two groups of runs, recipe by recipe. Pure."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
@@ -17,6 +18,7 @@ from llmb.analysis.analyzed_run import (
 )
 from llmb.analysis.comparison import (
     Comparison,
+    Control,
     LeftOutRun,
     Measure,
     Row,
@@ -40,7 +42,14 @@ from llmb.analysis.match_runs import (
     titles,
 )
 from llmb.errors import UsageError
-from llmb.metrics.group_difference import RunMean, decide, group_difference
+from llmb.metrics.group_difference import (
+    Decision,
+    GroupDifference,
+    RunMean,
+    control_differs,
+    decide,
+    group_difference,
+)
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
 from llmb.shown_text import value_text
@@ -69,30 +78,43 @@ def _mean(runs: Sequence[AnalyzedRun], name: str) -> float | None:
     return fmean(known) if known else None
 
 
+IN_CONTROL = "the control has it"
 IN_BOTH = "both selections have it: it counts as after"
 WORK = ("layout.gbs", "layout.seq_len", "layout.gpus")
 """Keys that decide how many tokens a GPU trains in a step."""
 Side = Literal["before", "after"]
+Controls = dict[str, MatchedRuns]
+"""Control runs by the key of their configuration."""
 
 
 def compare_runs(
     before: FoundRuns,
     after: FoundRuns | None,
+    control: FoundRuns | None = None,
     *,
     vary: Sequence[str] = (),
     tolerance_pct: float | None = None,
     earlier: Earlier = no_earlier,
 ) -> Comparison:
-    """Both with every run that ended. ``after`` is None to compare groups within one selection, which needs ``vary``.
+    """All with every run that ended. ``after`` is None to compare groups within one selection, which needs ``vary``.
 
     ``earlier`` finds other runs like one, which tell how much repeats differ where a row has one run on each side.
 
-    Raises UsageError for a name of ``vary`` that no run has, and if both selections have the same runs.
+    ``control`` are runs of the configuration before, between which and those nothing was changed; they count on
+    neither side.
+
+    Raises UsageError for a name of ``vary`` that no run has, if both selections have the same runs, and for a control
+    of another configuration than those before.
     """
+    left_out = []
+    if control:
+        kept = measured(control)
+        left_out = [LeftOutRun(run=one.run, reason=one.reason, side="control") for one in kept.left_out]
+        before, after = _without(before, kept), after and _without(after, kept)
     ended = (*before.runs, *(after.runs if after else ()))
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
     old, new = measured(before), measured(after) if after else None
-    left_out = [_left_out(one, "before") for one in old.left_out]
+    left_out += [_left_out(one, "before") for one in old.left_out]
     if new is None or _sources(before) == _sources(after):
         if not vary:
             do = "select two groups of runs, or say what differs within one: --vary dtype, --vary scale"
@@ -106,11 +128,13 @@ def compare_runs(
         matches = match_sides(groups_of(own), groups_of(new.runs), may_vary)
     given = may_vary.tolerance if tolerance_pct is None else Tolerance(tolerance_pct, "as given")
     named = zip(matches.pairs, titles(matches.pairs), strict=True)
-    rows = tuple(_row(pair, recipe, given, earlier) for pair, recipe in named)
+    controls = _controls(kept, matches.pairs) if control else {}
+    rows = tuple(_row(pair, recipe, given, earlier, controls) for pair, recipe in named)
     unmatched = tuple(_unmatched(matches, after or before, may_vary))
     return Comparison(
         before=before.title,
         after=after.title if after else before.title,
+        control=control.title if control else None,
         vary=tuple(vary),
         verdict=_verdict(rows, unmatched),
         rows=rows,
@@ -118,6 +142,29 @@ def compare_runs(
         unmatched=unmatched,
         left_out=tuple(left_out),
     )
+
+
+def _without(side: FoundRuns, control: FoundRuns) -> FoundRuns:
+    """A side without the runs of the control, which are named as left out."""
+    taken = [run for run in side.runs if run.counted_as in _sources(control)]
+    kept = tuple(run for run in side.runs if run not in taken)
+    return replace(side, runs=kept, left_out=(*side.left_out, *(LeftOut(run.id, IN_CONTROL) for run in taken)))
+
+
+def _controls(control: FoundRuns, pairs: Sequence[Pair]) -> Controls:
+    """Raises UsageError for runs of another configuration than those before, and without any."""
+    befores = [pair.before for pair in pairs]
+    known = {group.runs[0].identity.key for group in befores}
+    groups = groups_of(control.runs)
+    if not groups:
+        raise UsageError("the control has no run that is a measurement", where=control.title)
+    for group in groups:
+        if befores and group.runs[0].identity.key not in known:
+            near = nearest(group, befores) or befores[0]
+            differs = ", ".join(one.key for one in differences(near.configuration, group.configuration))
+            what = f"the control is not like the runs before: {differs} differs (run {group.runs[0].id})"
+            raise UsageError(what, where=control.title, do="repeat the runs before, without a change, under its label")
+    return {group.runs[0].identity.key: group for group in groups}
 
 
 def _sources(found: FoundRuns | None) -> set[str]:
@@ -136,18 +183,20 @@ def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName
     return min(found, key=WORST.index)
 
 
-def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier) -> Row:
+def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier, controls: Controls) -> Row:
     before, after, disturbed = pair.before, pair.after, tuple(_disturbed(pair))
     works = _works(before.configuration, after.configuration)
     changed = differences(before.configuration, after.configuration)
     obstacle = _obstacle(changed, works)
     measure: Measure = "step_time" if works[0] == works[1] or obstacle else "gpu_time_per_token"
     scales = (1.0, 1.0) if measure == "step_time" else tuple(1 / work for work in works if work)
-    difference = group_difference(
-        _means(before, scales[0]), _means(after, scales[1]), earlier_spread(before.runs, after.runs, earlier)
-    )
+    same = controls.get(before.runs[0].identity.key)
+    known = earlier_spread(before.runs, after.runs, earlier)
+    means = _means(before, scales[0]), _means(after, scales[1]), _means(same, scales[0]) if same else ()
+    difference = group_difference(means[0], means[1], known, means[2])
     tolerance = given or _tolerance(pair)
-    decision = decide(difference, tolerance.pct)
+    own = group_difference(means[0], means[2], earlier_spread(before.runs, same.runs, earlier)) if same else None
+    decision = _decision(difference, own, tolerance.pct)
     return Row(
         recipe=recipe,
         n_before=difference.n_before,
@@ -170,6 +219,23 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier) -> 
         scaling=_scaling(before.configuration, after.configuration),
         before_runs=tuple(run.id for run in before.runs),
         after_runs=tuple(run.id for run in after.runs),
+        control=_control(same, own) if same and own else None,
+    )
+
+
+def _decision(difference: GroupDifference, control: GroupDifference | None, tolerance_pct: float) -> Decision:
+    """Withdrawn if the control differs: what changed with the time may be all that was found, or hide it."""
+    if control and (why := control_differs(control)):
+        return Decision("inconclusive", None, why)
+    return decide(difference, tolerance_pct)
+
+
+def _control(group: MatchedRuns, difference: GroupDifference) -> Control:
+    return Control(
+        runs=tuple(run.id for run in group.runs),
+        delta_pct=difference.delta_pct,
+        ci95_pct=difference.ci95_pct,
+        withdraws=control_differs(difference) is not None,
     )
 
 

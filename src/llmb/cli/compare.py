@@ -46,6 +46,13 @@ def compare(
             " configuration. May be repeated; several are separated by commas."
         ),
     ] = None,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUNS",
+            help="Runs like those before, between which nothing was changed: if they differ, no verdict is given.",
+        ),
+    ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -73,6 +80,8 @@ def compare(
 
     - `llmb compare results/before results/after --format markdown`
 
+    - `llmb compare before after --control before-control`: no verdict if the machine itself changed
+
     - `llmb compare my-campaign --vary dtype`: the speed-up of fp8 over bf16
 
     - `llmb compare my-campaign --vary scale`: weak and strong scaling
@@ -82,7 +91,7 @@ def compare(
     limit = given_tolerance(tolerance, "--tolerance")
     names = tuple(name.strip() for text in vary or () for name in text.split(",") if name.strip())
     install = install_here()
-    sides = find_sides(before, after, install, say)
+    sides = find_sides(before, after, install, say, control)
     earlier = earlier_runs(install, say)
     comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
     print_output(_shown(comparison, CompareFormat.JSON if json else form))

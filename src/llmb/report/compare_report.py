@@ -153,8 +153,10 @@ def _row_notes(row: Row) -> Iterator[str]:
         yield f"a change of {_noise(row.smallest_change_pct)} % would have shown."
     if row.more_runs:
         yield f"{row.more_runs} more {'run' if row.more_runs == 1 else 'runs'}, of both sides together, would tell."
-    elif row.verdict == "inconclusive":
+    elif row.verdict == "inconclusive" and not (row.control and row.control.withdraws):
         yield "the noise is too large, or the difference too close to the tolerance, for a few more runs to tell."
+    if row.control and not row.control.withdraws:
+        yield f"the control differs by {_signed(row.control.delta_pct)} % ({_interval(row.control.ci95_pct)} %)."
     if row.measure == "gpu_time_per_token":
         yield "a step is not the same work on both sides: the change is that of the GPU time per token."
     if row.scaling and row.speed_up is not None:
