@@ -84,6 +84,13 @@ def test_sockets_beside_active_cards_are_a_fault_with_the_variables_that_may_be_
     )
 
 
+def test_nodes_may_have_names_with_a_domain(tmp_path: Path) -> None:
+    run = record(nodes=("node1.example.org", "node2.example.org"))
+    (fault,) = used(tmp_path, run, words("Socket", "node1")).faults
+    assert "though mlx5_0, mlx5_1 and 7 more can be used there" in fault
+    assert "4 devices" in used(tmp_path, run, words("IB", "node1", cards=CARDS[:4])).faults[0]
+
+
 def test_sockets_where_no_card_is_seen_are_a_fault_where_the_gpu_type_has_a_network(tmp_path: Path) -> None:
     run = record()
     assert run.environment

@@ -40,7 +40,9 @@ def find_faults(network: Network, environment: Environment | None, gpu: Gpu | No
 
 
 def _of_nodes(nodes: NodesNetwork, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
-    ports = [port for port in (environment.rdma_ports if environment else None) or () if port.node in nodes.nodes]
+    ports = [
+        port for port in (environment.rdma_ports if environment else None) or () if _short(port.node) in nodes.nodes
+    ]
     where = f"on {_named(nodes.nodes)}"
     if TCP in (nodes.fabric or ""):
         if ports:
@@ -51,10 +53,15 @@ def _of_nodes(nodes: NodesNetwork, environment: Environment | None, gpu: Gpu | N
     if nodes.fabric == NVLINK:
         return
     if nodes.link_layer and nodes.devices and environment and ports:
-        ranks = min(environment.ranks_per_node.get(node, 1) for node in nodes.nodes)
+        ranks = min(environment.ranks_per_node.get(port.node, 1) for port in ports)
         yield from _few_devices(nodes, ports, ranks, gpu, where)
     if nodes.gpudirect is False and gpu:
         yield f"NCCL used no GPUDirect RDMA {where}: what is sent goes through the memory of the host"
+
+
+def _short(node: str) -> str:
+    """As NCCL names nodes: without the domain."""
+    return node.partition(".")[0]
 
 
 def _few_devices(
