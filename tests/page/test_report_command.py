@@ -209,6 +209,21 @@ def test_names_of_users_hosts_and_homes_are_left_out(
     assert "cl7-node19" in full
 
 
+def test_the_network_is_shown_without_the_names_of_its_nodes(root: Path, page: Callable[..., str]) -> None:
+    words = "".join(
+        f"cl7-node{node}:41:42 [0] NCCL INFO {text}\n"
+        for node in (19, 20)
+        for text in ("Using network Socket", "Channel 00/0 : 0[0] -> 8[0] [send] via NET/Socket/0")
+    )
+    record = gpu_record(scale=16, nodes=("cl7-node19.example.org", "cl7-node20.example.org"))
+    write_run(runs_below(root), record, times_around(12.0), files={"nccl_network/rank-0.log": words})
+    html = page()
+    assert "NCCL used TCP sockets on host-" in html
+    assert ["fabric", "TCP sockets"] in [row[:2] for rows in Tables(html).rows.values() for row in rows]
+    assert "cl7-node" not in html
+    assert "NCCL used TCP sockets on cl7-node19 and cl7-node20" in page("--full")
+
+
 def test_without_the_extra_it_says_how_to_install_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

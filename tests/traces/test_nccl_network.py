@@ -197,6 +197,12 @@ def test_each_network_is_told_by_its_lines(texts: tuple[str, ...], expected: dic
     assert {name: found.get(name) for name in expected} == expected
 
 
+def test_sockets_of_nodes_that_nvlink_connects_are_used_only_if_a_channel_is() -> None:
+    selected = ("MNNVL 1 cliqueId 7ffe cliqueSize 8 cliqueRank 0", "Using network Socket")
+    assert network(lines(*selected)).fabric == "NVLink"
+    assert network(lines(*selected, f"{SEND}/Socket/0")).fabric == "TCP sockets"
+
+
 def test_what_no_line_tells_has_a_reason() -> None:
     found = network(lines("Using network IB"))
     unknown = [name for name, value in found.model_dump(exclude={"reasons"}).items() if value is None]

@@ -172,6 +172,8 @@ def _hosts(run: AnalyzedRun) -> Iterator[str]:
     yield from run.nodes
     if run.record and run.record.job:
         yield run.record.job.nodes
+    if run.record and run.record.result and (network := run.record.result.network):
+        yield from (name for group in network.nodes for name in group.nodes if name)
 
 
 def _user() -> str | None:

@@ -25,15 +25,15 @@ def report_network(folder: RunFolder, record: RunRecord) -> NetworkUse | Missing
     plan, environment = record.plan, record.environment
     if plan.device != "cuda":
         return Missing("the ranks talk by gloo, not by NCCL")
-    if environment and len(environment.nodes) == 1:
+    gpu, gpus = Catalogue().gpus.get(plan.recipe.gpu_type), plan.recipe.layout.gpus
+    if len(environment.nodes) == 1 if environment else gpu and gpus <= gpu.gpus_per_node:
         return Missing("the run is of one node")
     try:
-        network = read_network(_texts(_logs(folder)), plan.recipe.layout.gpus)
+        network = read_network(_texts(_logs(folder)), gpus)
     except OSError as error:
         return Missing(f"what NCCL said of it cannot be read: {error.strerror}")
     if network is None:
         return Missing(SILENT)
-    gpu = Catalogue().gpus.get(plan.recipe.gpu_type)
     return NetworkUse(**dict(network), faults=tuple(find_faults(network, environment, gpu)))
 
 

@@ -170,7 +170,7 @@ def _common(nodes: Iterable[NodesNetwork], name: str) -> object:
 
 def _node(node: HeardNode, heard: Heard, *, whole: bool) -> NodesNetwork:
     used = sorted({name for name, _ in node.channels})
-    names = used or ([] if node.nvlink else list(node.selected))
+    names = used or ([] if node.nvlink or heard.mnnvl else list(node.selected))
     devices = tuple(dict.fromkeys(device for name in names for device in node.found(name))) or None
     busy = _busy(node)
     layers = {node.layers[device] for device in busy or devices or () if device in node.layers}
