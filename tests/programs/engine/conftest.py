@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -56,6 +57,15 @@ class Run:
         """Process id of the workers' parent."""
         (parent,) = {parent_of(pid) for pid in self.workers().values()}
         return parent
+
+    def samplers(self) -> set[int]:
+        """Process ids of what samples the run's resources."""
+        found = set()
+        for pid in processes_of(self.install):
+            with suppress(OSError):  # it ended while we looked
+                if "llmb.resources.sampler" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                    found.add(pid)
+        return found
 
     def record(self) -> dict[str, Any]:
         (path,) = self.install.rglob("run.json")

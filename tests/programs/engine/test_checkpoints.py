@@ -64,16 +64,12 @@ def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any]) -> None:
         assert new["lr"] == old["lr"]
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 @pytest.mark.parametrize(
     ("options", "before", "after"),
     [
-        (LLAMA, "2", "4"),
-        *(
-            pytest.param(LLAMA, before, after, marks=pytest.mark.measured)
-            for before, after in (("2", "1"), ("2", "2"), ("1", "2"))
-        ),
-        pytest.param((*LLAMA, "--dtype", "bf16"), "2", "2", marks=pytest.mark.measured),
+        *((LLAMA, before, after) for before, after in (("2", "4"), ("2", "2"), ("1", "2"))),
+        ((*LLAMA, "--dtype", "bf16"), "2", "2"),
     ],
 )
 def test_any_number_of_processes_goes_on(finished: Finished, options: tuple[str, ...], before: str, after: str) -> None:
@@ -115,13 +111,8 @@ def test_any_layout_goes_on_from_any_other(finished: Finished, saved: tuple[str,
 TIED_LAYOUTS = [("--scale", "2", "--pp", "2"), ("--scale", "1"), ("--scale", "2", "--tp", "2")]
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(layout, marks=pytest.mark.measured if number else pytest.mark.slow)
-        for number, layout in enumerate(TIED_LAYOUTS)
-    ],
-)
+@pytest.mark.parametrize("layout", TIED_LAYOUTS)
+@pytest.mark.measured
 def test_a_tied_embedding_goes_on_from_both_ends_of_a_pipeline(finished: Finished, layout: tuple[str, ...]) -> None:
     whole = finished("-w", "pretrain_qwen3", "--scale", "2", "--pp", "2", "--vp", "2", *TEN)
     resumed = finished("-w", "pretrain_qwen3", *layout, *FIVE_MORE, after_five_steps(whole))
@@ -197,6 +188,7 @@ def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(
 def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
     whole = finished(*LLAMA, "--scale", "2", *TEN)
     result = finished(*LLAMA, "--scale", "1", *FIVE_MORE, after_five_steps(whole))
+    assert_same_steps(whole, result)
     assert result["window"] == {"first": 8, "last": 8, "rule": "reference"}
     assert result["checkpoint"]["save_s"] == []
     assert result["checkpoint"]["path"] is None

@@ -15,7 +15,7 @@ EP4 = (*MAVERICK, "--ep", "4", "--steps", "10")
 MIXTRAL = ("-w", "pretrain_mixtral", "--scale", "4", "--tp", "2", "--ep", "4", "--steps", "10")
 DROPLESS = (*MAVERICK, "--capacity-factor", "0")
 """Which tokens are dropped depends on the layout."""
-ALL = (*DROPLESS, "--tp", "2", "--ep", "2", "--etp", "2", "--steps", "10", "--checkpoint-interval", "5")
+ALL = (*DROPLESS, "--tp", "2", "--ep", "2", "--etp", "2", "--steps", "6", "--checkpoint-interval", "3")
 
 
 def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -24,8 +24,8 @@ def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "options",
-    [EP4, pytest.param(ALL, marks=pytest.mark.slow), pytest.param(MIXTRAL, marks=pytest.mark.measured)],
-    ids=["ep4", "tp2-ep2-etp2", "mixtral-tp2-ep4"],
+    [EP4, pytest.param(MIXTRAL, marks=pytest.mark.measured)],
+    ids=["ep4", "mixtral-tp2-ep4"],
 )
 def test_the_loss_falls(finished: Finished, options: tuple[str, ...]) -> None:
     losses = [step["loss"] for step in steps(finished(*options))]
@@ -74,8 +74,8 @@ def test_a_checkpoint_goes_from_any_arrangement_of_experts_to_any_other(
     finished: Finished, layout: tuple[str, ...]
 ) -> None:
     whole = finished(*ALL)
-    path = next((Path(whole["run_dir"]) / "checkpoints").glob("step=5*"))
-    more = ("--steps", "5", "--load-checkpoint", str(path))
+    path = next((Path(whole["run_dir"]) / "checkpoints").glob("step=3*"))
+    more = ("--steps", "3", "--load-checkpoint", str(path))
     continued = steps(finished("-w", "finetune_llama4-maverick", "--capacity-factor", "0", *layout, *more))
-    for expected, found in zip(steps(whole)[5:], continued, strict=True):
+    for expected, found in zip(steps(whole)[3:], continued, strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)

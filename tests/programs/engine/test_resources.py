@@ -3,7 +3,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,19 +20,6 @@ Start = Callable[..., Any]
 Gone = Callable[..., bool]
 LLAMA = ("-w", "pretrain_llama3.1", "--scale", "2")
 OFTEN = ("--resource-interval", "0.01", "--window", "4-9")
-
-
-def samplers_of(folder: Path) -> set[int]:
-    """Process ids of those that write below ``folder``."""
-    found = set()
-    for proc in Path("/proc").iterdir():
-        try:
-            words = (proc / "cmdline").read_bytes().split(b"\0") if proc.name.isdigit() else []
-        except OSError:
-            continue  # it ended while we looked
-        if b"llmb.resources.sampler" in words and any(word.startswith(os.fsencode(folder)) for word in words):
-            found.add(int(proc.name))
-    return found
 
 
 def test_a_run_tells_what_its_window_used(
@@ -68,7 +54,7 @@ def test_a_run_tells_what_its_window_used(
     ends = [step["ended_s"] for step in steps]
     assert ends == sorted(ends)
     assert run.record()["result"]["resources"] == result["resources"]
-    assert not samplers_of(tmp_path)
+    assert not run.samplers()
 
 
 @pytest.mark.slow
@@ -81,18 +67,7 @@ def test_a_run_need_not_be_sampled(start: Start, forked_python: str) -> None:
     assert not (Path(result["run_dir"]) / "resources").exists()
 
 
-@pytest.mark.slow
-def test_no_sampler_survives_a_killed_run(start: Start, gone: Gone, tmp_path: Path) -> None:
-    run = start(*LLAMA, *OFTEN, "--steps", "100000")
-    run.wait_for_steps(3)
-    samplers = samplers_of(tmp_path)
-    assert len(samplers) == 1
-    run.process.send_signal(signal.SIGKILL)
-    run.process.communicate()
-    assert gone(samplers)
-
-
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_run_whose_samples_cannot_be_written_is_a_success(start: Start, tmp_path: Path) -> None:
     """Another file is where the folder should be: it is put there before the workers have loaded torch."""
     run = start(*LLAMA, "--steps", "5", "--json")

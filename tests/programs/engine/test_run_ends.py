@@ -89,8 +89,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_invalid(start: Start, forked_
     "how",
     [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.measured) for number in (signal.SIGTERM, signal.SIGHUP))],
 )
-def test_an_interrupted_run_leaves_no_process_behind(start: Start, gone: Gone, how: signal.Signals) -> None:
-    run = start(*LLAMA, "--steps", "100000")
+def test_an_interrupted_run_leaves_no_process_behind(
+    start: Start, gone: Gone, forked_python: str, how: signal.Signals
+) -> None:
+    run = start(*LLAMA, "--steps", "100000", python=forked_python)
     folder = run.wait_for_steps(3)
     workers = run.workers()
     began = time.monotonic()
@@ -105,7 +107,7 @@ def test_an_interrupted_run_leaves_no_process_behind(start: Start, gone: Gone, h
     assert (folder / "metrics.jsonl").read_text().count("\n") >= 3
 
 
-@pytest.mark.parametrize("size", ["4k", "64k"])
+@pytest.mark.parametrize("size", ["4k", pytest.param("64k", marks=pytest.mark.measured)])
 @pytest.mark.slow
 def test_a_full_disk_is_named_and_nothing_hangs(
     start: Start, tmp_path: Path, small_disk: Callable[[str], list[str]], size: str
@@ -118,7 +120,7 @@ def test_a_full_disk_is_named_and_nothing_hangs(
     assert "LLMB_INSTALL" in talk
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_run_where_the_host_name_is_unknown(start: Start, needs: Callable[[str, bool, str], None]) -> None:
     """As in some containers and on some laptops."""
     alone = ("unshare", "--uts", "--map-root-user")

@@ -91,7 +91,7 @@ def test_a_stopped_worker_ends_the_run_and_is_named(
     [
         ("run", [0]),
         pytest.param("run", [], marks=pytest.mark.measured),
-        pytest.param("agent", [], marks=pytest.mark.slow),
+        pytest.param("agent", [], marks=pytest.mark.measured),
         pytest.param("agent", [0, 1], marks=pytest.mark.measured),
     ],
 )
@@ -99,11 +99,12 @@ def test_workers_do_not_outlive_those_who_started_them(start: Start, gone: Gone,
     """Not even those that are stopped (SIGSTOP) and cannot end by themselves."""
     run = start(*TWO, "--stall-limit", "0")
     run.wait_for_steps(3)
-    workers, agent = run.workers(), run.agent()
+    workers, agent, samplers = run.workers(), run.agent(), run.samplers()
+    assert len(samplers) == 1
     for rank in stopped:
         os.kill(workers[rank], signal.SIGSTOP)
     os.kill(run.process.pid if who == "run" else agent, signal.SIGKILL)
-    assert gone([agent, *workers.values()], within_s=SOON_S)
+    assert gone([agent, *workers.values(), *samplers], within_s=SOON_S)
 
 
 def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, float]:
