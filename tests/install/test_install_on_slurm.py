@@ -84,7 +84,7 @@ def test_installed_from_a_file_it_submits_and_has_a_result(
     assert document["status"] == "installed"
     assert document["next"][0] == f"export LLMB_INSTALL={root}"
     own = {**environ, "LLMB_INSTALL": str(root)}
-    model = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "2", "--steps", "50")
+    model = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "2", "--steps", "5")
     script = llmb("submit", *model, "--dry-run", environ=own).stdout
     assert "#SBATCH --partition=gpu" in script
     assert forked_python in script

@@ -10,8 +10,6 @@ from small_finetuning import write_small_finetuning
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 LORA, MAVERICK = "finetune_llama3", "finetune_llama4-maverick"
-LEAST_FALL = {LORA: 1.0, MAVERICK: 4.0}
-"""As in tests/prepare/test_end_to_end.py."""
 
 
 @pytest.mark.parametrize("workload", [LORA, pytest.param(MAVERICK, marks=pytest.mark.measured)])
@@ -22,9 +20,10 @@ def test_a_launch_trains_on_what_jobs_prepared(workload: str, client: Client, tm
     ended = client.json("jobs", "wait", *(job["job_id"] for job in jobs))["jobs"]
     assert [(row["subject"], row["status"]) for row in ended] == [("dataset", "success"), ("checkpoint", "success")]
     assert client.json("prepare", "verify", "-w", workload, "-s", "tiny")["complete"]
-    variables = {"JOB_TOTAL_GPUS": "2", "MODEL_SIZE": "tiny"}
+    # How far the loss falls in all steps is tests/prepare/test_end_to_end.py's.
+    variables = {"JOB_TOTAL_GPUS": "2", "MODEL_SIZE": "tiny", "MAX_STEPS": "5"}
     result = client.json("launch", workload, "--wait", **variables)
-    assert (result["status"], result["steps"]) == ("success", 50)
-    assert result["loss"]["first"] - result["loss"]["last"] > LEAST_FALL[workload]
+    assert (result["status"], result["steps"]) == ("success", 5)
+    assert 6.5 < result["loss"]["first"] < 7.5
     assert result["origin"]["weights"]["kind"] == "checkpoint"
     assert result["origin"]["data"]["name"] == "squad-tiny packed 128"

@@ -18,7 +18,10 @@ TWO_NODES = ("--scale", "4", "--steps", "5")
 
 @pytest.mark.parametrize(
     ("start", "forked"),
-    [("torchrun", False), ("task-per-gpu", True), pytest.param("task-per-gpu", False, marks=pytest.mark.measured)],
+    [
+        *(("torchrun", True), ("task-per-gpu", True)),
+        *(pytest.param(start, False, marks=pytest.mark.measured) for start in ("torchrun", "task-per-gpu")),
+    ],
 )
 def test_a_run_on_two_nodes_comes_back_with_its_result(
     submit: Submit, slurm: SlurmCluster, forked_python: str, start: str, forked: bool
