@@ -6,14 +6,19 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
+from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD, UsualSteps
 from llmb.logs.step_line import StepLine
 from llmb.metrics.contradictions import Lap
 from llmb.metrics.statistics import are_between
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY, resolve_window
+
+if TYPE_CHECKING:
+    from llmb.logs.step_block import StepBlock
 
 RELATIVE_RULES = ("reference",)
 """Window rules that give numbers as a run has that is numbered from 0: the log's own numbers are meant, as printed."""
@@ -22,6 +27,7 @@ _MOST_LAG = 8
 _MOST_RANKS = 1 << 16
 _MOST_GAPS = 64
 _UNKNOWN = 1 << 62
+_ONE = array("q", [1])
 
 
 def _integers() -> "array[int]":
@@ -176,7 +182,18 @@ class LoggedAttempt:
                 self.skipped_in_window += line.skipped
             self.mean_of = max(self.mean_of, line.mean_of)
             self.clock_s = max(self.clock_s, line.clock_s)
-            self._leave(line)
+            self._leave(line, 1)
+
+    def add_block(self, block: "StepBlock | UsualSteps") -> bool:
+        """Adds the steps of ``block``. Returns False if they have to be added line by line."""
+        if self.number and block.first.step <= self.max_step:
+            return False
+        self._enter(block.first)
+        if not self._add_columns(block):
+            return False
+        self._leave(block.final, block.count)
+        self.ranks[block.final.rank] = block.final.step
+        return True
 
     def _steps_of(self, line: StepLine) -> int:
         """The number of steps that a line stands for, or more: never more than usual count."""
@@ -206,6 +223,23 @@ class LoggedAttempt:
             return True
         return line.step < (self.max_step - _MOST_LAG * max(self.gaps, default=1) if before is None else before)
 
+    def _add_columns(self, block: "StepBlock | UsualSteps") -> bool:
+        if not self.window:
+            return True
+        first, last = max(self.window.first, block.first.step), min(self.window.last, block.final.step)
+        if first > last:
+            return True
+        step_times, tflops = block.column(STEP_TIME_FIELD), block.column(TFLOPS_FIELD)
+        if step_times is None or tflops is None:
+            return False
+        inside = slice(first - block.first.step, last - block.first.step + 1)
+        self.step.extend(range(first, last + 1))
+        self.since.append(self._steps_of(block.first) if first == block.first.step else 1)
+        self.since.extend(_ONE * (last - first))
+        self.step_time_s.frombytes(step_times[inside].tobytes())
+        self.tflops_per_gpu.frombytes(tflops[inside].tobytes())
+        return True
+
     def _enter(self, line: StepLine) -> None:
         if line.step <= self.max_step or not self.number or line.after is not None:
             self._begin(line)
@@ -231,18 +265,20 @@ class LoggedAttempt:
         except UsageError:
             self.window = None
 
-    def _leave(self, line: StepLine) -> None:
+    def _leave(self, line: StepLine, count: int) -> None:
         if self.steps:
-            self._note_gap(line.step - self.max_step)
-        self.steps += 1
+            self._note_gap(line.step - count + 1 - self.max_step, 1)
+        if count > 1:
+            self._note_gap(1, count - 1)
+        self.steps += count
         self.max_step = line.step
         self.loss_last = _or_nan(line.loss)
 
-    def _note_gap(self, gap: int) -> None:
+    def _note_gap(self, gap: int, count: int) -> None:
         if gap > 1 and self.steps == 1 and self.max_step == self.first_number:
             return  # the first step is logged whatever the interval, as by Megatron-LM
         if gap in self.gaps or len(self.gaps) < _MOST_GAPS:
-            self.gaps[gap] = self.gaps.get(gap, 0) + 1
+            self.gaps[gap] = self.gaps.get(gap, 0) + count
 
 
 def _or_nan(value: float | None) -> float:

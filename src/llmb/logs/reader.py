@@ -6,15 +6,22 @@ import gzip
 import re
 import sys
 import zlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from llmb.logs.configuration import configuration_of
 from llmb.logs.formats.format import MAX_LINE_BYTES, Value, has
+from llmb.logs.formats.nemo2 import Nemo2Reader, UsualSteps
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.step_finder import StepFinder
+from llmb.logs.step_line import STEP_LINE_HEAD
+
+if TYPE_CHECKING:
+    from llmb.logs.step_block import StepBlock
 
 GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -121,6 +128,17 @@ class RunLog:
     """Checkpoints that the file logs as saved, of all attempts."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """``text[:first]`` ends a line, ``text[first:end]`` are complete lines, the rest begins a line."""
+
+    text: bytes
+    first: int
+    end: int
+    block: "Future[StepBlock | None] | None"
+    """The complete lines as a block, if they may form one."""
+
+
 def read_log(
     stream: BinaryIO,
     rule: str,
@@ -154,23 +172,23 @@ class _Pass:
 
     def read(self, text: PlainText, chunk_bytes: int, path: Path | None) -> RunLog:
         head, tail, rest = b"", b"", b""
-        while part := text.read(chunk_bytes):
+        for chunk in _chunks(text, chunk_bytes):
+            part = chunk.text
             if len(head) < _HEAD_BYTES:
                 head = (head + part)[:_HEAD_BYTES]
             tail = (tail + part)[-_TAIL_BYTES:] if len(part) < _TAIL_BYTES else part[-_TAIL_BYTES:]
-            newline = part.rfind(b"\n")
-            end = max(newline, part.rfind(b"\r", newline + 1)) + 1
-            if not end:
+            if not chunk.end:
                 rest = self._keep(rest + part)
                 continue
             self.checkpoint_saves += self.dropped_saves
             self.dropped_saves = 0
-            first = (part.find(b"\n", 0, end) + 1 or end) if rest else 0
+            first = chunk.first if rest or chunk.block else 0
             if first:
                 # Only this line is joined with the remainder: copying the chunk would cost as much as the search.
                 self._add(rest + part[:first])
-            self._add(part, first, end)
-            rest = self._keep(part[end:])
+            if not self._add_block(chunk.block.result() if chunk.block else None):
+                self._add(part, first, chunk.end)
+            rest = self._keep(part[chunk.end :])
         unended, truncated_line = self.finder.find_unended(rest)
         self._begin()
         self.attempt.add_lines(unended)
@@ -190,7 +208,8 @@ class _Pass:
         end = min(end, len(text))
         steps = self.finder.find(text, start, end)
         self._begin()
-        self.attempt.add_lines(steps)
+        if not isinstance(steps, UsualSteps) or not self.attempt.add_block(steps):
+            self.attempt.add_lines(steps)
         saved = self.finder.format and self.finder.format.saved
         if saved and has(text, saved, start, end):
             self.checkpoint_saves += text.count(saved, start, end)
@@ -208,3 +227,42 @@ class _Pass:
             self.attempt.continued = self.finder.resumed
             self.attempt.first_number = self.finder.format.first_number
             self.attempt.means = self.finder.format.mean_of_interval
+
+    def _add_block(self, block: "StepBlock | None") -> bool:
+        reader = self.finder.reader
+        if not block or not isinstance(reader, Nemo2Reader):
+            return False
+        first, final = block.bodies
+        if reader.is_cut(first) or not self.attempt.add_block(block):
+            return False
+        if block.count > 1:
+            reader.note(final)  # the line before it has the same fields
+        reader.note(final)
+        return True
+
+
+def _chunks(stream: PlainText, chunk_bytes: int) -> Iterator[_Chunk]:
+    """All of ``stream``. While one chunk of a log dense with step lines is searched, the next one is read."""
+    ahead: deque[_Chunk] = deque()
+    with ThreadPoolExecutor(1) as pool:
+        while text := stream.read(chunk_bytes):
+            newline = text.rfind(b"\n")
+            end = max(newline, text.rfind(b"\r", newline + 1)) + 1
+            first = text.find(b"\n", 0, end) + 1 or end
+            dense = _is_dense(text, first, end)
+            ahead.append(_Chunk(text, first, end, pool.submit(_find_block, text, first, end) if dense else None))
+            while len(ahead) > (1 if dense else 0):
+                yield ahead.popleft()
+        yield from ahead
+
+
+def _is_dense(text: bytes, first: int, end: int) -> bool:
+    """Whether the complete lines begin and end with a step line."""
+    lines = text[first : text.find(b"\n", first, end) + 1], text[text.rfind(b"\n", first, end - 1) + 1 : end]
+    return all(STEP_LINE_HEAD in line for line in lines)
+
+
+def _find_block(text: bytes, first: int, end: int) -> "StepBlock | None":
+    from llmb.logs.step_block import find_block  # with NumPy, which takes longer to load than most logs to read
+
+    return find_block(text, first, end)

@@ -7,12 +7,16 @@ every n-th step is logged and a value is the mean of n steps. Iterations may res
 on, and is the number of the step. The first version numbered iterations from 1, but ``global_step`` from 0.
 """
 
+import math
 import re
 import sys
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from llmb.logs.formats.format import MAX_LINE_BYTES, Format, rank_before
 from llmb.logs.step_line import LOAD_HEAD, SAVE_HEAD, STEP_LINE_HEAD, StepLine
+from llmb.metrics.statistics import are_between
 
 MAX_BODY_BYTES = 4000
 STEP_TIME_FIELD = b" train_step_timing in s: "
@@ -37,6 +41,44 @@ _USUAL = re.compile(
     _HEAD + _FIELDS + GLOBAL_STEP_FIELD + rb"(\d{1,9}) \|" + _FIELDS + LOSS_FIELD + _VALUE + rb" \|"
     + STEP_TIME_FIELD + _VALUE + rb"(?: \|" + TFLOPS_FIELD + _VALUE + rb")? \| consumed_samples: \d{1,15}[\r\n]"
 )  # fmt: skip
+_MOST_AT_ONCE = 1 << 16
+"""Bytes of text in which all usual lines are sought at once: in more, they may be far apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsualSteps:
+    """Usual lines of successive steps, with finite losses, among other lines."""
+
+    first_step: int
+    last: int
+    losses: "array[float]"
+    step_times: "array[float]"
+    rates: "array[float] | None"
+
+    @property
+    def count(self) -> int:
+        return len(self.losses)
+
+    @property
+    def first(self) -> StepLine:
+        return self._line(0)
+
+    @property
+    def final(self) -> StepLine:
+        return self._line(self.count - 1)
+
+    def column(self, name: bytes) -> "array[float]":
+        """The values of a field, nan if the lines do not have it."""
+        if name == TFLOPS_FIELD:
+            return array("d", [math.nan]) * self.count if self.rates is None else self.rates
+        return {LOSS_FIELD: self.losses, STEP_TIME_FIELD: self.step_times}[name]
+
+    def __iter__(self) -> Iterator[StepLine]:
+        return map(self._line, range(self.count))
+
+    def _line(self, at: int) -> StepLine:
+        rate = None if self.rates is None else self.rates[at]
+        return StepLine(self.first_step + at, self.last, self.step_times[at], self.losses[at], rate)
 
 
 class Nemo2Reader:
@@ -46,8 +88,16 @@ class Nemo2Reader:
         self.before: tuple[bytes, bytes] = b"", b""
         """The fields of the two lines before."""
 
-    def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
-        at, end = start, min(end, len(text))
+    def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
+        end = min(end, len(text))
+        if usual := find_usual(text, start, end):
+            for line in text[start:end].rsplit(STEP_LINE_HEAD, 2)[1:]:
+                self.note(line.splitlines()[0].partition(b"|")[2])
+            return usual
+        return self._find_each(text, start, end)
+
+    def _find_each(self, text: bytes, start: int, end: int) -> Iterator[StepLine]:
+        at = start
         until = text.rfind(STEP_TIME_FIELD, start, end) + len(STEP_TIME_FIELD)  # searching from the end is faster
         # Searching for a field as bytes takes a third of the time of searching for the pattern.
         while (field := text.find(STEP_TIME_FIELD, at, until)) >= 0:
@@ -64,8 +114,8 @@ class Nemo2Reader:
             if STEP_LINE_HEAD in body:
                 yield from filter(None, _split(match[0], ended=True))
                 continue
-            is_cut = self._is_cut(body)
-            self.before = self.before[1], body
+            is_cut = self.is_cut(body)
+            self.note(body)
             if not is_cut and (step := _read(match, rank_before(text, match.start(), start))):
                 yield step
 
@@ -73,13 +123,50 @@ class Nemo2Reader:
         found = list(_split(text, ended=False))
         return [step for step in found if step], bool(found) and found[-1] is None
 
-    def _is_cut(self, body: bytes) -> bool:
+    def is_cut(self, body: bytes) -> bool:
         """Whether a line ends in a value that is read, where the two lines before have further fields: it was split."""
         last = body.rpartition(b"|")[2].strip().partition(b":")[0]
         if last not in _NAMES_READ:
             return False
         names = _names(body)
         return all(len(names) < len(other) and other[: len(names)] == names for other in map(_names, self.before))
+
+    def note(self, body: bytes) -> None:
+        """Takes a line for the next to be compared with."""
+        self.before = self.before[1], body
+
+
+def find_usual(text: bytes, start: int, end: int) -> UsualSteps | None:
+    """The step lines in ``text[start:end]``, complete lines, if all are usual, unprefixed, and of successive steps.
+
+    It takes a fifth of the time of reading them one by one.
+    """
+    if end - start > _MOST_AT_ONCE:
+        return None
+    heads = text.count(STEP_LINE_HEAD, start, end)
+    begun = text.count(b"\n" + STEP_LINE_HEAD, start, end) + text.startswith(STEP_LINE_HEAD, start)
+    rates = text.count(TFLOPS_FIELD, start, end)
+    if not 0 < heads == begun == text.count(STEP_TIME_FIELD, start, end) or rates not in (0, heads):
+        return None
+    found = _USUAL.findall(text, start, end)
+    if len(found) != heads:
+        return None
+    epochs, printed, totals, global_steps, *values = zip(*found, strict=True)
+    if values[-1].count(b"") != heads - rates:
+        return None  # they are at another place
+    first, last = int(printed[0]), int(totals[0])
+    if printed != global_steps or set(totals) != {totals[0]} or set(epochs) != {b"0"} or first + heads - 1 > last:
+        return None  # such as in a later epoch, whose iterations are not the steps
+    if [*map(int, printed)] != [*range(first, first + heads)]:
+        return None
+    try:
+        losses, times = (array("d", map(float, column)) for column in values[:2])
+        tflops = array("d", map(float, values[2])) if rates else None
+    except ValueError:
+        return None
+    if not are_between(-math.inf, losses, math.inf):
+        return None
+    return UsualSteps(first, last, losses, times, tflops)
 
 
 def _match_line(text: bytes, begin: int, field: int, end: int) -> "re.Match[bytes] | None":
@@ -105,6 +192,11 @@ def _is_usual(match: "re.Match[bytes]", text: bytes) -> bool:
     return text.find(STEP_LINE_HEAD, start + 1, end) < 0 and (
         match[7] is not None or text.find(TFLOPS_FIELD, start, end) < 0
     )
+
+
+def find_steps(text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
+    """The step lines in ``text[start:end]``, which consists of complete lines."""
+    return Nemo2Reader().find(text, start, end)
 
 
 def _names(body: bytes) -> list[bytes]:
