@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from llmb.metrics.long_run import half_width
 
@@ -21,6 +21,15 @@ LEAST_SPREAD = 0.001
 OUTLIER_SPREADS = 5.0
 SPIKE_NEIGHBORS = 3
 """On each side; up to as many outliers in a row are still a spike."""
+_SORTING_7 = (
+    *((0, 6), (2, 3), (4, 5), (0, 2), (1, 4), (3, 6), (0, 1), (2, 5)),
+    *((3, 4), (1, 2), (4, 6), (2, 3), (4, 5), (1, 2), (3, 4), (5, 6)),
+)
+"""Pairs whose exchange, where the first is greater, sorts seven values: a sorting network. On rows of values at once it
+takes a third of the time of sorting each column."""
+_SLICE = 1 << 14
+"""Values whose neighbors are sorted at once: more would take much memory, and leave the core's cache."""
+
 Floats: TypeAlias = "NDArray[Any]"
 
 
@@ -45,17 +54,30 @@ def despiked(values: Floats) -> Floats:
 
     half = SPIKE_NEIGHBORS
     padded = np.concatenate((values[half:0:-1], values, values[-2 : -half - 2 : -1]))
-    near = np.sort(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
-    below, running, above = near[:, half - 1], near[:, half], near[:, half + 1]
-    # The rest to the median of the neighbors alone: to that with the value itself it is often 0.
-    lower, upper = np.where(values < running, running, below), np.where(values > running, running, above)
-    rest = values - (lower + upper) / 2
+    running, rest = np.empty_like(values), np.empty_like(values)
+    for first in range(0, len(values), _SLICE):
+        own = values[first : first + _SLICE]
+        medians, others = _near_medians(own, padded[first : first + len(own) + 2 * half])
+        running[first : first + len(own)], rest[first : first + len(own)] = medians, own - others
     # The level of the rest is not 0 where the noise is skewed.
-    level, under, over = level_and_spread(rest)
+    level, below, above = level_and_spread(rest)
     least = LEAST_SPREAD * abs(_middle(np.sort(values)))
-    low, high = (OUTLIER_SPREADS * max(spread, least) for spread in (under, over))
+    low, high = (OUTLIER_SPREADS * max(spread, least) for spread in (below, above))
     spike = (values < running + level - low) | (values > running + level + high)
     return np.where(spike, running, values)
+
+
+def _near_medians(values: Floats, padded: Floats) -> tuple[Floats, Floats]:
+    """The median of each value and its neighbors, and that of its neighbors alone: the rest to that is seldom 0."""
+    import numpy as np
+
+    half = SPIKE_NEIGHBORS
+    near = [padded[shift : shift + len(values)] for shift in range(2 * half + 1)]
+    for low, high in _SORTING_7:
+        near[low], near[high] = np.minimum(near[low], near[high]), np.maximum(near[low], near[high])
+    below, middle, above = near[half - 1 : half + 2]
+    lower, upper = np.where(values < middle, middle, below), np.where(values > middle, middle, above)
+    return middle, (lower + upper) / 2
 
 
 def _middle(ordered: Floats) -> float:
@@ -65,6 +87,8 @@ def _middle(ordered: Floats) -> float:
 
 
 FEWEST_FOR_AUTOCORRELATION = 20
+_MANY = 512
+"""Longer series are worth loading NumPy for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +126,7 @@ def describe(values: Sequence[float]) -> Statistics:
         raise ValueError("statistics of values that are not finite")
     if count == 1:
         return Statistics(count, mean, median, None, None, None, low, high)
-    deviations = [value - mean for value in values]
+    deviations = _deviations(values, mean)
     squares, neighbors = _products(deviations)
     std, half = math.sqrt(squares / (count - 1)), half_width(deviations)
     return Statistics(
@@ -130,7 +154,12 @@ def describe_means(values: Sequence[float], steps: Sequence[int], error: float =
 
 def are_between(low: float, values: Sequence[float], high: float) -> bool:
     """Whether all values are; nan is not."""
-    return all(low < value < high for value in values)
+    if len(values) <= _MANY:
+        return all(low < value < high for value in values)
+    import numpy as np
+
+    array = np.asarray(values, float)
+    return bool(((low < array) & (array < high)).all())
 
 
 def _effective_count(count: int, correlation: float) -> float | None:
@@ -146,14 +175,35 @@ def _effective_count(count: int, correlation: float) -> float | None:
 
 def _summary(values: Sequence[float]) -> tuple[float, float, float, float]:
     """Mean, median, minimum and maximum."""
-    ordered = sorted(values)
-    return math.fsum(values) / len(values), median(ordered), ordered[0], ordered[-1]
+    count = len(values)
+    middle = count // 2
+    if count <= _MANY:
+        ordered = sorted(values)
+        median = ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return math.fsum(values) / count, median, ordered[0], ordered[-1]
+    import numpy as np
+
+    array = np.asarray(values, float)
+    return float(array.mean()), float(np.median(array)), float(array.min()), float(array.max())
+
+
+def _deviations(values: Sequence[float], mean: float) -> Sequence[float]:
+    if len(values) <= _MANY:
+        return [value - mean for value in values]
+    import numpy as np
+
+    return cast("Sequence[float]", np.asarray(values, float) - mean)
 
 
 def _products(deviations: Sequence[float]) -> tuple[float, float]:
     """The sum of squares, and that of the products of neighbors."""
-    squares = math.fsum(value * value for value in deviations)
-    return squares, math.fsum(value * after for value, after in pairwise(deviations))
+    if len(deviations) <= _MANY:
+        squares = math.fsum(value * value for value in deviations)
+        return squares, math.fsum(value * after for value, after in pairwise(deviations))
+    import numpy as np
+
+    array = np.asarray(deviations)
+    return float(array @ array), float(array[:-1] @ array[1:])
 
 
 @dataclass(frozen=True, slots=True)
