@@ -51,7 +51,8 @@ class _Recipe(NamedTuple):
 
 def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None) -> Expansion:
     """Every job of ``entries``, the largest scale first, of one scale every recipe once before the next repeat, and
-    otherwise in their order. Layouts are checked by the plan.
+    otherwise in their order; every second round backwards, so that what drifts adds the same to the mean of each.
+    Layouts are checked by the plan.
 
     ``gpu_type`` is the cluster's. If an entry selects several models, those whose smallest scale is above a
     requested one are left out.
@@ -73,8 +74,16 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
     if gpu_type is None and len(types) > 1 and not all(entry.selection.gpu_type for entry in entries):
         do = "give --gpu-type, or set gpu_type in cluster_config.yaml"
         expansion.problems.append(f"the cluster's GPU type is not specified: {' or '.join(types)}; {do}")
-    expansion.jobs.sort(key=lambda job: (-job.scale, job.repeat))
+    expansion.jobs = _in_turn(expansion.jobs)
     return expansion
+
+
+def _in_turn(jobs: Sequence[SelectedJob]) -> list[SelectedJob]:
+    def turn(placed: tuple[int, SelectedJob]) -> tuple[int, int, int]:
+        place, job = placed
+        return -job.scale, job.repeat, place if job.repeat % 2 else -place
+
+    return [job for _, job in sorted(enumerate(jobs), key=turn)]
 
 
 def problem_text(error: UsageError) -> str:
@@ -110,6 +119,8 @@ def _check(entry: Entry) -> None:
     if entry.repeats * combinations > MOST_JOBS:
         swept = f" of {combinations} combinations" if combinations > 1 else ""
         raise UsageError(f"{entry.repeats} repeats{swept} are more than {MOST_JOBS:,} jobs")
+    if entry.control and entry.options.get("label", ()) in ((), (entry.control,)):
+        raise UsageError("control is the label of more runs like those of another label: give label, too")
     if entry.profile and entry.add_profile:
         raise UsageError("profile and add_profile are mutually exclusive")
 
@@ -201,14 +212,15 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
     repeats = [(number, entry.profile) for number in range(1, entry.repeats + 1)]
     if entry.add_profile:
         repeats.append((entry.repeats + 1, True))
-    for options in swept(entry.options, entry.repeatable):
-        for number, profiled in repeats:
+    controls: list[dict[str, Values]] = [{"label": (entry.control,)}] if entry.control else []
+    for options, (number, profiled) in product(swept(entry.options, entry.repeatable), repeats):
+        for changes in ({}, *(controls if number <= entry.repeats else ())):
             yield SelectedJob(
                 where=entry.where,
                 request=replace(request, scale=scale),
                 proxy=proxy,
                 named=entry.selection.names_recipes,
-                options=options,
+                options={**options, **changes},
                 variables=entry.variables,
                 repeat=number,
                 profiled=profiled,
