@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from llmb.engine.rdma_ports import active_ports
+from llmb.engine.environment import active_ports
 
 
 def make_port(devices: Path, name: str, *, port: int = 1, driver: str | None = "mlx5_core", **files: str) -> None:

@@ -4,6 +4,7 @@
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import torch.distributed as dist
 from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.store import STORE
-from llmb.engine.rdma_ports import active_ports
 from llmb.runs.environment import Environment, GpuState, RdmaPort
 from llmb.runs.gpu_states import QUERIES, NodeGpus, command, of_run, parse_states
 from llmb.runs.host import host_name
@@ -23,6 +23,7 @@ from llmb.tools import ask_program
 RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
 QUERY_S = 20.0
 """How long nvidia-smi may take: without persistence mode it waits for the driver."""
+RDMA_DEVICES = Path("/sys/class/infiniband")
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
@@ -132,3 +133,29 @@ def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that may affect a run's speed, except those that may hold a secret, and those of its store."""
     known = sorted(without_secrets(environ).items())
     return {name: value for name, value in known if name.startswith(RECORDED) and not name.startswith(STORE)}
+
+
+def active_ports(node: str, devices: Path = RDMA_DEVICES) -> tuple[RdmaPort, ...]:
+    """Network cards with RDMA that this process may see (InfiniBand, RoCE, EFA), by name; empty where there is none."""
+    return tuple(_port(node, path) for path in sorted(devices.glob("*/ports/*")) if "ACTIVE" in (_text(path, "state")))
+
+
+def _port(node: str, path: Path) -> RdmaPort:
+    device = path.parent.parent
+    rate = re.match(r"\d+(?:\.\d+)?", _text(path, "rate"))
+    driver = (device / "device" / "driver").resolve()
+    return RdmaPort(
+        node=node,
+        device=device.name,
+        port=int(path.name),
+        driver=driver.name if driver.exists() else None,
+        link_layer=_text(path, "link_layer") or None,
+        gbit_s=float(rate[0]) if rate else None,
+    )
+
+
+def _text(path: Path, name: str) -> str:
+    try:
+        return (path / name).read_text().strip()
+    except OSError:
+        return ""
