@@ -27,6 +27,22 @@ class CompareFormat(StrEnum):
     JSON = "json"
 
 
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What may differ within a row: dtype, scale, layout, release, program, gpu-type, or a key of the"
+        " configuration. May be repeated; several are separated by commas."
+    ),
+]
+Control = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUNS",
+        help="Runs like those before, between which nothing was changed: if they differ, no verdict is given.",
+    ),
+]
+
+
 @app.command()
 def compare(
     before: Annotated[
@@ -39,20 +55,8 @@ def compare(
         str | None,
         typer.Argument(metavar="AFTER", help="The same. Without it, groups within BEFORE are compared: see --vary."),
     ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What may differ within a row: dtype, scale, layout, release, program, gpu-type, or a key of the"
-            " configuration. May be repeated; several are separated by commas."
-        ),
-    ] = None,
-    control: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUNS",
-            help="Runs like those before, between which nothing was changed: if they differ, no verdict is given.",
-        ),
-    ] = None,
+    vary: Vary = None,
+    control: Control = None,
     tolerance: Annotated[
         float | None,
         typer.Option(

@@ -136,7 +136,7 @@ def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def active_ports(node: str, devices: Path = RDMA_DEVICES) -> tuple[RdmaPort, ...]:
-    """Network cards with RDMA that this process may see (InfiniBand, RoCE, EFA), by name; empty where there is none."""
+    """Ports of InfiniBand, RoCE and EFA cards that this process may see, by name; empty where the kernel shows none."""
     return tuple(_port(node, path) for path in sorted(devices.glob("*/ports/*")) if "ACTIVE" in (_text(path, "state")))
 
 
