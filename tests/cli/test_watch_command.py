@@ -140,9 +140,9 @@ def test_what_cannot_be_watched(called: Called, tmp_path: Path) -> None:
 
 
 @contextmanager
-def running(install: Path, steps: int, *slow: Slow) -> "Iterator[subprocess.Popen[str]]":
+def running(python: str, install: Path, steps: int, *slow: Slow) -> "Iterator[subprocess.Popen[str]]":
     """A run that has done its first steps."""
-    command = [*LLMB, *TINY, "--steps", str(steps)]
+    command = [python, *LLMB[1:], *TINY, "--steps", str(steps)]
     # On a busy machine, threads that wait for each other make a step last ten times as long.
     environ = {**environ_of(install), "OMP_NUM_THREADS": "1", **slowed(*slow)}
     process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -163,9 +163,9 @@ def wait_for(true: Any, process: "subprocess.Popen[Any]") -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
+def test_a_run_is_watched_to_its_end(tmp_path: Path, forked_python: str) -> None:
     # Half a minute in all: on a busy machine a command takes seconds to start, and has to see some of the steps.
-    with running(tmp_path, 25, Slow("pace", ms=1200)) as process:
+    with running(forked_python, tmp_path, 25, Slow("pace", ms=1200)) as process:
         done = llmb(tmp_path, "watch", "--interval", "0.3")
         assert process.wait(WITHIN_S) == 0
     shown = [line for line in done.stdout.splitlines() if line.startswith("step ")]
@@ -180,8 +180,8 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_meanwhile(tmp_path: Path) -> None:
-    with running(tmp_path, 10_000) as process:
+def test_a_run_that_is_killed_meanwhile(tmp_path: Path, forked_python: str) -> None:
+    with running(forked_python, tmp_path, 10_000) as process:
         watcher = start_watching(tmp_path)
         os.kill(process.pid, signal.SIGKILL)
         out, err = watcher.communicate(timeout=WITHIN_S)
@@ -190,8 +190,8 @@ def test_a_run_that_is_killed_meanwhile(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_the_watching_and_not_the_run(tmp_path: Path, interrupts: None) -> None:
-    with running(tmp_path, 10_000) as process:
+def test_an_interrupt_ends_the_watching_and_not_the_run(tmp_path: Path, forked_python: str, interrupts: None) -> None:
+    with running(forked_python, tmp_path, 10_000) as process:
         watcher = start_watching(tmp_path)
         watcher.send_signal(signal.SIGINT)
         out, err = watcher.communicate(timeout=WITHIN_S)
