@@ -34,7 +34,7 @@ CASES = {
     "TP2 + SP, dropout": Case(2, {"tp": 2}, DROPOUT),
     "PP2 x VP2": Case(2, {"pp": 2, "vp": 2}),
     "split": Case(2, {"tp": 2}, targets=("qkv-split", "attention")),
-    "FSDP2, dropout": Case(2, {}, {**DROPOUT, "recompute": "full", "compiled": True}),
+    "FSDP2, dropout": Case(2, {"layers": 2}, {**DROPOUT, "recompute": "full", "compiled": True}),
     "TP2 + SP": Case(2, {"tp": 2}),
     "FSDP2": Case(2, {}),
     "FSDP2, recomputed and compiled": Case(2, {}, {"recompute": "full", "compiled": True}),
@@ -77,7 +77,8 @@ def test_adapters_train_in_every_layout_as_on_one_process(
 ) -> None:
     ranks, sizes, options, _ = CASES[name]
     common = {"steps": STEPS, "lora_targets": targets, "lora_dropout": options.get("lora_dropout")}
-    alone = tiny_plan(LLAMA, scale=1, overrides={"gbs": GBS}, **common)
+    alone_sizes = {"gbs": GBS} | {name: size for name, size in sizes.items() if name == "layers"}
+    alone = tiny_plan(LLAMA, scale=1, overrides=alone_sizes, **common)
     spread = tiny_plan(LLAMA, scale=ranks, overrides={"gbs": GBS, **sizes}, **common | options)
     reference = references("layout_reference.py", alone.model_dump(mode="json"), 1)
     assert_within_bounds(distances(spread.model_dump(mode="json"), reference))
