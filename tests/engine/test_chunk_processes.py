@@ -23,7 +23,11 @@ def test_every_file_is_written_once_and_its_bytes_are_counted(processes):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "kind", "text"),
-    [(write_or_die, RunFailed, "a process that was writing weights was killed"), (write_or_fail, KeyError, "fatal")],
+    [
+        (write_or_die, RunFailed, "a process that was writing weights was killed"),
+        # Conversions whose processes reject a value are tested for every change.
+        pytest.param(write_or_fail, KeyError, "fatal", marks=pytest.mark.measured),
+    ],
 )
 def test_the_first_error_is_raised_and_its_file_is_not_finished(write, kind, text):
     finished = []
