@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from junitparser import JUnitXml
 from typer.testing import CliRunner, Result
 
 from llmb.campaigns.entry import Selection, campaign_keys
@@ -243,6 +244,18 @@ def test_options_come_before_the_file(environ: dict[str, str], file: Path, insta
         {"time": "5"},
         {"time": "5"},
     ]
+
+
+def test_a_campaign_is_counted_and_listed_for_ci_systems(
+    environ: dict[str, str], tmp_path: Path, program: Callable[[str, str], None]
+) -> None:
+    program("sbatch", f"echo x >>{tmp_path}/asked; wc -l <{tmp_path}/asked; [ $(wc -l <{tmp_path}/asked) != 2 ]")
+    (tmp_path / "jobs.txt").write_text("pretrain_llama3.1 8b bf16 8,16\n")
+    file = tmp_path / "campaign.xml"
+    shown = call("bulk", environ, str(tmp_path / "jobs.txt"), "--yes", "--junit", str(file))
+    assert "1 of 2 jobs are queued, 1 rejected" in shown.stderr
+    (suite,) = JUnitXml.fromfile(str(file))
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (2, 1, 0, 0)
 
 
 def test_a_control_keeps_its_own_label(environ: dict[str, str], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from llmb.health.exclusion import OPTION, excluded_nodes
 from llmb.options.option import options_of
 from llmb.programs.engine.memory_check import memory_warnings
 from llmb.report.campaign_report import campaign_document, campaign_table, total_text
+from llmb.report.junit import campaign_cases, write_junit
 from llmb.report.output import print_output
 from llmb.report.table import number
 from llmb.runs.folder import chosen_root
@@ -68,6 +69,7 @@ def run_campaign(
     json: bool,
     resume: bool,
     start_new: bool,
+    junit: Path | None = None,
 ) -> None:
     """Shows a campaign, asks for confirmation, and queues it.
 
@@ -83,6 +85,7 @@ def run_campaign(
     for warning in dict.fromkeys(line for job in proposal.jobs for line in memory_warnings(job.order.plan)):
         say(f"warning: {warning}")
     if dry_run:
+        write_junit(junit, "bulk", lambda: campaign_cases(proposal.campaign, proposal.left_out))
         if proposal.queued:
             say(f"{_queued_before(proposal.queued)}; --new queues them again")
         _print(proposal.campaign, proposal, json=json)
@@ -92,9 +95,19 @@ def run_campaign(
         raise UsageError(_queued_before(proposal.queued), do=do)
     _confirm(proposal, yes=yes)
     outcome = queue(context, proposal, say, _show_job, start_new=start_new)
+    write_junit(junit, "bulk", lambda: campaign_cases(outcome.campaign, proposal.left_out))
     if json:
         _print(outcome.campaign, proposal, json=True)
+    say(_counts(outcome.campaign, len(proposal.left_out)))
     _raise_refusals(outcome)
+
+
+def _counts(campaign: Campaign, left_out: int) -> str:
+    refused = sum(job.state == "refused" for job in campaign.jobs)
+    counts = [f"{sum(job.state == 'submitted' for job in campaign.jobs)} of {len(campaign.jobs)} jobs are queued"]
+    counts += [f"{refused} rejected"] if refused else []
+    counts += [f"recipes were left out for {left_out} reason{'s' if left_out > 1 else ''}"] if left_out else []
+    return f"campaign {campaign.campaign}: {', '.join(counts)}"
 
 
 def _queued_before(campaign: Campaign) -> str:

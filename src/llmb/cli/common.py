@@ -23,6 +23,10 @@ from llmb.shown_text import printable_lines
 
 PANEL = "Output"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Junit = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML, which CI systems show."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Go on even if a GPU has too little memory for the run.")]
 
 

@@ -9,10 +9,11 @@ import typer
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import earlier_runs, find_sides
-from llmb.cli.common import Json
+from llmb.cli.common import Json, Junit
 from llmb.cli.root import install_here, say
 from llmb.errors import NoVerdict, Regressed
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
+from llmb.report.junit import comparison_cases, write_junit
 from llmb.report.output import print_output
 from llmb.report.table import Table
 from llmb.verdict.tolerance import given_tolerance
@@ -65,6 +66,7 @@ def compare(
         ),
     ] = None,
     form: Annotated[CompareFormat, typer.Option("--format", help="Output format.")] = CompareFormat.TABLE,
+    junit: Junit = None,
     json: Json = False,
 ) -> None:
     """Compare two groups of runs, recipe by recipe: is one faster than the other, beyond their noise?
@@ -98,6 +100,7 @@ def compare(
     sides = find_sides(before, after, install, say, control)
     earlier = earlier_runs(install, say)
     comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
+    write_junit(junit, "compare", lambda: comparison_cases(comparison))
     print_output(_shown(comparison, CompareFormat.JSON if json else form))
     raise_unless_passed(comparison)
 

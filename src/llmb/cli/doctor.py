@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from llmb.catalogue.load import Catalogue
-from llmb.cli.common import Json, is_verbose
+from llmb.cli.common import Json, Junit, is_verbose
 from llmb.cli.completion import gpu_types
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
@@ -27,6 +27,7 @@ from llmb.health.wanted import check_gpu_type
 from llmb.jobs.history import open_history
 from llmb.options.option import options_of
 from llmb.report.doctor_report import doctor_document, node_tables, nodes_document, nodes_tables
+from llmb.report.junit import node_cases, write_junit
 from llmb.report.output import print_output
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
@@ -41,6 +42,11 @@ class Limits(NamedTuple):
 
     time_limit: int
     max_wait: float
+
+
+class Output(NamedTuple):
+    json: bool
+    junit: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +71,7 @@ class Chosen:
 
 
 def doctor_nodes(
-    install: Path, chosen: Chosen, request: NodesRequest, values: Mapping[str, Any], limits: Limits, *, json: bool
+    install: Path, chosen: Chosen, request: NodesRequest, values: Mapping[str, Any], limits: Limits, output: Output
 ) -> None:
     """Checks the nodes and prints the result, also if it is interrupted.
 
@@ -95,7 +101,7 @@ def doctor_nodes(
         )
         complete = check.run()
     result = check.result(request.started_at)
-    _print(result, folder, scheduler, json=json)
+    _print(result, folder, scheduler, output)
     if not complete:
         count = len(result.unchecked)
         do = "'llmb doctor --last' shows the result again"
@@ -103,7 +109,7 @@ def doctor_nodes(
     raise_unless_fit(result.reports, scheduler)
 
 
-def show_last(install: Path, chosen: Chosen, *, json: bool) -> None:
+def show_last(install: Path, chosen: Chosen, output: Output) -> None:
     """Raises UsageError if there is none, and RunFailed if a node is unfit."""
     if chosen.partition or chosen.every:
         raise UsageError("--last shows a check again, and takes --nodes alone", do="omit --partition and --all")
@@ -114,7 +120,7 @@ def show_last(install: Path, chosen: Chosen, *, json: bool) -> None:
         raise EnvironmentProblem(f"it cannot be read: {error.strerror}", where=str(folder.path)) from error
     if (listed := chosen.listed) is not None:
         result = _only(result, listed_names(listed, listed, scheduler))
-    _print(result, folder, scheduler, json=json)
+    _print(result, folder, scheduler, output)
     raise_unless_fit(result.reports, scheduler)
 
 
@@ -142,8 +148,9 @@ def _states(scheduler: Scheduler, chosen: Chosen) -> dict[str, NodeState]:
     return usable
 
 
-def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, *, json: bool) -> None:
-    form = nodes_document if json else nodes_tables
+def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, output: Output) -> None:
+    write_junit(output.junit, "doctor", lambda: node_cases(result.reports))
+    form = nodes_document if output.json else nodes_tables
     print_output(form(result, str(folder.path), scheduler.host_list))
 
 
@@ -230,6 +237,7 @@ def doctor(
     time_limit: TimeLimit = TIME_LIMIT_MIN,
     max_wait: MaxWait = MAX_WAIT_MIN,
     last: Last = False,
+    junit: Junit = None,
     json: Json = False,
 ) -> None:
     """Check whether this node, or a list of nodes, is fit to train, with advice on what is not.
@@ -254,7 +262,7 @@ def doctor(
 
     - `llmb doctor --nodes node[1-64] --only gpu,network`
 
-    - `llmb doctor --partition batch --max-wait 5`
+    - `llmb doctor --partition batch --max-wait 5 --junit nodes.xml`
 
     - `llmb doctor --last --nodes node7`
     """
@@ -262,16 +270,16 @@ def doctor(
     if no_disk and disk_size != DISK_BYTES // MIB:
         raise UsageError("--no-disk and --disk-size cannot be combined", do="give one of them")
     asked = CheckOptions(gpu_type=gpu_type, gpus=gpus, disk_bytes=0 if no_disk else disk_size * MIB, only=names)
-    install = install_here()
+    install, output = install_here(), Output(json, junit)
     chosen = Chosen(nodes=nodes, file=nodelist_file, partition=partition, every=every)
     if last:
-        show_last(install, chosen, json=json)
+        show_last(install, chosen, output)
     elif chosen.any:
         nodes_request = NodesRequest(started_at=now(), nodes=(), **dict(asked))
         flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
-        doctor_nodes(install, chosen, nodes_request, flags, Limits(time_limit, max_wait), json=json)
+        doctor_nodes(install, chosen, nodes_request, flags, Limits(time_limit, max_wait), output)
     else:
-        _check_here(install, asked, folded=not is_verbose(ctx), json=json)
+        _check_here(install, asked, output, folded=not is_verbose(ctx))
 
 
 def _known_names(texts: Iterable[str]) -> Iterator[str]:
@@ -284,12 +292,13 @@ def _known_names(texts: Iterable[str]) -> Iterator[str]:
         yield name
 
 
-def _check_here(install: Path, asked: CheckOptions, *, folded: bool, json: bool) -> None:
+def _check_here(install: Path, asked: CheckOptions, output: Output, *, folded: bool) -> None:
     request = check_request(install, asked, os.environ)
     try:
         with PhaseProgress("checking") as progress:
             report = check_node(request, say=progress.phase)
     except KeyboardInterrupt as error:
         raise UserInterrupt("interrupted; nothing was changed") from error
-    print_output(doctor_document([report]) if json else node_tables(report, folded=folded))
+    write_junit(output.junit, "doctor", lambda: node_cases([report]))
+    print_output(doctor_document([report]) if output.json else node_tables(report, folded=folded))
     raise_unless_fit([report], request.scheduler)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from llmb.cli.common import Json
+from llmb.cli.common import Json, Junit
 from llmb.cli.completion import labels, runs
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import install_here, say
@@ -26,6 +26,7 @@ from llmb.jobs.refresh import refresh as refresh_jobs
 from llmb.jobs.store import Damaged, Filter, Store, check_states
 from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
+from llmb.report.junit import job_cases, write_junit
 from llmb.report.output import log_writer, print_output
 from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.record import read_record
@@ -156,6 +157,7 @@ def wait(
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0, help="Give up after this number of seconds.")
     ] = None,
+    junit: Junit = None,
     json: Json = False,
 ) -> None:
     """Wait for jobs to end; the exit code is that of the worst.
@@ -177,6 +179,7 @@ def wait(
         except KeyboardInterrupt as error:
             do = "'llmb jobs wait' waits again, 'llmb jobs cancel' ends them"
             raise UserInterrupt("stopped waiting; the jobs continue", do=do) from error
+    write_junit(junit, "jobs", lambda: job_cases(listed))
     _print_jobs(listed, json=json)
     raise typer.Exit(exit_code(listed))
 

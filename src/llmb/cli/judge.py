@@ -7,17 +7,19 @@ from typing import Annotated
 
 import typer
 
+from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import find_all_runs
 from llmb.analysis.judge_run import Against, Judged, is_pretended, judge_acceptance, judge_runs
 from llmb.analysis.measured_expectations import write_expectations
 from llmb.analysis.other_window import in_window
-from llmb.cli.common import Json
+from llmb.cli.common import Json, Junit
 from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
 from llmb.errors import NoVerdict, Regressed, UsageError
 from llmb.metrics.window import check_rule
+from llmb.report.junit import verdict_cases, write_junit
 from llmb.report.output import print_output
 from llmb.report.verdict_report import (
     acceptance_table,
@@ -99,6 +101,7 @@ def judge(
     gpu_type: GpuType = None,
     window: WindowRule = None,
     explain: Explain = False,
+    junit: Junit = None,
     json: Json = False,
 ) -> None:
     """Say whether runs are as fast as they should be, and what differs from what they are compared with.
@@ -115,7 +118,7 @@ def judge(
 
     - `llmb judge latest --explain`
 
-    - `llmb judge results --expect expected.yaml --json`
+    - `llmb judge results --expect expected.yaml --json --junit verdicts.xml`
 
     - `llmb judge acceptance-campaign --acceptance h100`
     """
@@ -128,8 +131,7 @@ def judge(
     selected = find_all_runs(runs, install, say)
     found, left_out = in_window(selected.runs, window), selected.left_out
     if not found:
-        lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
-        raise UsageError(f"no run to judge in {selected.title}\n{lines}".rstrip(), do="'llmb runs' shows all")
+        raise _no_run(selected.title, left_out)
     if expectations_file:
         count = write_expectations(expectations_file, found)
         say(f"{count} {'entry' if count == 1 else 'entries'} written to {expectations_file}")
@@ -141,6 +143,7 @@ def judge(
         reference = Against(runs=against, expectations=expect, tolerance=limit, gpu_type=gpu_type, window=window)
         judged = judge_runs(found, reference, install, say)
     explanations = [explain_judged(one) for one in judged] if explain else []
+    write_junit(junit, "judge", lambda: verdict_cases(judged, left_out))
     if json:
         print_output(judge_document(judged, left_out, explanations, accepted))
     else:
@@ -148,6 +151,11 @@ def judge(
         for line in left_out_lines(left_out):
             say(line)
     _raise_unless_passed(judged, published=not (against or expect or acceptance))
+
+
+def _no_run(title: str, left_out: Sequence[LeftOut]) -> UsageError:
+    lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
+    return UsageError(f"no run to judge in {title}\n{lines}".rstrip(), do="'llmb runs' shows all")
 
 
 def _check_options(

@@ -38,7 +38,7 @@ from llmb.cli.campaign_options import (
     run_campaign,
     with_excluded,
 )
-from llmb.cli.common import Force, Json
+from llmb.cli.common import Force, Json, Junit
 from llmb.cli.options import given_of, takes, value_options
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import agree, context_here, install_here, say
@@ -233,6 +233,7 @@ def bulk(
     yes: Yes = False,
     resume: Resume = False,
     start_new: StartNew = False,
+    junit: Junit = None,
     json: Json = False,
 ) -> None:
     """Queue the jobs of a file on a cluster, the largest first.
@@ -264,7 +265,9 @@ def bulk(
         given=given,
         within=selection,
     )
-    run_campaign(context, requested, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
+    run_campaign(
+        context, requested, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new, junit=junit
+    )
 
 
 def _avoiding(entries: Sequence[Entry]) -> list[Entry]:

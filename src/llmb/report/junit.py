@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as JUnit XML, which CI systems show. What could not be decided is skipped, with the reason, and never passes.
+
+The form is that of https://github.com/testmoapp/junitxml.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+from xml.etree import ElementTree
+
+from llmb.errors import EnvironmentProblem
+from llmb.health.records import ANSWER, Check, NodeReport
+from llmb.runs.folder import write_atomically
+from llmb.verdict.records import VerdictName
+
+if TYPE_CHECKING:  # each command has its own of these, and need not load the others
+    from llmb.analysis.analyzed_run import LeftOut
+    from llmb.analysis.comparison import Comparison, Row, Unmatched
+    from llmb.analysis.judge_run import Judged
+    from llmb.campaigns.campaign import Campaign, CampaignJob
+    from llmb.jobs.job import Job
+
+Outcome = Literal["pass", "failure", "error", "skipped"]
+NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot have, such as those that color text on terminals."""
+VERDICTS: dict[VerdictName, Outcome] = {
+    "pass": "pass",
+    "improved": "pass",
+    "regressed": "failure",
+    "invalid": "error",
+    "inconclusive": "skipped",
+    "not comparable": "skipped",
+}
+
+
+class Case(NamedTuple):
+    group: str
+    """A node, a recipe or a job."""
+    name: str
+    outcome: Outcome
+    text: str = ""
+    """Why it is no pass, or what was found."""
+    seconds: float | None = None
+
+
+def write_junit(path: Path | None, suite: str, cases: Callable[[], Iterable[Case]]) -> None:
+    """Does nothing without a path. Raises EnvironmentProblem."""
+    if path is None:
+        return
+    try:
+        write_atomically(path, junit_text(suite, list(cases())))
+    except OSError as error:
+        do = "give --junit a file in a folder that exists and can be written"
+        raise EnvironmentProblem(f"cannot write it: {error.strerror}", where=str(path), do=do) from error
+
+
+def junit_text(suite: str, cases: Sequence[Case]) -> str:
+    counts = Counter(case.outcome for case in cases)
+    numbers = {"tests": len(cases), "failures": counts["failure"], "errors": counts["error"]}
+    numbers["skipped"] = counts["skipped"]
+    attributes = {"name": f"llmb {suite}", **{name: str(number) for name, number in numbers.items()}}
+    root = ElementTree.Element("testsuites", attributes)
+    below = ElementTree.SubElement(root, "testsuite", attributes)
+    for case in cases:
+        _add(below, suite, case)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _add(below: ElementTree.Element, suite: str, case: Case) -> None:
+    # In a class name dots divide packages, and recipes and nodes have some.
+    name = _shown(f"{case.group}: {case.name}")
+    element = ElementTree.SubElement(below, "testcase", {"classname": f"llmb.{suite}", "name": name})
+    if case.seconds is not None:
+        element.set("time", f"{case.seconds:.3f}")
+    if case.outcome == "pass":
+        if case.text:
+            ElementTree.SubElement(element, "system-out").text = _shown(case.text)
+        return
+    ElementTree.SubElement(element, case.outcome, {"message": _shown(case.text)})
+
+
+def _shown(text: str) -> str:
+    return NOT_XML.sub("�", text)
+
+
+def node_cases(reports: Iterable[NodeReport]) -> Iterator[Case]:
+    """All checks of all nodes; one that warns passes, and says so."""
+    for report in reports:
+        yield from (_check_case(report.node, check) for check in report.checks)
+        yield from (Case(report.node, one.name, "skipped", one.reason) for one in report.not_checked)
+
+
+def _check_case(node: str, check: Check) -> Case:
+    found = "; ".join(filter(None, ("" if check.value is None else str(check.value), check.advice)))
+    if check.status == "warn" and check.name == ANSWER:
+        return Case(node, check.name, "skipped", found)
+    warning = "warning: " if check.status == "warn" else ""
+    return Case(node, check.name, "failure" if check.status == "fail" else "pass", f"{warning}{found}")
+
+
+def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[LeftOut]") -> Iterator[Case]:
+    for one in judged:
+        ids = ", ".join(run.id for run in one.runs) or "no run"
+        yield Case(one.title, ids, VERDICTS[one.verdict.verdict], one.verdict.sentence)
+    yield from (Case("left out", one.run, "skipped", one.reason) for one in left_out)
+
+
+def comparison_cases(comparison: "Comparison") -> Iterator[Case]:
+    yield from map(_row_case, comparison.rows)
+    yield from map(_unmatched_case, comparison.unmatched)
+    yield from (Case(f"left out {one.side}", one.run, "skipped", one.reason) for one in comparison.left_out)
+
+
+def _row_case(row: "Row") -> Case:
+    delta, interval = row.delta_pct, row.ci95_pct
+    change = "" if delta is None else f"{delta:+.2f} % step time"
+    if interval:
+        change += " ({:+.2f} to {:+.2f} %)".format(*interval)
+    text = "; ".join(filter(None, (row.verdict, change, f"tolerance {row.tolerance_pct:g} %", row.reason)))
+    return Case(row.recipe, "step time", VERDICTS[row.verdict], text)
+
+
+def _unmatched_case(one: "Unmatched") -> Case:
+    """A recipe that all runs after failed to measure is no skip: it may be broken."""
+    outcome: Outcome = "error" if one.side == "before" and one.reason else "skipped"
+    return Case(one.recipe, "step time", outcome, one.reason or f"it was run {one.side} only")
+
+
+def job_cases(jobs: "Iterable[Job]") -> Iterator[Case]:
+    outcomes: dict[str, Outcome] = {"success": "pass", "failed": "failure"}
+    for job in jobs:
+        name = job.subject or f"{job.workload} {job.size} {job.dtype} on {job.scale} x {job.gpu_type}"
+        outcome = outcomes.get(job.status, "error")
+        took = job.ended_s - job.started_s if job.started_s and job.ended_s else None
+        text = "" if outcome == "pass" else f"{job.status}: {job.reason or job.state}"
+        yield Case(f"{job.kind} {job.job_id or job.key}", name, outcome, text, took)
+
+
+def campaign_cases(campaign: "Campaign", left_out: Iterable[str]) -> Iterator[Case]:
+    yield from map(_queued_case, campaign.jobs)
+    for line in left_out:
+        yield Case("left out", line.partition(": ")[2] or line, "skipped", line)
+
+
+def _queued_case(job: "CampaignJob") -> Case:
+    asked = job.wanted.request
+    name = f"{job.key or job.where} {asked.workload} {asked.size} {asked.dtype} on {asked.scale} x {asked.gpu_type}"
+    match job.state:
+        case "submitted":
+            return Case("jobs", name, "pass", f"job {job.job_id}")
+        case "refused":
+            return Case("jobs", name, "failure", job.reason or "refused")
+        case _:
+            return Case("jobs", name, "skipped", f"not queued: {job.state}")
