@@ -44,6 +44,11 @@ def test_the_entry_that_names_most_of_a_run_is_its(tmp_path: Path) -> None:
     assert file.entry_for({"layout.tp": "2", "dtype": "fp8"}) == second
 
 
+def test_an_entry_without_a_source_is_named(tmp_path: Path) -> None:
+    file = expectations(tmp_path)
+    assert file.without_source == (f"{file.path}:3",)
+
+
 def test_a_run_without_an_entry_hears_of_the_nearest(tmp_path: Path) -> None:
     file = expectations(tmp_path)
     found = file.entry_for(BF16 | {"size": "70b"})
@@ -123,3 +128,38 @@ def test_an_entry_for_everything_fits_everything(tmp_path: Path) -> None:
     file = expectations(tmp_path, "expectations:\n- {step_time_s: 1.5}\n")
     assert isinstance(file.entry_for(BF16), ExpectationEntry)
     assert isinstance(file.entry_for({}), ExpectationEntry)
+
+
+NODE = "workload: pretrain_llama3.1, size: 8b, gpu_type: h100, scale: 8"
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (
+            [f"{NODE}, dtype: bf16, step_time_s: 0.85"],
+            r"yaml:2: step_time_s 0.85 would be 7,937 TFLOPS per GPU; the dense bf16 peak of h100 is 989",
+        ),
+        (
+            [f"{NODE}, dtype: bf16, step_time_s: 12.4", f"{NODE}, dtype: fp8, step_time_s: 94.0"],
+            r"yaml:3: step_time_s of fp8 is 7.6 times that of bf16 \(.*yaml:2\)",
+        ),
+        (
+            [
+                f"{NODE}, dtype: fp8, step_time_s: 94.0, layout: {{gbs: 2048}}",
+                f"{NODE}, dtype: bf16, step_time_s: 12.4",
+            ],
+            None,
+        ),
+        ([f"{NODE}, dtype: bf16, step_time_s: 12.4", f"{NODE}, dtype: fp8, step_time_s: 9.4"], None),
+        (["workload: other, size: 8b, gpu_type: h100, scale: 8, dtype: bf16, step_time_s: 0.01"], None),
+        ([f"{NODE}, step_time_s: 0.01"], None),
+    ],
+)
+def test_step_times_that_no_gpu_can_reach_are_refused(tmp_path: Path, entries: list[str], said: str | None) -> None:
+    text = "expectations:\n" + "".join(f"- {{{entry}}}\n" for entry in entries)
+    if said is None:
+        assert len(expectations(tmp_path, text).entries) == len(entries)
+        return
+    with pytest.raises(UsageError, match=said):
+        expectations(tmp_path, text)

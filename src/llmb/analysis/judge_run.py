@@ -136,6 +136,8 @@ def _judge_runs(
         return judge_against(runs, others, baseline.title, against.tolerance, earlier)
     if against.expectations is not None:
         expectations = read_expectations(against.expectations)
+        for where in expectations.without_source:
+            say(f"note: {where}: the entry has no source")
         return [judge_expected(run, expectations, against.tolerance) for run in runs]
     return [judged for run in runs for judged in _judge_alone(run, against, earlier)]
 

@@ -42,7 +42,7 @@ class Case(NamedTuple):
     name: str
     outcome: Outcome
     text: str = ""
-    """Why it is no pass, or what was found."""
+    """Why it did not pass, or what was found."""
     seconds: float | None = None
 
 
@@ -125,7 +125,7 @@ def _row_case(row: "Row") -> Case:
 
 
 def _unmatched_case(one: "Unmatched") -> Case:
-    """A recipe that all runs after failed to measure is no skip: it may be broken."""
+    """A recipe that all runs after failed to measure is an error: it may be broken."""
     outcome: Outcome = "error" if one.side == "before" and one.reason else "skipped"
     return Case(one.recipe, "step time", outcome, one.reason or f"it was run {one.side} only")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step times that a user expects, in a YAML file: its schema, and the entry that a run is judged by."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +9,19 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from llmb.catalogue.data_files import CatalogueError, compose_file, duplicate_keys, line_in, read_file
-from llmb.catalogue.records import Dtype, Record
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Convention, Dtype, Recipe, Record
+from llmb.catalogue.resolve import CPU, Overrides, Request, resolve
 from llmb.errors import UsageError, see
+from llmb.metrics.throughput import throughput
 from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
 from llmb.missing import Missing
 from llmb.verdict.conditions import Values, condition_values
 from llmb.verdict.records import Interval, Reference
 from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+MOST_RATIO = 4.0
+"""Peaks in FP8 are twice those in BF16; a wrong digit makes ten."""
 
 
 def _window(rule: str) -> str:
@@ -121,6 +127,11 @@ class Expectations:
     tolerance_pct: float | None
     entries: tuple[ExpectationEntry, ...]
 
+    @property
+    def without_source(self) -> tuple[str, ...]:
+        """Where entries are that do not say where their figure comes from."""
+        return tuple(entry.where for entry in self.entries if not entry.expected.source)
+
     def tolerance_of(self, entry: ExpectationEntry) -> Tolerance:
         if entry.expected.tolerance_pct is not None:
             return Tolerance(entry.expected.tolerance_pct, entry.where)
@@ -167,4 +178,68 @@ def read_expectations(path: Path) -> Expectations:
         do = see("judge-a-run")
         raise UsageError(f"the expectations cannot be used:\n{lines}", do=do) from error
     places = (f"{path}:{line_in(root, ('expectations', number))}" for number in range(len(file.expectations)))
-    return Expectations(path, file.tolerance_pct, tuple(map(ExpectationEntry, file.expectations, places)))
+    entries = tuple(map(ExpectationEntry, file.expectations, places))
+    if problems := [*_too_fast(entries, Catalogue()), *_unlike_other_dtypes(entries)]:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise UsageError(f"the expectations cannot be true:\n{lines}", do="correct step_time_s, or what it is of")
+    return Expectations(path, file.tolerance_pct, entries)
+
+
+def _too_fast(entries: Sequence[ExpectationEntry], catalogue: Catalogue) -> Iterator[str]:
+    """Step times in which no GPU can compute so much, where the entry says enough of its recipe.
+
+    The FLOPs of causal attention are the least that any program can do; frozen weights would need fewer.
+    """
+    for entry in entries:
+        recipe, step_time_s = _recipe(entry.expected, catalogue), entry.expected.step_time_s
+        if recipe is None or recipe.task != "pretrain" or recipe.peak_tflops is None:
+            continue
+        tflops = throughput(recipe, step_time_s).tflops_per_gpu[Convention.CAUSAL]
+        if tflops and tflops > recipe.peak_tflops:
+            yield (
+                f"{entry.where}: step_time_s {step_time_s:g} would be {tflops:,.0f} TFLOPS per GPU; the dense"
+                f" {recipe.dtype} peak of {recipe.gpu_type} is {recipe.peak_tflops:g}"
+            )
+
+
+def _recipe(expected: ExpectedStepTime, catalogue: Catalogue) -> Recipe | None:
+    """None if the entry leaves out what decides it, or the catalogue has none."""
+    if not (expected.workload and expected.size and expected.dtype and expected.gpu_type and expected.scale):
+        return None
+    overrides = Overrides(**expected.layout.model_dump(exclude_none=True))
+    request = Request(
+        workload=expected.workload,
+        size=expected.size,
+        dtype=expected.dtype,
+        gpu_type=expected.gpu_type,
+        scale=expected.scale,
+        overrides=overrides,
+    )
+    try:
+        return resolve(catalogue, request)
+    except UsageError:
+        return None
+
+
+def _unlike_other_dtypes(entries: Sequence[ExpectationEntry]) -> Iterator[str]:
+    """FP8 that is several times as slow as BF16, or as fast: a digit is wrong in one of them."""
+    bf16 = {key: entry for entry in entries if entry.expected.dtype == "bf16" and (key := _but_for_dtype(entry))}
+    for entry in entries:
+        key = _but_for_dtype(entry)
+        if entry.expected.dtype != "fp8" or key is None or key not in bf16:
+            continue
+        other = bf16[key]
+        ratio = entry.expected.step_time_s / other.expected.step_time_s
+        if not 1 / MOST_RATIO < ratio < MOST_RATIO:
+            yield (
+                f"{entry.where}: step_time_s of fp8 is {ratio:.2g} times that of bf16 ({other.where});"
+                f" more than {MOST_RATIO:g} times apart, one of them is wrong"
+            )
+
+
+def _but_for_dtype(entry: ExpectationEntry) -> tuple[tuple[str, str], ...] | None:
+    """None for CPUs, where FP8 is emulated."""
+    recipe = entry.expected.recipe()
+    if recipe.get("gpu_type") == CPU:
+        return None
+    return tuple(sorted((key, value) for key, value in recipe.items() if key != "dtype"))
