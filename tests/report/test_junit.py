@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from llmb.cli.main import app
 from llmb.errors import LlmbError, Regressed
 from llmb.health.records import Check, NodeReport, NotChecked
-from llmb.report.junit import Case, job_cases, junit_text, node_cases, write_junit
+from llmb.report.junit import JunitCase, job_cases, junit_text, node_cases, write_junit
 from llmb.runs.plan import Plan
 
 ROOT = Path(__file__).parents[1] / "data" / "root"
@@ -75,7 +75,7 @@ def test_jobs_that_did_not_succeed_do_not_pass(read: Read, tmp_path: Path) -> No
 
 def test_text_that_xml_cannot_have_is_shown(read: Read, tmp_path: Path) -> None:
     odd = 'a<b>&"\x1b[31m\x00\ud800\uffff]]>'
-    (tmp_path / "odd.xml").write_text(junit_text("judge", [Case(odd, odd, "failure", odd)]))
+    (tmp_path / "odd.xml").write_text(junit_text("judge", [JunitCase(odd, odd, "failure", odd)]))
     ((name, (_, text)),) = read(tmp_path / "odd.xml").items()
     assert name == f"{text}: {text}"
     assert text == 'a<b>&"�[31m���]]>'

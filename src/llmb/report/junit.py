@@ -36,7 +36,7 @@ VERDICTS: dict[VerdictName, Outcome] = {
 }
 
 
-class Case(NamedTuple):
+class JunitCase(NamedTuple):
     group: str
     """A node, a recipe or a job."""
     name: str
@@ -46,7 +46,7 @@ class Case(NamedTuple):
     seconds: float | None = None
 
 
-def write_junit(path: Path | None, suite: str, cases: Callable[[], Iterable[Case]]) -> None:
+def write_junit(path: Path | None, suite: str, cases: Callable[[], Iterable[JunitCase]]) -> None:
     """Does nothing without a path. Raises EnvironmentProblem."""
     if path is None:
         return
@@ -57,7 +57,7 @@ def write_junit(path: Path | None, suite: str, cases: Callable[[], Iterable[Case
         raise EnvironmentProblem(f"cannot write it: {error.strerror}", where=str(path), do=do) from error
 
 
-def junit_text(suite: str, cases: Sequence[Case]) -> str:
+def junit_text(suite: str, cases: Sequence[JunitCase]) -> str:
     counts = Counter(case.outcome for case in cases)
     numbers = {"tests": len(cases), "failures": counts["failure"], "errors": counts["error"]}
     numbers["skipped"] = counts["skipped"]
@@ -70,7 +70,7 @@ def junit_text(suite: str, cases: Sequence[Case]) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add(below: ElementTree.Element, suite: str, case: Case) -> None:
+def _add(below: ElementTree.Element, suite: str, case: JunitCase) -> None:
     # In a class name dots divide packages, and recipes and nodes have some.
     name = _shown(f"{case.group}: {case.name}")
     element = ElementTree.SubElement(below, "testcase", {"classname": f"llmb.{suite}", "name": name})
@@ -87,72 +87,72 @@ def _shown(text: str) -> str:
     return NOT_XML.sub("�", text)
 
 
-def node_cases(reports: Iterable[NodeReport]) -> Iterator[Case]:
+def node_cases(reports: Iterable[NodeReport]) -> Iterator[JunitCase]:
     """All checks of all nodes; one that warns passes, and says so."""
     for report in reports:
         yield from (_check_case(report.node, check) for check in report.checks)
-        yield from (Case(report.node, one.name, "skipped", one.reason) for one in report.not_checked)
+        yield from (JunitCase(report.node, one.name, "skipped", one.reason) for one in report.not_checked)
 
 
-def _check_case(node: str, check: Check) -> Case:
+def _check_case(node: str, check: Check) -> JunitCase:
     found = "; ".join(filter(None, ("" if check.value is None else str(check.value), check.advice)))
     if check.status == "warn" and check.name == ANSWER:
-        return Case(node, check.name, "skipped", found)
+        return JunitCase(node, check.name, "skipped", found)
     warning = "warning: " if check.status == "warn" else ""
-    return Case(node, check.name, "failure" if check.status == "fail" else "pass", f"{warning}{found}")
+    return JunitCase(node, check.name, "failure" if check.status == "fail" else "pass", f"{warning}{found}")
 
 
-def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[LeftOut]") -> Iterator[Case]:
+def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[LeftOut]") -> Iterator[JunitCase]:
     for one in judged:
         ids = ", ".join(run.id for run in one.runs) or "no run"
-        yield Case(one.title, ids, VERDICTS[one.verdict.verdict], one.verdict.sentence)
-    yield from (Case("left out", one.run, "skipped", one.reason) for one in left_out)
+        yield JunitCase(one.title, ids, VERDICTS[one.verdict.verdict], one.verdict.sentence)
+    yield from (JunitCase("left out", one.run, "skipped", one.reason) for one in left_out)
 
 
-def comparison_cases(comparison: "Comparison") -> Iterator[Case]:
+def comparison_cases(comparison: "Comparison") -> Iterator[JunitCase]:
     yield from map(_row_case, comparison.rows)
     yield from map(_unmatched_case, comparison.unmatched)
-    yield from (Case(f"left out {one.side}", one.run, "skipped", one.reason) for one in comparison.left_out)
+    yield from (JunitCase(f"left out {one.side}", one.run, "skipped", one.reason) for one in comparison.left_out)
 
 
-def _row_case(row: "Row") -> Case:
+def _row_case(row: "Row") -> JunitCase:
     delta, interval = row.delta_pct, row.ci95_pct
     change = "" if delta is None else f"{delta:+.2f} % step time"
     if interval:
         change += " ({:+.2f} to {:+.2f} %)".format(*interval)
     text = "; ".join(filter(None, (row.verdict, change, f"tolerance {row.tolerance_pct:g} %", row.reason)))
-    return Case(row.recipe, "step time", VERDICTS[row.verdict], text)
+    return JunitCase(row.recipe, "step time", VERDICTS[row.verdict], text)
 
 
-def _unmatched_case(one: "Unmatched") -> Case:
+def _unmatched_case(one: "Unmatched") -> JunitCase:
     """A recipe that all runs after failed to measure is an error: it may be broken."""
     outcome: Outcome = "error" if one.side == "before" and one.reason else "skipped"
-    return Case(one.recipe, "step time", outcome, one.reason or f"it was run {one.side} only")
+    return JunitCase(one.recipe, "step time", outcome, one.reason or f"it was run {one.side} only")
 
 
-def job_cases(jobs: "Iterable[Job]") -> Iterator[Case]:
+def job_cases(jobs: "Iterable[Job]") -> Iterator[JunitCase]:
     outcomes: dict[str, Outcome] = {"success": "pass", "failed": "failure"}
     for job in jobs:
         name = job.subject or f"{job.workload} {job.size} {job.dtype} on {job.scale} x {job.gpu_type}"
         outcome = outcomes.get(job.status, "error")
         took = job.ended_s - job.started_s if job.started_s and job.ended_s else None
         text = "" if outcome == "pass" else f"{job.status}: {job.reason or job.state}"
-        yield Case(f"{job.kind} {job.job_id or job.key}", name, outcome, text, took)
+        yield JunitCase(f"{job.kind} {job.job_id or job.key}", name, outcome, text, took)
 
 
-def campaign_cases(campaign: "Campaign", left_out: Iterable[str]) -> Iterator[Case]:
+def campaign_cases(campaign: "Campaign", left_out: Iterable[str]) -> Iterator[JunitCase]:
     yield from map(_queued_case, campaign.jobs)
     for line in left_out:
-        yield Case("left out", line.partition(": ")[2] or line, "skipped", line)
+        yield JunitCase("left out", line.partition(": ")[2] or line, "skipped", line)
 
 
-def _queued_case(job: "CampaignJob") -> Case:
+def _queued_case(job: "CampaignJob") -> JunitCase:
     asked = job.wanted.request
     name = f"{job.key or job.where} {asked.workload} {asked.size} {asked.dtype} on {asked.scale} x {asked.gpu_type}"
     match job.state:
         case "submitted":
-            return Case("jobs", name, "pass", f"job {job.job_id}")
+            return JunitCase("jobs", name, "pass", f"job {job.job_id}")
         case "refused":
-            return Case("jobs", name, "failure", job.reason or "refused")
+            return JunitCase("jobs", name, "failure", job.reason or "refused")
         case _:
-            return Case("jobs", name, "skipped", f"not queued: {job.state}")
+            return JunitCase("jobs", name, "skipped", f"not queued: {job.state}")
