@@ -68,8 +68,10 @@ def test_ranks_may_open_as_many_files_as_sockets_need_and_share_the_cores_to_com
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_named(started: Started, tmp_path: Path) -> None:
-    launcher = started(f'[ "$RANK" = 0 ] || exit 3; {WAITS}')
+    # Not before all have begun: the launcher may end a rank that has not said so yet, and its line would be waited for.
+    launcher = started(f'[ "$RANK" = 0 ] || {{ until [ -e fail ]; do sleep 0.05; done; exit 3; }}; {WAITS}')
     begun(tmp_path)
+    (tmp_path / "fail").touch()
     _, talk = launcher.communicate()
     assert launcher.returncode == 1
     assert talk == f"llmb: rank 1 on {host_name()} ended with exit code 3\n"
