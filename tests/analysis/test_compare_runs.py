@@ -225,6 +225,23 @@ def test_a_control_adds_to_what_is_known_of_the_noise(write: Write, compare: Cal
     assert "the control differs by" in str(compare_tables(found)[0].caption).lower()
 
 
+def test_a_recipe_without_a_control_is_named(write: Write, compare: Callable[..., Comparison]) -> None:
+    for folder, dtype in (
+        ("before", "fp32"),
+        ("before", "bf16"),
+        ("after", "fp32"),
+        ("after", "bf16"),
+        ("control", "bf16"),
+    ):
+        write(folder, 2.0, dtype=dtype)
+    found = compare("before", "after", "control")
+    (alone,) = [row for row in found.rows if row.control is None]
+    lines = str(compare_tables(found)[0].caption).splitlines()
+    assert [line for line in lines if "the control has no run of it" in line] == [
+        f"{alone.recipe}: the control has no run of it: whether the machine itself changed is not known."
+    ]
+
+
 def test_a_control_that_differs_withdraws_the_verdict(write: Write, compare: Callable[..., Comparison]) -> None:
     for folder, mean_s in (("before", 2.0), ("control", 2.1), ("after", 2.1)):
         write(folder, mean_s)

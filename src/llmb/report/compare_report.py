@@ -69,6 +69,7 @@ CSV_COLUMNS = (
     "smallest_change_pct",
 )
 MOST_DIGITS = 4
+UNCONTROLLED = "the control has no run of it: whether the machine itself changed is not known."
 MOST_RUNS = 6
 """Runs that a table names; the JSON document names all."""
 
@@ -142,7 +143,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     yield from dict.fromkeys(f"Tolerance {row.tolerance_pct:g} %: {row.tolerance_source}." for row in comparison.rows)
     named = len(comparison.rows) > 1
     for row in comparison.rows:
-        for note in _row_notes(row):
+        uncontrolled = [UNCONTROLLED] if comparison.control and row.control is None else []
+        for note in (*_row_notes(row), *uncontrolled):
             yield f"{row.recipe}: {note}" if named else f"{note[0].upper()}{note[1:]}"
 
 
