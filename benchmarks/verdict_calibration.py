@@ -205,7 +205,7 @@ def measure_power(repeats: int, seed: int = SEED) -> Iterator[Case]:
     for cell, spread in product(SIZES, SPREADS):
         same = other = 0
         for groups, known in _drawn(rng, cell, repeats, spread):
-            factor = 1 + (group_difference(*groups, known=known).smallest_change_pct or math.nan) / 100
+            factor = 1 + (group_difference(*groups, known=known).smallest_visible_change_pct or math.nan) / 100
             same += _seems_slower(*groups, factor, known)
             others, others_known = next(_drawn(rng, cell, 1, spread))
             other += _seems_slower(*others, factor, others_known)

@@ -18,7 +18,7 @@ def sample_comparison() -> dict[str, Any]:
         after_s=12.7,
         delta_pct=3.3,
         ci95_pct=(2.5, 4.1),
-        smallest_change_pct=1.1,
+        smallest_visible_change_pct=1.1,
         noise_pct=0.4,
         earlier_runs=0,
         verdict="regressed",

@@ -41,7 +41,7 @@ def test_a_change_of_the_smallest_size_is_found_in_4_of_5_cases():
     rng, found = np.random.default_rng(3), 0
     for _ in range(1000):
         before, after = (np.exp(rng.normal(0, 0.01, 3)) for _ in range(2))
-        smallest = group_difference(group(*before), group(*after)).smallest_change_pct
+        smallest = group_difference(group(*before), group(*after)).smallest_visible_change_pct
         found += group_difference(group(*before), group(*after * (1 + smallest / 100))).ci95_pct[0] > 0
     assert found / 1000 == pytest.approx(0.8, abs=0.05)
 

@@ -71,8 +71,8 @@ def test_a_noisy_run_as_fast_as_its_figure_passes_only_if_a_slow_down_would_have
     spread: float, verdict: str
 ) -> None:
     found = judged(around(9.995, spread), reference=EXPECTED)
-    assert found.ci95_pct and found.smallest_change_pct
-    assert found.smallest_change_pct == pytest.approx((found.ci95_pct[1] - found.ci95_pct[0]) / 2 * 1.4294, rel=1e-4)
+    assert found.ci95_pct and found.smallest_visible_change_pct
+    assert found.smallest_visible_change_pct == pytest.approx((found.ci95_pct[1] - found.ci95_pct[0]) / 2 * 1.4294, rel=1e-4)
     assert (found.verdict, found.ci95_pct[1] < 5) == (verdict, True)
     assert (found.reason or "").startswith("a change below") == (verdict == "inconclusive")
 

@@ -205,7 +205,7 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier, con
         after_s=difference.after_s / scales[1],
         delta_pct=None if obstacle else difference.delta_pct,
         ci95_pct=None if obstacle else difference.ci95_pct,
-        smallest_change_pct=None if obstacle else difference.smallest_change_pct,
+        smallest_visible_change_pct=None if obstacle else difference.smallest_visible_change_pct,
         noise_pct=difference.noise_pct,
         earlier_runs=difference.earlier_runs,
         soft=difference.noise_pct is None or bool(disturbed),

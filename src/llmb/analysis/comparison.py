@@ -123,7 +123,7 @@ class Row(Record):
     """Change of what ``measure`` says, in percent of that before; above 0 is slower. None if it is not comparable."""
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``."""
-    smallest_change_pct: float | None
+    smallest_visible_change_pct: float | None
     """The smallest slow-down that these runs would have shown, in 80 of 100 cases; None without an interval."""
     noise_pct: float | None
     """Standard deviation between repeats; None if it is not known, and assumed for the interval."""

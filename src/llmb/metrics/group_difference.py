@@ -135,7 +135,7 @@ class GroupDifference:
     """``after_s`` relative to ``before_s``; above 0 is slower."""
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``; None if a run of a single step is compared with longer ones."""
-    smallest_change_pct: float | None
+    smallest_visible_change_pct: float | None
     """The smallest slow-down that these runs would have shown, with probability ``POWER``; None without an interval."""
     noise_pct: float | None
     """Standard deviation between repeats, in percent; None if it is assumed: any decision is then soft."""
@@ -207,7 +207,7 @@ def group_difference(
         after_s=math.exp(median(logs[1])),
         delta_pct=_percent(center),
         ci95_pct=None if half is None else (_percent(center - half), _percent(center + half)),
-        smallest_change_pct=None if smallest is None else _percent(smallest),
+        smallest_visible_change_pct=None if smallest is None else _percent(smallest),
         noise_pct=_percent(precision.spread) if precision else None,
         earlier_runs=used,
         node_effect=node_effect(
@@ -238,7 +238,7 @@ def control_differs(difference: GroupDifference) -> str | None:
 
 
 def clear_decision(
-    delta_pct: float, ci95_pct: tuple[float, float], smallest_change_pct: float, tolerance_pct: float
+    delta_pct: float, ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float
 ) -> DecisionName | None:
     """``regressed`` and ``improved``: by more than the tolerance, and the interval excludes 0. ``pass``: the interval
     excludes that it is slower by more than the tolerance, and a change of the tolerance would have shown. Two groups
@@ -249,16 +249,16 @@ def clear_decision(
         return "regressed"
     if high < 0 and delta_pct < -tolerance_pct:
         return "improved"
-    return "pass" if high <= tolerance_pct and not unseen(ci95_pct, smallest_change_pct, tolerance_pct) else None
+    return "pass" if high <= tolerance_pct and not unseen(ci95_pct, smallest_visible_change_pct, tolerance_pct) else None
 
 
-def unseen(ci95_pct: tuple[float, float], smallest_change_pct: float, tolerance_pct: float) -> str | None:
+def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float) -> str | None:
     """Why no difference was found, where that says little; None if it says enough, or the interval does not end
     within the tolerance."""
     low, high = ci95_pct
-    if not low <= 0 <= high <= tolerance_pct < smallest_change_pct:
+    if not low <= 0 <= high <= tolerance_pct < smallest_visible_change_pct:
         return None
-    smallest = f"{smallest_change_pct:.{_digits_above(smallest_change_pct, tolerance_pct)}f}"
+    smallest = f"{smallest_visible_change_pct:.{_digits_above(smallest_visible_change_pct, tolerance_pct)}f}"
     return f"a change below {smallest} % would not have shown; the tolerance is {tolerance_pct:g} %"
 
 
@@ -269,7 +269,7 @@ def _digits_above(value: float, limit: float) -> int:
 
 def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
     """Whether the second group is slower than the first one by more than the tolerance."""
-    interval, smallest = difference.ci95_pct, difference.smallest_change_pct
+    interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
     if interval is None or smallest is None:
         return Decision("inconclusive", 2 * (REPEATS - 1), NO_INTERVAL)
     notes = [note for note in (spread_note(difference), difference.node_effect) if note]

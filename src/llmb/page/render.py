@@ -131,7 +131,7 @@ def _markdown_row(section: Section) -> str:
     reference = verdict.reference.step_time_s if verdict.reference else None
     delta = "n/a" if verdict.delta_pct is None else f"{verdict.delta_pct:+.1f} %"
     interval = "n/a" if verdict.ci95_pct is None else " to ".join(f"{end:+.1f} %" for end in verdict.ci95_pct)
-    shown = "n/a" if verdict.smallest_change_pct is None else f"{verdict.smallest_change_pct:.1f} %"
+    shown = "n/a" if verdict.smallest_visible_change_pct is None else f"{verdict.smallest_visible_change_pct:.1f} %"
     cells = (
         section.symbol,
         markdown_text(section.title),

@@ -66,7 +66,7 @@ def _found_text(report: BisectReport) -> str:
 CSV_COLUMNS = (
     *("recipe", "n_before", "n_after", "before_s", "after_s", "delta_pct", "ci95_low_pct", "ci95_high_pct"),
     *("noise_pct", "verdict", "tolerance_pct", "measure", "speed_up", "scaling", "more_runs", "reason", "soft"),
-    "smallest_change_pct",
+    "smallest_visible_change_pct",
 )
 MOST_DIGITS = 4
 UNCONTROLLED = "the control has no run of it: whether the machine itself changed is not known."
@@ -151,8 +151,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 def _row_notes(row: Row) -> Iterator[str]:
     if row.reason:
         yield f"{row.reason}."
-    if row.smallest_change_pct is not None and row.verdict in ("pass", "inconclusive"):
-        yield f"a change of {_noise(row.smallest_change_pct)} % would have shown."
+    if row.smallest_visible_change_pct is not None and row.verdict in ("pass", "inconclusive"):
+        yield f"a change of {_noise(row.smallest_visible_change_pct)} % would have shown."
     if row.more_runs:
         yield f"{row.more_runs} more {'run' if row.more_runs == 1 else 'runs'}, of both sides together, would tell."
     elif row.verdict == "inconclusive" and not (row.control and row.control.withdraws):

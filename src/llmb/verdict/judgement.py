@@ -55,7 +55,7 @@ class Finding:
     verdict: VerdictName
     delta_pct: float | None = None
     ci95_pct: Interval | None = None
-    smallest_change_pct: float | None = None
+    smallest_visible_change_pct: float | None = None
     soft: bool = False
     more_runs: int | None = None
     reason: str | None = None
@@ -129,7 +129,7 @@ def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> F
         verdict=clear or "inconclusive",
         delta_pct=delta,
         ci95_pct=interval,
-        smallest_change_pct=smallest,
+        smallest_visible_change_pct=smallest,
         reason=None if clear else unseen(interval, smallest, tolerance_pct) or UNDECIDED,
     )
 
@@ -182,7 +182,7 @@ def _finding_against_runs(
         verdict=decision.verdict,
         delta_pct=difference.delta_pct,
         ci95_pct=difference.ci95_pct,
-        smallest_change_pct=difference.smallest_change_pct,
+        smallest_visible_change_pct=difference.smallest_visible_change_pct,
         soft=difference.noise_pct is None,
         more_runs=decision.more_runs,
         reason="; ".join(filter(None, notes)) or (undecided if decision.verdict == "inconclusive" else None),
@@ -191,7 +191,7 @@ def _finding_against_runs(
 
 def _why_undecided(difference: GroupDifference, tolerance_pct: float) -> str | None:
     """What the difference and the tolerance do not tell."""
-    interval, smallest = difference.ci95_pct, difference.smallest_change_pct
+    interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
     return NO_INTERVAL if interval is None or smallest is None else unseen(interval, smallest, tolerance_pct)
 
 
@@ -218,7 +218,7 @@ def judgement(
             soft=finding.soft or weakened or reference.kind == "published",
             delta_pct=finding.delta_pct,
             ci95_pct=finding.ci95_pct,
-            smallest_change_pct=finding.smallest_change_pct,
+            smallest_visible_change_pct=finding.smallest_visible_change_pct,
             tolerance_pct=tolerance.pct if tolerance else None,
             tolerance_source=tolerance.source if tolerance else None,
             reference=reference,

@@ -56,7 +56,7 @@ class Verdict(Record):
     """Step time relative to the reference, in percent of it; above 0 is slower. None without two figures."""
     ci95_pct: Interval | None = None
     """95 % confidence interval of ``delta_pct``."""
-    smallest_change_pct: float | None = None
+    smallest_visible_change_pct: float | None = None
     """The smallest slow-down that the data would have shown, in 80 of 100 cases; None where there is no interval."""
     tolerance_pct: float | None = None
     tolerance_source: str | None = None

@@ -106,7 +106,7 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
 
 def _unseen(verdict: Verdict) -> str:
     """The part of the reason that the end of the sentence says."""
-    interval, smallest, limit = verdict.ci95_pct, verdict.smallest_change_pct, verdict.tolerance_pct
+    interval, smallest, limit = verdict.ci95_pct, verdict.smallest_visible_change_pct, verdict.tolerance_pct
     if interval is None or smallest is None or limit is None:
         return ""
     return unseen(interval, smallest, limit) or ""
@@ -114,7 +114,7 @@ def _unseen(verdict: Verdict) -> str:
 
 def _shown(verdict: Verdict) -> Iterator[str]:
     """What the data would have shown, where no difference was found."""
-    smallest, limit = verdict.smallest_change_pct, verdict.tolerance_pct
+    smallest, limit = verdict.smallest_visible_change_pct, verdict.tolerance_pct
     if smallest is None or verdict.verdict not in ("pass", "inconclusive"):
         return
     text = percent(smallest, _digits(limit, smallest))
