@@ -72,7 +72,9 @@ def test_a_run_over_all_cards_has_no_fault(tmp_path: Path) -> None:
     assert (found.fabric, found.gpudirect, found.nvls, found.nccl_version) == ("InfiniBand", True, True, "2.28.9")
     assert [group.nodes for group in found.nodes] == [NODES]
     assert found.nodes[0].devices == CARDS
-    assert found.nodes[0].devices_idle is None, "only one rank of each node tells"
+    assert found.nodes[0].idle_devices is None, "only one rank of each node tells"
+    assert (found.used, found.devices, found.idle_devices) == (("InfiniBand",), CARDS, None)
+    assert found.source == "nccl_network/rank-0.log and 1 more"
     assert found.faults == ()
 
 

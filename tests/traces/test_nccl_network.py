@@ -14,7 +14,7 @@ def lines(*texts: str, node: str = "node1", pid: int = 100, device: int = 0) -> 
 
 
 def network(*texts: bytes, ranks: int | None = None) -> Network:
-    found = read_network(texts, ranks)
+    found = read_network(texts, "a.log", ranks)
     assert found
     return found
 
@@ -22,7 +22,7 @@ def network(*texts: bytes, ranks: int | None = None) -> Network:
 def told(found: Network) -> dict[str, Any]:
     """What is known of the network and its first nodes."""
     nodes = {f"of_nodes.{name}": value for name, value in found.nodes[0].model_dump().items() if name != "nodes"}
-    own = found.model_dump(exclude={"nodes", "reasons"})
+    own = found.model_dump(exclude={"nodes", "reasons", "used", "devices", "idle_devices", "source"})
     return {name: value for name, value in (own | nodes).items() if value is not None}
 
 
@@ -207,8 +207,8 @@ def test_what_no_line_tells_has_a_reason() -> None:
     found = network(lines("Using network IB"))
     unknown = [name for name, value in found.model_dump(exclude={"reasons"}).items() if value is None]
     assert {"fabric", "link_layer", "gpudirect", "nvls", "channels"} <= set(unknown) <= set(found.reasons)
-    assert {"devices", "devices_used", "devices_idle"} <= set(found.reasons)
-    assert read_network([lines("Bootstrap : Using eth0:10.0.0.1<0>"), b"a log of something else\n"]) is None
+    assert {"devices", "devices_used", "idle_devices"} <= set(found.reasons)
+    assert read_network([lines("Bootstrap : Using eth0:10.0.0.1<0>"), b"a log of something else\n"], "a.log") is None
 
 
 def test_gpudirect_of_some_channels_is_neither_yes_nor_no() -> None:
@@ -226,6 +226,8 @@ def test_nodes_that_differ_are_told_apart_and_alike_ones_are_together() -> None:
     ]
     assert found.fabric is None
     assert found.reasons["fabric"] == "it differs between nodes"
+    assert found.used == ("InfiniBand", "TCP sockets")
+    assert found.devices == ("mlx5_0", "mlx5_1", "eth0")
 
 
 def test_devices_are_idle_only_by_the_words_of_all_ranks() -> None:
@@ -237,7 +239,7 @@ def test_devices_are_idle_only_by_the_words_of_all_ranks() -> None:
         return lines(*IB, init, f"Channel 00/0 : {rank}[0] -> 0[0] [send] via NET/IB/0", node=node, pid=rank + 50)
 
     def idle(*ranks: int, known: int | None = None) -> tuple[str, ...] | None:
-        return network(*map(of_rank, ranks), ranks=known).nodes[0].devices_idle
+        return network(*map(of_rank, ranks), ranks=known).nodes[0].idle_devices
 
     assert idle(0, 1, 2, 3) == idle(0, 1, 2, 3, known=4) == ("mlx5_1",)
     assert idle(0, 2) is idle(0, 1, 2, 3, known=8) is None
@@ -255,7 +257,7 @@ def test_other_words_around_the_lines_do_not_matter() -> None:
 def test_no_line_is_too_odd(texts: list[bytes]) -> None:
     heads = (b"", b"n:1:2 [0] NCCL INFO NET/", b"n:1:2 [0] NCCL INFO Channel ", b"n:1:2 [0] NCCL INFO comm ")
     for head in heads:
-        read_network([b"".join(head + text + b"\n" for text in texts), lines(*IB)])
+        read_network([b"".join(head + text + b"\n" for text in texts), lines(*IB)], "a.log")
 
 
 def test_hostile_lines_tell_nothing_that_a_terminal_would_obey() -> None:

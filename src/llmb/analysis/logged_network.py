@@ -27,7 +27,7 @@ def logged_network(path: Path) -> "Network | None":
         return None
     from llmb.traces.nccl_network import read_network
 
-    return read_network([said])
+    return read_network([said], str(path))
 
 
 def _beginning(text: PlainText) -> Iterator[bytes]:

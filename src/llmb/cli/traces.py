@@ -15,7 +15,7 @@ from llmb.report.trace_report import nccl_document, nccl_tables, trace_document,
 from llmb.runs.folder import write_atomically, writing
 from llmb.traces.files import find_traces, read_traces
 from llmb.traces.nccl_log import EXPECTED, find_nccl_files, read_lines, read_nccl_logs
-from llmb.traces.nccl_network import read_network
+from llmb.traces.nccl_network import read_network, source_of
 from llmb.traces.nccl_summary import Codes, summarize_nccl
 from llmb.traces.nccl_tests import read_test_tables
 from llmb.traces.summary import summarize
@@ -82,7 +82,8 @@ def nccl(
         for path in files
         for table in read_test_tables(path, source=path.name if names[path.name] == 1 else str(path))
     ]
-    log, network = read_nccl_logs(files), read_network(text for path in files for text in read_lines(path))
+    log, source = read_nccl_logs(files), source_of([str(path) for path in files])
+    network = read_network((text for path in files for text in read_lines(path)), source)
     if not log.calls and not tests and network is None:
         named = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         raise UsageError(

@@ -12,10 +12,9 @@ MOST_NAMED = 8
 
 def network_text(network: Network) -> str:
     """Such as ``InfiniBand, 8 devices, GPUDirect RDMA, NVLS, 16 channels; NCCL 2.28.9``."""
-    fabrics = " and ".join(dict.fromkeys(_fabric(nodes) for nodes in network.nodes))
     devices = network.nodes[0].devices
     parts = [
-        fabrics,
+        " and ".join(network.used),
         f"{len(devices)} device{'' if len(devices) == 1 else 's'}" if devices else "",
         {True: "GPUDirect RDMA", False: "no GPUDirect RDMA", None: ""}[network.gpudirect],
         "NVLS" if network.nvls else "",
@@ -50,13 +49,9 @@ def _node_rows(nodes: NodesNetwork) -> Iterator[tuple[str, str | None, str]]:
     yield "fabric", nodes.fabric, "fabric"
     yield "transport", nodes.transport, "transport"
     yield "GPUDirect RDMA", _yes(nodes.gpudirect), "gpudirect"
-    for key in ("devices", "devices_used", "devices_idle"):
+    for key in ("devices", "devices_used", "idle_devices"):
         devices: tuple[str, ...] | None = getattr(nodes, key)
         yield key.replace("_", " "), None if devices is None else _list(devices) or "none", key
-
-
-def _fabric(nodes: NodesNetwork) -> str:
-    return nodes.fabric or nodes.transport or "unknown"
 
 
 def _channels(network: Network) -> str | None:

@@ -11,7 +11,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.network_faults import NetworkUse, find_faults
 from llmb.runs.record import RunRecord
 from llmb.traces.folders import NCCL_LOG_END
-from llmb.traces.nccl_network import beginning, read_network
+from llmb.traces.nccl_network import beginning, read_network, source_of
 
 SILENT = "NCCL said nothing of its network in the run's files"
 
@@ -28,8 +28,12 @@ def report_network(folder: RunFolder, record: RunRecord) -> NetworkUse | Missing
     gpu, gpus = Catalogue().gpus.get(plan.recipe.gpu_type), plan.recipe.layout.gpus
     if len(environment.nodes) == 1 if environment else gpu and gpus <= gpu.gpus_per_node:
         return Missing("the run is of one node")
+    logs = _logs(folder)
+    if not logs:
+        return Missing(SILENT)
+    source = source_of([str(path.relative_to(folder.path)) for path in logs])
     try:
-        network = read_network(_texts(_logs(folder)), gpus)
+        network = read_network(_texts(logs), source, gpus)
     except OSError as error:
         return Missing(f"what NCCL said of it cannot be read: {error.strerror}")
     if network is None:

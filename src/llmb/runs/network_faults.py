@@ -68,7 +68,7 @@ def _few_devices(
     nodes: NodesNetwork, ports: Sequence[RdmaPort], ranks: int, gpu: Gpu | None, where: str
 ) -> Iterator[str]:
     """As many as there are GPUs are enough, unless the GPU type's network is faster."""
-    devices = nodes.devices_used if nodes.devices_idle is not None else nodes.devices
+    devices = nodes.devices_used if nodes.idle_devices is not None else nodes.devices
     used, unused = _by_use([port for port in ports if port.node == ports[0].node], devices or ())
     each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks
     wanted_gb_s = (gpu and gpu.network_gb_s) or 0.0

@@ -5,7 +5,7 @@
 ``src/init.cc``, ``src/plugin/net.cc``, ``src/graph/topo.cc`` and ``src/transport``; aws-ofi-nccl from 1.5 on.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -27,9 +27,10 @@ NO_CHANNELS = "the log has no line of a channel over the network"
 OF_DEVICES = {
     "devices": "the log does not name them",
     "devices_used": f"{NO_CHANNELS}, or does not name its device",
-    "devices_idle": "the log is not of all ranks of each node, and others may use them",
+    "idle_devices": "the log is not of all ranks of each node, and others may use them",
 }
 DIFFERENT = "it differs between nodes"
+UNKNOWN = "unknown"
 
 
 class NamedNetwork(Record):
@@ -76,13 +77,21 @@ class NodesNetwork(Record):
     """All that NCCL found for this network."""
     devices_used: tuple[str, ...] | None
     """Devices of the channels of the ranks in the log."""
-    devices_idle: tuple[str, ...] | None
+    idle_devices: tuple[str, ...] | None
     """Devices without a channel; None unless the log is of all ranks of the nodes."""
 
 
 class Network(Record):
     """The network that NCCL used. What is None, here or of nodes, has a reason in ``reasons``, under its name."""
 
+    used: tuple[str, ...]
+    """Fabrics, as NCCL calls those that no data names; that of most nodes first."""
+    devices: tuple[str, ...] | None
+    """All that NCCL found on any node."""
+    idle_devices: tuple[str, ...] | None
+    """Devices that some node left idle; None where no node tells."""
+    source: str
+    """Where NCCL said it."""
     fabric: str | None
     """Such as InfiniBand, RoCE, EFA or TCP sockets."""
     transport: str | None
@@ -106,15 +115,20 @@ class Network(Record):
     reasons: dict[str, str]
 
 
-def read_network(texts: Iterable[bytes], ranks: int | None = None) -> Network | None:
-    """``texts`` are whole lines of one or several logs, ``ranks`` all of the run, if that is known.
+def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | None:
+    """``texts`` are whole lines of the logs that ``source`` names, ``ranks`` all of the run, if that is known.
 
     None if NCCL says nothing of a network.
     """
     heard = Heard()
     for text in texts:
         hear(text, heard)
-    return network_of(heard, ranks)
+    return network_of(heard, source, ranks)
+
+
+def source_of(names: Sequence[str]) -> str:
+    """Such as ``rank-0.log and 7 more``."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def beginning(stream: Readable) -> Iterator[bytes]:
@@ -125,7 +139,7 @@ def beginning(stream: Readable) -> Iterator[bytes]:
             return
 
 
-def network_of(heard: Heard, ranks: int | None = None) -> Network | None:
+def network_of(heard: Heard, source: str, ranks: int | None = None) -> Network | None:
     told = {name: node for name, node in heard.nodes.items() if node.selected or node.channels or node.nvlink}
     if not told:
         return None
@@ -136,6 +150,10 @@ def network_of(heard: Heard, ranks: int | None = None) -> Network | None:
     plugin = _plugin(transport) if isinstance(transport, str) else None
     values = {
         **common,
+        "used": tuple(dict.fromkeys(node.fabric or node.transport or UNKNOWN for node in nodes)),
+        "devices": _of_any(nodes, "devices"),
+        "idle_devices": _of_any(nodes, "idle_devices"),
+        "source": source,
         "plugin": plugin,
         "plugin_version": heard.plugin_version if plugin not in (None, "internal") else None,
         "nccl_version": ", ".join(sorted(heard.versions)) or None,
@@ -168,6 +186,12 @@ def _common(nodes: Iterable[NodesNetwork], name: str) -> object:
     return values.pop() if len(values) == 1 else None
 
 
+def _of_any(nodes: Iterable[NodesNetwork], name: str) -> tuple[str, ...] | None:
+    """Devices of all nodes that tell; None if none does."""
+    told: list[tuple[str, ...]] = [devices for node in nodes if (devices := getattr(node, name)) is not None]
+    return tuple(dict.fromkeys(device for devices in told for device in devices)) if told else None
+
+
 def _node(node: HeardNode, heard: Heard, *, whole: bool) -> NodesNetwork:
     used = sorted({name for name, _ in node.channels})
     names = used or ([] if node.nvlink or heard.mnnvl else list(node.selected))
@@ -184,7 +208,7 @@ def _node(node: HeardNode, heard: Heard, *, whole: bool) -> NodesNetwork:
         gpudirect=direct.pop() if len(direct) == 1 else None,
         devices=devices,
         devices_used=busy,
-        devices_idle=tuple(one for one in devices if one not in busy) if whole and devices and busy else None,
+        idle_devices=tuple(one for one in devices if one not in busy) if whole and devices and busy else None,
     )
 
 
