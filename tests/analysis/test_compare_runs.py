@@ -147,7 +147,7 @@ def test_other_work_on_the_machine_is_named(write: Write, tmp_path: Path) -> Non
     write("before", 2.0)
     write("after", 2.06)
     before, after = (find_ended_runs(str(tmp_path / name), tmp_path, lambda _: None) for name in ("before", "after"))
-    busy = replace(after.runs[0], disturbing=("another run", "other processes used 2.0 of 4 cores"))
+    busy = replace(after.runs[0], faults={"other_work": ("another run", "other processes used 2.0 of 4 cores")})
     (row,) = compare_runs(before, replace(after, runs=(busy, *after.runs[1:]))).rows
     named = "other work on the machine after: another run; other processes used 2.0 of 4 cores"
     assert row.reason and row.reason.endswith(named)

@@ -72,7 +72,8 @@ def test_a_noisy_run_as_fast_as_its_figure_passes_only_if_a_slow_down_would_have
 ) -> None:
     found = judged(around(9.995, spread), reference=EXPECTED)
     assert found.ci95_pct and found.smallest_visible_change_pct
-    assert found.smallest_visible_change_pct == pytest.approx((found.ci95_pct[1] - found.ci95_pct[0]) / 2 * 1.4294, rel=1e-4)
+    half = (found.ci95_pct[1] - found.ci95_pct[0]) / 2
+    assert found.smallest_visible_change_pct == pytest.approx(half * 1.4294, rel=1e-4)
     assert (found.verdict, found.ci95_pct[1] < 5) == (verdict, True)
     assert (found.reason or "").startswith("a change below") == (verdict == "inconclusive")
 
@@ -94,7 +95,9 @@ def test_a_published_figure_is_soft_and_an_expectation_only_with_what_weakens() 
 
 
 def test_other_work_makes_a_verdict_soft_and_is_named() -> None:
-    measured = Measured(step_time_s=describe(around(12.0)), disturbed="other processes used 3.1 of 8 cores")
+    measured = Measured(
+        step_time_s=describe(around(12.0)), faults={"other_work": "other processes used 3.1 of 8 cores"}
+    )
     found = judge_against_figure(measured, EXPECTED, (), TOLERANCE)
     assert (found.verdict, found.soft) == ("regressed", True)
     assert found.conditions[0].own == "other processes used 3.1 of 8 cores"
@@ -124,7 +127,7 @@ FAULT = "NCCL used TCP sockets on node1"
 
 def test_a_fault_of_the_network_makes_a_verdict_soft_and_comes_first() -> None:
     times, other = describe(around(12.0)), "other processes used 3.1 of 8 cores"
-    measured = Measured(step_time_s=times, network_fault=FAULT, disturbed=other)
+    measured = Measured(step_time_s=times, faults={"network_fault": FAULT, "other_work": other})
     found = judge_against_figure(measured, EXPECTED, (), TOLERANCE)
     assert (found.verdict, found.soft) == ("regressed", True)
     assert [condition.key for condition in found.conditions] == ["network_fault", "other_work"]
@@ -133,7 +136,7 @@ def test_a_fault_of_the_network_makes_a_verdict_soft_and_comes_first() -> None:
 
 
 def test_a_fault_of_the_network_is_also_in_sentences_without_a_decision() -> None:
-    wide = Measured(step_time_s=describe([9.0, 12.0, 10.0, 11.0]), network_fault=FAULT)
+    wide = Measured(step_time_s=describe([9.0, 12.0, 10.0, 11.0]), faults={"network_fault": FAULT})
     undecided = judge_against_figure(wide, EXPECTED, (), TOLERANCE)
     assert undecided.sentence.startswith(f"inconclusive: {FAULT}; ")
     other = Condition(key="hardware.device", own="a", reference="b", effect="prevents")

@@ -57,7 +57,7 @@ def test_single_runs_allow_only_a_soft_verdict() -> None:
 
 def test_other_work_beside_any_run_of_either_side_makes_a_verdict_soft() -> None:
     """Also the same on both sides: it does not take the same from each run."""
-    busy = replace(run(10.0), disturbed="another run")
+    busy = replace(run(10.0), faults={"other_work": "another run"})
     for own, other, values in (
         ([*group(10.0), busy], group(10.0), ("another run", None)),
         (group(10.0), [*group(10.0), busy], (None, "another run")),
@@ -109,7 +109,7 @@ def test_another_recipe_is_not_comparable_and_another_driver_is_noted() -> None:
 
 
 def test_a_fault_of_the_network_of_either_side_comes_first() -> None:
-    slow = [replace(one, network_fault="NCCL used TCP sockets") for one in group(12.0)]
+    slow = [replace(one, faults={"network_fault": "NCCL used TCP sockets"}) for one in group(12.0)]
     own = judged(slow, group(10.0))
     assert own.soft
     assert own.sentence.startswith("NCCL used TCP sockets; 20.0 % slower than the baseline")

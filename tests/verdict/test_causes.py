@@ -63,17 +63,19 @@ def test_a_run_with_nothing_slow_has_no_causes() -> None:
 
 def test_other_work_is_named_first_whatever_the_rest_costs() -> None:
     """Two runs at once wait for each other in every collective, which looks like slow communication."""
-    busy = replace(evidence(outside_layers_s=0.4), disturbing=("another run: llmb.engine.worker in /b",))
+    busy = replace(evidence(outside_layers_s=0.4), faults={"other_work": ("another run: llmb.engine.worker in /b",)})
     for against in (None, reference(evidence=busy)):
         first = explained(busy, against).causes[0]
-        assert (first.name, first.share_s, first.evidence) == ("other_work", None, busy.disturbing)
+        assert (first.name, first.share_s, first.evidence) == ("other_work", None, busy.faults["other_work"])
     assert names(explained(busy))[1:] == ["exposed_communication"]
-    quiet = replace(evidence(), disturbing=())
+    quiet = replace(evidence(), faults={})
     assert names(explained(quiet)) == []
 
 
 def test_the_network_is_named_before_other_work() -> None:
-    both = replace(evidence(data_wait_s=0.4), network_fault="NCCL used TCP sockets", disturbing=("another run",))
+    both = replace(
+        evidence(data_wait_s=0.4), faults={"network_fault": ("NCCL used TCP sockets",), "other_work": ("another run",)}
+    )
     assert names(explained(both)) == ["network", "other_work", "data_bound"]
     slower = reference(Differing("fabric", "TCP sockets", "InfiniBand"))
     first = explained(evidence(), slower).causes[0]

@@ -24,6 +24,7 @@ from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record, sec
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import conditions_of, identity_of
 from llmb.runs.steps import read_steps
+from llmb.verdict.conditions import Faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +49,14 @@ class AnalyzedRun:
     """Step times of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
     step_time_s: Statistics | None = None
     nodes: tuple[str, ...] = ()
-    disturbing: tuple[str, ...] | None = None
-    """Other work on its nodes; None if that was not looked for."""
-    network_fault: str | None = None
-    """What is wrong with the network that it used; None for nothing that is known."""
+    faults: Faults = field(default_factory=dict)
+    """What is known to have disturbed it."""
     recipe: Recipe | None = None
     record: RunRecord | None = None
     source: str | None = None
     """The run's own id, or what its log has of it: equal for copies. None if only ``path`` is known."""
     content: str | None = None
     """Equal for copies that were not changed."""
-
-    @property
-    def disturbed(self) -> str | None:
-        """What disturbed the run, as one text."""
-        return "; ".join(self.disturbing or ()) or None
 
     @property
     def counted_as(self) -> str:
@@ -152,8 +146,7 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
         step_times_s=times,
         step_time_s=describe(times) if times else kept,
         nodes=record.environment.nodes if record.environment else (),
-        disturbing=result.other_work.disturbing if result.other_work else None,
-        network_fault=result.network_fault(run.id),
+        faults=result.faults,
         recipe=record.plan.recipe,
         record=record,
         source=record.run_id,

@@ -53,7 +53,7 @@ from llmb.metrics.group_difference import (
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
 from llmb.shown_text import value_text
-from llmb.verdict.conditions import rule_of
+from llmb.verdict.conditions import rule_of, title_of, together
 from llmb.verdict.records import WORST, VerdictName
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
@@ -241,8 +241,8 @@ def _control(group: MatchedRuns, difference: GroupDifference) -> Control:
 
 def _disturbed(pair: Pair) -> Iterator[str]:
     for side, group in (("before", pair.before), ("after", pair.after)):
-        if found := " | ".join(dict.fromkeys(run.disturbed for run in group.runs if run.disturbed)):
-            yield f"other work on the machine {side}: {found}"
+        texts = together({key: "; ".join(said) for key, said in run.faults.items()} for run in group.runs)
+        yield from (f"{title_of(key)} {side}: {text}" for key, text in texts.items())
 
 
 def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:

@@ -55,10 +55,9 @@ def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdi
 
 def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Evidence:
     if run.record is None:
-        return Evidence(step_time_s=step_time_s, step_times_s=run.step_times_s, disturbing=run.disturbing)
+        return Evidence(step_time_s=step_time_s, step_times_s=run.step_times_s, faults=run.faults)
     inside = [step for step in steps if _is_in(run.window, step) and not step.profiled]
     environment = run.record.environment
-    network = run.record.result.network if run.record.result else None
     return Evidence(
         step_time_s=step_time_s,
         step_times_s=run.step_times_s,
@@ -67,8 +66,7 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
         trace=_trace(RunFolder(run.path)),
         node_of=node_of_ranks(environment) if environment else {},
         throttled=_throttled(environment, run.record.result) if environment else None,
-        disturbing=run.disturbing,
-        network_fault="; ".join(network.faults) or None if network else None,
+        faults=run.faults,
         trained_s=sum(step.step_time_s + (step.pause_s or 0.0) for step in steps) or None,
     )
 

@@ -37,7 +37,7 @@ from llmb.runs.published_verdict import (
     verdict_of_recipe,
 )
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
-from llmb.verdict.conditions import condition_values, find_conditions, title_of, together
+from llmb.verdict.conditions import condition_values, fault_texts, find_conditions, title_of, together
 from llmb.verdict.expectations_file import Expectations, read_expectations
 from llmb.verdict.judgement import Measured, judge_against_figure, judge_against_runs, without_reference
 from llmb.verdict.records import Reference, Verdict
@@ -340,8 +340,7 @@ def _together(repeats: Sequence[AnalyzedRun]) -> Measured:
     return replace(
         measured_run(repeats[-1]),
         step_time_s=times_of(repeats),
-        disturbed=together(run.disturbed for run in repeats),
-        network_fault=together(run.network_fault for run in repeats),
+        faults=together(measured_run(run).faults for run in repeats),
     )
 
 
@@ -355,8 +354,7 @@ def measured_run(run: AnalyzedRun) -> Measured:
         flaw=flaw_of(run),
         conditions=conditions,
         nodes=run.nodes,
-        disturbed=run.disturbed,
-        network_fault=run.network_fault,
+        faults=fault_texts(run.faults, run.id),
     )
 
 

@@ -249,7 +249,8 @@ def clear_decision(
         return "regressed"
     if high < 0 and delta_pct < -tolerance_pct:
         return "improved"
-    return "pass" if high <= tolerance_pct and not unseen(ci95_pct, smallest_visible_change_pct, tolerance_pct) else None
+    seen = not unseen(ci95_pct, smallest_visible_change_pct, tolerance_pct)
+    return "pass" if high <= tolerance_pct and seen else None
 
 
 def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float) -> str | None:

@@ -57,7 +57,8 @@ def differences_figure(judged: Mapping[str, Judged]) -> Figure | None:
         estimates.append(Estimate(cut(one.title, LONGEST_LABEL), delta, interval, verdict.verdict))
         ends = [f"{end:+.2f}" for end in interval] if interval else ["n/a", "n/a"]
         source = verdict.reference.source if verdict.reference else ""
-        would_show = "n/a" if verdict.smallest_visible_change_pct is None else f"{verdict.smallest_visible_change_pct:.2f}"
+        smallest = verdict.smallest_visible_change_pct
+        would_show = "n/a" if smallest is None else f"{smallest:.2f}"
         table.add_row(title, f"{delta:+.2f}", *ends, would_show, verdict.verdict, source)
     drawing = estimates_chart("differences", estimates, "% longer steps than the reference")
     caption = "right of 0 is slower; circle: pass, triangles: regressed or improved, diamond: inconclusive, square: not"

@@ -75,7 +75,8 @@ def notebook_table(verdict: Verdict) -> Table:
     if verdict.ci95_pct:
         table.add_row("95 % interval %", " to ".join(f"{limit:+.2f}" for limit in verdict.ci95_pct), "", "")
     if verdict.smallest_visible_change_pct is not None:
-        table.add_row("smallest change that would have shown %", percent(verdict.smallest_visible_change_pct, 2), "", "")
+        smallest = percent(verdict.smallest_visible_change_pct, 2)
+        table.add_row("smallest change that would have shown %", smallest, "", "")
     if verdict.tolerance_pct is not None:
         table.add_row("tolerance %", "", number(verdict.tolerance_pct), verdict.tolerance_source or "")
     for condition in verdict.conditions:

@@ -15,7 +15,7 @@ from llmb.missing import Missing
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result
-from llmb.verdict.conditions import condition_values, find_conditions
+from llmb.verdict.conditions import condition_values, fault_texts, find_conditions
 from llmb.verdict.judgement import Measured, judge_against_figure
 from llmb.verdict.records import Condition, Reference, Verdict
 from llmb.verdict.tolerance import Tolerance, default_tolerance
@@ -31,8 +31,7 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
     measured = Measured(
         step_time_s=result.step_time_s or None,
         flaw=result.flaw,
-        disturbed="; ".join(result.other_work.disturbing) or None if result.other_work else None,
-        network_fault=result.network_fault(record.id),
+        faults=fault_texts(result.faults, record.id),
     )
     return result.model_copy(update={"verdict": published_verdict(record, measured, result.window)})
 

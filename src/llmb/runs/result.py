@@ -27,6 +27,7 @@ from llmb.runs.network_faults import NetworkUse
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.steps import Counters, Step, count_steps
+from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK
 from llmb.verdict.records import Verdict, VerdictName
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
@@ -150,11 +151,14 @@ class Result(ReasonedRecord):
         times = self.step_time_s
         return self.reason or (times.reason if isinstance(times, Missing) else self.measurement_reason)
 
-    def network_fault(self, run_id: str) -> str | None:
-        """What is wrong with the network, as one text, with the command that tells more of the run ``run_id``."""
-        if not self.network or not self.network.faults:
-            return None
-        return f"{'; '.join(self.network.faults)} ('llmb judge {run_id} --explain' tells more)"
+    @property
+    def faults(self) -> dict[str, tuple[str, ...]]:
+        """What disturbed the run, in words, by the key of its condition, the most important first."""
+        found = {
+            NETWORK_FAULT: self.network.faults if self.network else (),
+            OTHER_WORK: self.other_work.disturbing if self.other_work else (),
+        }
+        return {key: texts for key, texts in found.items() if texts}
 
     @property
     def verdict_name(self) -> VerdictName | None:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.record import Record, Threshold
 from llmb.traces.breakdown import StepBreakdown
+from llmb.verdict.conditions import Faults
 
 DATA = Path(__file__).with_name("causes.yaml")
 CauseName = Literal[
@@ -154,10 +155,8 @@ class Evidence:
     node_of: Mapping[int, str] = field(default_factory=dict)
     """By rank."""
     throttled: tuple[Throttle, ...] | None = None
-    disturbing: tuple[str, ...] | None = None
-    """Other work on its nodes; None if that was not looked for."""
-    network_fault: str | None = None
-    """What is wrong with the network that it used."""
+    faults: Faults = field(default_factory=dict)
+    """What is known to have disturbed it."""
     trained_s: float | None = None
     """All steps of the run."""
 

@@ -14,6 +14,7 @@ from typing import Literal
 from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
 from llmb.missing import Missing
 from llmb.verdict.causes_evidence import CauseName, Evidence, Throttle, cause_rules
+from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK
 
 Bound = Literal["about", "at least", "at most"]
 MS = 1000
@@ -40,12 +41,17 @@ Finder = Callable[[Evidence], FoundCause | Missing | None]
 
 def network(run: Evidence) -> FoundCause | None:
     """What it costs is not known: a part of the communication is in every step, whatever the network."""
-    return FoundCause(share_s=None, evidence=(run.network_fault,)) if run.network_fault else None
+    return _fault(run, NETWORK_FAULT)
 
 
 def other_work(run: Evidence) -> FoundCause | None:
     """What it costs is not known: it makes ranks slow, lets them wait for each other, and stalls steps."""
-    return FoundCause(share_s=None, evidence=run.disturbing) if run.disturbing else None
+    return _fault(run, OTHER_WORK)
+
+
+def _fault(run: Evidence, key: str) -> FoundCause | None:
+    texts = run.faults.get(key)
+    return FoundCause(share_s=None, evidence=texts) if texts else None
 
 
 def slow_rank(run: Evidence) -> FoundCause | Missing | None:

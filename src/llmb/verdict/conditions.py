@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What differs between a run and its reference, and what that means for the verdict. Pure but for its data file."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,10 @@ DATA = Path(__file__).with_name("conditions.yaml")
 ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
 NETWORK_FAULT = "network_fault"
 OTHER_WORK = "other_work"
+EXPLAINED = (NETWORK_FAULT,)
+"""Faults that have to be known to read a difference, and that a command tells more of."""
+Faults = Mapping[str, tuple[str, ...]]
+"""What disturbed a run, in words, by the key of its condition, the most important first."""
 Values = Mapping[str, str]
 """Conditions of one side by dotted key. A key that is missing is not known."""
 
@@ -82,19 +86,25 @@ def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tupl
     return tuple(sorted(found, key=lambda condition: (ORDER.index(condition.effect), condition.key)))
 
 
-def disturbances(key: str, own: Iterable[str | None], reference: Iterable[str | None] = ()) -> tuple[Condition, ...]:
+def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
     """What disturbed runs of either side; even the same disturbance on both sides makes conditions unequal."""
-    texts = together(own), together(reference)
-    if texts == (None, None):
-        return ()
-    effect = rule_of(key).effect("baseline", known=False)
-    assert effect, "the data file does not ignore it"
-    return (Condition(key=key, own=texts[0], reference=texts[1], effect=effect),)
+    for key in dict.fromkeys((*own, *reference)):
+        effect = rule_of(key).effect("baseline", known=False)
+        assert effect, "the data file does not ignore it"
+        yield Condition(key=key, own=own.get(key), reference=reference.get(key), effect=effect)
 
 
-def together(texts: Iterable[str | None]) -> str | None:
-    """Texts of several runs as one; None if there is none."""
-    return " | ".join(dict.fromkeys(filter(None, texts))) or None
+def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
+    """Each as one text, with the command that tells more of the run ``run_id``."""
+    more = f" ('llmb judge {run_id} --explain' tells more)"
+    return {key: "; ".join(texts) + (more if key in EXPLAINED else "") for key, texts in faults.items()}
+
+
+def together(sides: Iterable[Values]) -> dict[str, str]:
+    """Texts of several runs as one by key."""
+    every = list(sides)
+    keys = dict.fromkeys(key for side in every for key in side)
+    return {key: " | ".join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
 
 
 def condition_values(known: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:

@@ -2,7 +2,7 @@
 """Verdicts: of a run against a figure, of runs against runs, and what conditions leave of them. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from llmb.metrics.group_difference import (
@@ -21,7 +21,7 @@ from llmb.metrics.group_difference import (
     unseen,
 )
 from llmb.metrics.statistics import Statistics
-from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK, Values, differing, disturbances, find_conditions, merged
+from llmb.verdict.conditions import Values, differing, disturbances, find_conditions, merged, together
 from llmb.verdict.records import Condition, Interval, Reference, Verdict, VerdictName
 from llmb.verdict.sentence import UNDECIDED, WINDOW, with_sentence
 from llmb.verdict.tolerance import Tolerance, default_tolerance
@@ -42,10 +42,8 @@ class Measured:
     """Why it is not a measurement; None if it is one."""
     conditions: Values = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
-    disturbed: str | None = None
-    """By what other work on its nodes; None if by none that is known."""
-    network_fault: str | None = None
-    """What is wrong with the network that it used; None if nothing is known to be."""
+    faults: Values = field(default_factory=dict)
+    """What is known to have disturbed it, by the key of its condition, the most important first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +152,9 @@ def judge_against_runs(
     return judgement(_finding_against_runs(runs, baseline, limit, known), reference, conditions, limit)
 
 
-def _disturbances(runs: Sequence[Measured], baseline: Sequence[Measured] = ()) -> tuple[Condition, ...]:
-    """The network first: it may be behind all that is slow."""
-    faults = ([run.network_fault for run in side] for side in (runs, baseline))
-    others = ([run.disturbed for run in side] for side in (runs, baseline))
-    return (*disturbances(NETWORK_FAULT, *faults), *disturbances(OTHER_WORK, *others))
+def _disturbances(runs: Sequence[Measured], baseline: Sequence[Measured] = ()) -> Iterator[Condition]:
+    own, other = (together(run.faults for run in side) for side in (runs, baseline))
+    return disturbances(own, other)
 
 
 def _side(runs: Sequence[Measured]) -> dict[str, str]:

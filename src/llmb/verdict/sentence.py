@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from llmb.metrics.group_difference import unseen
-from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK, differing
+from llmb.verdict.conditions import EXPLAINED, OTHER_WORK, differing
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
 WINDOW = "window"
@@ -123,8 +123,8 @@ def _shown(verdict: Verdict) -> Iterator[str]:
 
 
 def _faults(verdict: Verdict, kind: ReferenceKind) -> tuple[str, ...]:
-    """What is wrong with the network, which has to be known to read the difference."""
-    found = (condition for condition in verdict.conditions if condition.key == NETWORK_FAULT)
+    """What has to be known to read the difference."""
+    found = (condition for condition in verdict.conditions if condition.key in EXPLAINED)
     sides = [pair for condition in found for pair in ((condition.own, ""), (condition.reference, f"{FIGURES[kind]}: "))]
     return tuple(f"{whose}{what}" for what, whose in sides if what)
 
@@ -139,7 +139,7 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
         if condition.key == OTHER_WORK:
             sides = ((condition.own, "yours"), (condition.reference, FIGURES[kind]))
             yield from (f"other work beside {whose}: {what}" for what, whose in sides if what)
-    if others := [condition for condition in weak if condition.key not in (WINDOW, OTHER_WORK, NETWORK_FAULT)]:
+    if others := [condition for condition in weak if condition.key not in (WINDOW, OTHER_WORK, *EXPLAINED)]:
         yield differing(others)
     if kind == "published":
         spread = "is of one run" if verdict.reference and verdict.reference.step_time_s_ci95 else "has no spread"
