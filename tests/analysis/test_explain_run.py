@@ -11,8 +11,10 @@ from fake_steps import FIRST_STEP_S
 from recorded_runs import SXM, environment, gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
-from llmb.analysis.analyzed_run import AnalyzedRun, analyzed, read_folder
-from llmb.analysis.explain_run import explain
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, analyzed, read_folder
+from llmb.analysis.compare_runs import compare_runs
+from llmb.analysis.explain_run import explain, explain_judged
+from llmb.analysis.judge_run import judge_against
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
@@ -23,6 +25,7 @@ from llmb.report.verdict_report import explanation_tables
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
+from llmb.runs.node_settings import NodeSettings, together
 from llmb.runs.record import RunRecord
 from llmb.runs.steps import read_steps, step_to_json
 from llmb.traces.breakdown import StepBreakdown
@@ -213,3 +216,61 @@ def test_the_command_explains_each_verdict(tmp_path: Path, monkeypatch: pytest.M
     assert "waiting for data" in printed
     without = json.loads(CliRunner().invoke(app, [*words[:-1], "--json"]).stdout)
     assert without["judged"][0]["explanation"] is None
+
+
+NODES = ("node1", "node2", "node3", "node4")
+
+
+def with_settings(values: dict[str, str], **others: dict[str, str]) -> RunRecord:
+    """A run on four nodes; ``others`` are values of nodes by name."""
+    each = {node: NodeSettings(values=values | others.get(node, {}), missing={}) for node in NODES}
+    record = gpu_record(scale=32, nodes=NODES)
+    assert record.environment
+    return record.model_copy(update={"environment": record.environment.model_copy(update={"settings": together(each)})})
+
+
+def test_a_drifted_sysctl_is_the_first_cause_of_what_nothing_measured_explains(tmp_path: Path) -> None:
+    usual = {"sysctl.vm.zone_reclaim_mode": "0", "sysctl.vm.dirty_ratio": "20", "kernel.release": "6.1"}
+    before = [run(tmp_path, with_settings(usual), mean_s) for mean_s in (13.0, 13.01, 12.99)]
+    drifted = with_settings(usual | {"sysctl.vm.zone_reclaim_mode": "1", "sysctl.vm.dirty_ratio": "40"})
+    (judged,) = judge_against([run(tmp_path, drifted, 14.0, data_wait_s=0.3)], before, "before")
+    assert "sysctl.vm.zone_reclaim_mode differs" in judged.verdict.sentence
+    found = explain_judged(judged)
+    assert found
+    assert found.causes[0].name == "settings"
+    assert found.causes[0].share_s == pytest.approx(found.gap_s)
+    assert found.causes[0].evidence == ("sysctl.vm.zone_reclaim_mode: 1, reference 0",), "dirty_ratio costs no time"
+    compared = compare_runs(FoundRuns("before", tuple(before)), FoundRuns("after", judged.runs)).differences
+    assert [item.key for item in compared[:2]] == ["sysctl.vm.zone_reclaim_mode", "sysctl.vm.dirty_ratio"]
+
+
+def test_a_drifted_setting_is_named_beside_what_it_may_be_behind(tmp_path: Path) -> None:
+    usual = {"interface.eth0.mtu": "9000"}
+    before = run(tmp_path, with_settings(usual), 13.0)
+    slow = run(tmp_path, with_settings({"interface.eth0.mtu": "1500"}), 14.0, outside_layers_s=1.0)
+    found = explain(slow, before)
+    assert list(shares(found).items()) == [("settings", None), ("exposed_communication", pytest.approx(1.0))]
+    assert "settings" not in shares(explain(run(tmp_path, with_settings({"interface.eth0.mtu": "1500"}), 13.0), before))
+
+
+def test_settings_that_one_side_does_not_tell_are_no_cause(tmp_path: Path) -> None:
+    before = run(tmp_path, gpu_record(scale=32, nodes=NODES), 13.0)
+    after = run(tmp_path, with_settings({"cpu.governor": "powersave"}), 14.0)
+    assert "settings" not in shares(explain(after, before))
+    found = compare_runs(FoundRuns("before", (before,)), FoundRuns("after", (after,)))
+    assert "cpu.governor" not in [item.key for item in found.differences]
+
+
+def test_another_driver_on_one_node_is_the_first_cause_and_makes_the_verdict_soft(tmp_path: Path) -> None:
+    usual = {"software.driver": "570.124.06"}
+    slow = run(tmp_path, with_settings(usual, node2={"software.driver": "575.57.08"}), 14.0, data_wait_s=0.3)
+    found = explain(slow)
+    assert found
+    said = "GPU driver is 575.57.08 on node2 and 570.124.06 on node1, node3, node4"
+    assert (found.causes[0].name, found.causes[0].evidence) == ("unlike_nodes", (said,))
+    before = [run(tmp_path, with_settings(usual), mean_s) for mean_s in (13.0, 13.01, 12.99)]
+    (judged,) = judge_against([slow], before, "before")
+    assert judged.verdict.soft
+    assert f"nodes unlike each other in yours: {said}" in judged.verdict.sentence
+    (calm,) = judge_against([before[0]], before[1:], "before")
+    assert "unlike" not in calm.verdict.sentence

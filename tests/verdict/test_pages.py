@@ -16,7 +16,8 @@ def row(rule: ConditionRule) -> str:
     keys = ", ".join(f"`{key}`" for key in rule.keys)
     by_kind = [] if isinstance(rule.differs, str) else [f"{effect} ({kind})" for kind, effect in rule.differs.items()]
     unknown = "" if rule.unknown == "ignored" else rule.unknown
-    return f"| {keys} | {', '.join(by_kind) or rule.differs} | {unknown} | {rule.why} |"
+    differs = f"{', '.join(by_kind) or rule.differs}{', important' if rule.important else ''}"
+    return f"| {keys} | {differs} | {unknown} | {rule.why} |"
 
 
 def test_the_table_of_conditions_is_the_data_file() -> None:

@@ -18,6 +18,7 @@ from llmb.input_files import read_text_file
 from llmb.metrics.group_difference import KnownSpread, known_spread
 from llmb.metrics.statistics import Statistics, describe
 from llmb.programs.conclude import stored_result
+from llmb.runs.drift import faults_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import RunIdentity, Value
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record, seconds_of
@@ -146,7 +147,7 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
         step_times_s=times,
         step_time_s=describe(times) if times else kept,
         nodes=record.environment.nodes if record.environment else (),
-        faults=result.faults,
+        faults=faults_of(record, result),
         recipe=record.plan.recipe,
         record=record,
         source=record.run_id,

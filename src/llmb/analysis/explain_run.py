@@ -8,6 +8,7 @@ from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.judge_run import Judged
 from llmb.catalogue.records import Recipe, Window
 from llmb.resources.records import GpuUse
+from llmb.runs.drift import is_difference
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference, Value, differences
@@ -20,6 +21,7 @@ from llmb.schedulers.lookup import LOCAL
 from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.causes import Explanation, explain_evidence
 from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work
+from llmb.verdict.conditions import rule_of
 from llmb.verdict.records import Verdict
 
 CONDITIONS = ("software.", "hardware.", "variables.", "nodes", "node_count", "fabric", "release")
@@ -145,9 +147,10 @@ def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> 
         return None
     own, other = _sequences(run.recipe), _sequences(against.recipe)
     scale = own / other if own and other else 1.0
+    changed = differences(_kept(against.conditions), _kept(run.conditions))
     found = (
         *differences(against.identity.configuration, run.identity.configuration),
-        *differences(_kept(against.conditions), _kept(run.conditions)),
+        *(item for item in changed if is_difference(item)),
     )
     window = against.window if against.window != run.window else None
     return ReferenceTime(
@@ -165,7 +168,7 @@ def _sequences(recipe: Recipe | None) -> float | None:
 
 
 def _kept(conditions: Mapping[str, Value]) -> dict[str, Value]:
-    return {key: value for key, value in conditions.items() if key.startswith(CONDITIONS)}
+    return {key: value for key, value in conditions.items() if key.startswith(CONDITIONS) or rule_of(key).important}
 
 
 def _as_text(item: Difference) -> Differing:

@@ -17,14 +17,16 @@ from llmb.engine.parallel.store import STORE
 from llmb.runs.environment import Environment, GpuState, RdmaPort
 from llmb.runs.gpu_states import QUERIES, NodeGpus, command, of_run, parse_states
 from llmb.runs.host import host_name
+from llmb.runs.node_settings import NodesSettings, together
+from llmb.runs.read_settings import read_settings
 from llmb.secrets import without_secrets
+from llmb.system_files import SystemFiles
 from llmb.tools import ask_program
 
 RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
 QUERY_S = 20.0
 """How long nvidia-smi may take: without persistence mode it waits for the driver."""
 RDMA_DEVICES = Path("/sys/class/infiniband")
-GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def describe_environment(ranks: Ranks) -> Environment:
@@ -50,9 +52,9 @@ def describe_environment(ranks: Ranks) -> Environment:
         cuda_driver=_cuda_of_driver() if on_gpu else None,
         cudnn=cudnn_version() if on_gpu else None,
         cpu=cpu_name(),
-        cpu_governor=_governor(),
         gpus=seen.gpus or None,
         rdma_ports=_ports_of_run(ranks) if on_gpu else None,
+        settings=_settings_of_run(ranks),
     )
 
 
@@ -97,6 +99,13 @@ def _ports_of_run(ranks: Ranks) -> tuple[RdmaPort, ...]:
     return tuple(port for ports in of_every_rank(own, ranks) for port in ports)
 
 
+def _settings_of_run(ranks: Ranks) -> NodesSettings:
+    """Read by the first rank of each node. A collective."""
+    own = read_settings(SystemFiles(), os.environ) if os.environ.get("LOCAL_RANK", "0") == "0" else None
+    read = of_every_rank((host_name(), own), ranks)
+    return together({node: settings for node, settings in read if settings})
+
+
 def _uuid(device: torch.device) -> str | None:
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return None if found is None else str(found)
@@ -110,13 +119,6 @@ def _cuda_of_driver() -> str | None:
     except OSError:
         return None
     return None if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-
-def _governor() -> str | None:
-    try:
-        return GOVERNOR.read_text().strip() or None
-    except OSError:
-        return None
 
 
 def cudnn_version() -> str | None:

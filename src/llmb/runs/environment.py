@@ -5,6 +5,7 @@ from pathlib import Path
 
 from llmb.catalogue.records import Record
 from llmb.runs.attention import AttentionReport, Fp8Product
+from llmb.runs.node_settings import NodesSettings
 from llmb.runs.record_file import read_record_file
 
 
@@ -77,14 +78,14 @@ class Environment(Record):
     cudnn: str | None = None
     cpu: str | None = None
     """Model of the first node's."""
-    cpu_governor: str | None = None
-    """How its clocks are set, by Linux: ``performance``, ``powersave`` and others."""
     gpus: tuple[GpuState, ...] | None = None
     """All that the run uses, before its first step; None without GPUs, or without nvidia-smi."""
     gpus_at_end: tuple[GpuState, ...] | None = None
     """State of the GPUs right after the last step; None also for a run that did not end by itself."""
     rdma_ports: tuple[RdmaPort, ...] | None = None
     """Active ports of all nodes; empty if no process sees one; None without GPUs."""
+    settings: NodesSettings | None = None
+    """What all nodes had before the first step; None if they were not read."""
 
 
 def read_environment(path: Path) -> Environment | None:

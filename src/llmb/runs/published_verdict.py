@@ -12,6 +12,7 @@ from llmb.checkpoints.origin import dataset_title
 from llmb.metrics.group_difference import NORMAL_QUANTILE
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.missing import Missing
+from llmb.runs.drift import faults_of
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result
@@ -31,7 +32,7 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
     measured = Measured(
         step_time_s=result.step_time_s or None,
         flaw=result.flaw,
-        faults=fault_texts(result.faults, record.id),
+        faults=fault_texts(faults_of(record, result), record.id),
     )
     return result.model_copy(update={"verdict": published_verdict(record, measured, result.window)})
 

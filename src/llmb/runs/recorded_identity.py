@@ -24,7 +24,7 @@ SETTINGS = (
 )
 """Settings of the plan that may change the time of a step."""
 VERSIONS = ("torch", "cuda", "cudnn", "nccl", "driver", "cuda_driver", "python")
-MACHINE = ("device", "device_memory_gib", "cpu", "cpu_governor", "cpu_threads_per_rank")
+MACHINE = ("device", "device_memory_gib", "cpu", "cpu_threads_per_rank")
 GPU_LIMITS = (
     *("power_limit_w", "max_sm_clock_mhz", "max_memory_clock_mhz"),
     *("application_sm_clock_mhz", "application_memory_clock_mhz", "persistence_mode", "mig_mode", "ecc_mode"),
@@ -79,7 +79,8 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
     plan, environment = record.plan, record.environment
     nodes = environment.nodes if environment else ()
     network = record.result.network if record.result else None
-    return flat(
+    settings = environment.settings.of_all() if environment and environment.settings else {}
+    known = flat(
         {
             "software": _software(record),
             "hardware": _hardware(environment),
@@ -97,6 +98,7 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
             "expectations": {"release": _releases(plan)},
         }
     )
+    return {**known, **{key: value for key, value in settings.items() if known.get(key) is None}}
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:

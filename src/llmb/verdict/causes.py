@@ -45,7 +45,7 @@ class UnknownCause(Record):
 
 
 class Explanation(Record):
-    """The network and other work first, then causes by share, largest first; last those whose share is not known."""
+    """Causes that may be behind all others first, then by share, largest first; last those of unknown share."""
 
     run: str
     """Its folder, or its log."""
@@ -72,14 +72,14 @@ def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Word
     found = {name: item for name, item in measured.items() if isinstance(item, FoundCause)}
     gap_s = run.step_time_s - reference.step_time_s if reference else None
     rest_s = None
+    least_s = run.step_time_s * cause_rules().least_share_pct.value / 100
     if reference and gap_s is not None:
         found |= _window(run, reference)
         rest_s = gap_s - sum(item.share_s or 0.0 for item in found.values() if item.in_step)
         differing = _differing(reference.differing, found, rest_s)
-        found |= differing
+        found |= _suspected(differing) if gap_s >= least_s else differing
         if any(item.share_s for item in differing.values()):
             rest_s = min(rest_s, 0.0)
-    least_s = run.step_time_s * cause_rules().least_share_pct.value / 100
     causes = [
         _cause(name, item, run, words)
         for name, item in found.items()
@@ -170,6 +170,14 @@ def _differing(
     return causes
 
 
+def _suspected(differing: Mapping[CauseName, FoundCause]) -> dict[CauseName, FoundCause]:
+    """What is named before all others also if their shares leave nothing to it: it may be behind them."""
+    return {
+        name: replace(item, share_s=item.share_s or None) if cause_rules().rule(name).first else item
+        for name, item in differing.items()
+    }
+
+
 def _said(items: Sequence[Differing]) -> tuple[str, ...]:
     shown = [
         f"{item.key}: {item.own or 'none'}, reference {item.reference or 'none'}{_worth(item)}"
@@ -201,10 +209,8 @@ def _command(rule: CauseRule, words: Words) -> str:
 
 
 def _order(cause: Cause) -> tuple[bool, float, int]:
-    """Equal shares in the order of the data file, in which likelier causes come first."""
+    """Equal shares, and what is named first, in the order of the data file, in which likelier causes come first."""
     names = [rule.name for rule in cause_rules().causes]
-    return (
-        not cause_rules().rule(cause.name).first,
-        -(-1.0 if cause.share_s is None else cause.share_s),
-        names.index(cause.name),
-    )
+    first = cause_rules().rule(cause.name).first
+    share_s = -1.0 if first or cause.share_s is None else cause.share_s
+    return not first, -share_s, names.index(cause.name)

@@ -17,6 +17,8 @@ DATA = Path(__file__).with_name("causes.yaml")
 CauseName = Literal[
     "network",
     "other_work",
+    "unlike_nodes",
+    "settings",
     "slow_rank",
     "exposed_communication",
     "data_bound",
@@ -50,7 +52,7 @@ class CauseRule(Record):
     times_steps: bool = True
     """Whether a difference changes the time of a step."""
     first: bool = False
-    """Whether it is named before all others, whatever they cost: it may be behind each of them."""
+    """Whether it is named before others, whatever they cost: it may be behind each of them."""
 
 
 class CauseFile(Record):

@@ -14,7 +14,7 @@ from typing import Literal
 from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
 from llmb.missing import Missing
 from llmb.verdict.causes_evidence import CauseName, Evidence, Throttle, cause_rules
-from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK
+from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES
 
 Bound = Literal["about", "at least", "at most"]
 MS = 1000
@@ -52,6 +52,11 @@ def other_work(run: Evidence) -> FoundCause | None:
 def _fault(run: Evidence, key: str) -> FoundCause | None:
     texts = run.faults.get(key)
     return FoundCause(share_s=None, evidence=texts) if texts else None
+
+
+def unlike_nodes(run: Evidence) -> FoundCause | None:
+    """What it costs is not known: all ranks wait for those of a slower node, in any collective."""
+    return _fault(run, UNLIKE_NODES)
 
 
 def slow_rank(run: Evidence) -> FoundCause | Missing | None:
@@ -281,6 +286,7 @@ def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> FoundCause:
 FINDERS: Mapping[CauseName, Finder] = {
     "network": network,
     "other_work": other_work,
+    "unlike_nodes": unlike_nodes,
     "slow_rank": slow_rank,
     "exposed_communication": exposed_communication,
     "host_bound": host_bound,

@@ -15,6 +15,7 @@ DATA = Path(__file__).with_name("conditions.yaml")
 ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
 NETWORK_FAULT = "network_fault"
 OTHER_WORK = "other_work"
+UNLIKE_NODES = "unlike_nodes"
 EXPLAINED = (NETWORK_FAULT,)
 """Faults that have to be known to read a difference, and that a command tells more of."""
 Faults = Mapping[str, tuple[str, ...]]
@@ -31,6 +32,8 @@ class ConditionRule(Record):
     """For people; empty if it is the key itself."""
     differs: Effect | Literal["ignored"] | dict[ReferenceKind, Effect]
     unknown: Effect | Literal["ignored"] = "ignored"
+    important: bool = False
+    """Whether a change of the setting of a node is likely to change the time of a step."""
     why: str
 
     def effect(self, kind: ReferenceKind, *, known: bool) -> Effect | None:
@@ -59,7 +62,7 @@ def title_of(key: str) -> str:
     """Title of a condition, for people."""
     rule = rule_of(key)
     exact = not any("*" in pattern for pattern in rule.keys)
-    return rule.title if exact else key
+    return rule.title if exact and rule.title else key
 
 
 def differing(conditions: Iterable[Condition]) -> str:

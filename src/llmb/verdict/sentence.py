@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from llmb.metrics.group_difference import unseen
-from llmb.verdict.conditions import EXPLAINED, OTHER_WORK, differing
+from llmb.verdict.conditions import EXPLAINED, OTHER_WORK, UNLIKE_NODES, differing
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
 WINDOW = "window"
@@ -24,6 +24,8 @@ TOLERATED: dict[VerdictName, str] = {
     "inconclusive": "tolerance",
 }
 
+SPOILED = {OTHER_WORK: "other work beside", UNLIKE_NODES: "nodes unlike each other in"}
+"""Faults in words, before whose they are."""
 DECIDED: tuple[VerdictName, ...] = ("pass", "regressed", "improved")
 
 
@@ -136,10 +138,10 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
         if condition.key == WINDOW and condition.own and condition.reference:
             own, other = _statistic(condition.own), _statistic(condition.reference)
             yield f"{FIGURES[kind]} is {other}, yours {own}"
-        if condition.key == OTHER_WORK:
+        if title := SPOILED.get(condition.key):
             sides = ((condition.own, "yours"), (condition.reference, FIGURES[kind]))
-            yield from (f"other work beside {whose}: {what}" for what, whose in sides if what)
-    if others := [condition for condition in weak if condition.key not in (WINDOW, OTHER_WORK, *EXPLAINED)]:
+            yield from (f"{title} {whose}: {what}" for what, whose in sides if what)
+    if others := [condition for condition in weak if condition.key not in (WINDOW, *SPOILED, *EXPLAINED)]:
         yield differing(others)
     if kind == "published":
         spread = "is of one run" if verdict.reference and verdict.reference.step_time_s_ci95 else "has no spread"

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the settings of this node that may change the time of a step, without root and without a program.
+
+Counters, clocks, temperatures and whatever else changes by itself is none. Values are text under dotted keys, whose
+importance is in ``verdict/conditions.yaml``.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from llmb.runs.node_settings import NodeSettings
+from llmb.secrets import without_secrets
+from llmb.system_files import SystemFiles
+
+LIMIT_S = 1.0
+"""How long all of it may take at the start of a run; a device that is slow to answer must not hold it up."""
+SYSCTLS = (
+    *("vm.zone_reclaim_mode", "vm.swappiness", "vm.overcommit_memory", "vm.nr_hugepages", "vm.dirty_ratio"),
+    *("vm.dirty_background_ratio", "vm.min_free_kbytes", "vm.vfs_cache_pressure", "vm.compaction_proactiveness"),
+    *("vm.watermark_scale_factor", "vm.stat_interval", "vm.max_map_count"),
+    *("kernel.numa_balancing", "kernel.sched_autogroup_enabled", "kernel.sched_rt_runtime_us"),
+    *("kernel.timer_migration", "kernel.nmi_watchdog", "kernel.soft_watchdog"),
+    *("net.core.rmem_max", "net.core.wmem_max", "net.core.rmem_default", "net.core.wmem_default"),
+    *("net.core.netdev_max_backlog", "net.core.optmem_max", "net.core.somaxconn", "net.core.default_qdisc"),
+    *("net.core.busy_poll", "net.core.busy_read"),
+    *("net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.ipv4.tcp_congestion_control", "net.ipv4.tcp_mtu_probing"),
+    *("net.ipv4.tcp_timestamps", "net.ipv4.tcp_sack", "net.ipv4.tcp_window_scaling"),
+    *("net.ipv4.tcp_slow_start_after_idle", "net.ipv4.conf.all.rp_filter", "net.ipv4.conf.all.arp_ignore"),
+    *("net.ipv4.conf.all.arp_announce",),
+)
+BOOT_WORDS = re.compile(
+    r"(?:iommu|intel_iommu|amd_iommu|iommu\.\w+|isolcpus|nohz_full|rcu_nocbs|mitigations|nopti|pti|spectre_v2|preempt"
+    r"|spec_store_bypass_disable|transparent_hugepage|(?:default_)?hugepagesz|hugepages|numa_balancing|numa"
+    r"|intel_idle\.\w+|processor\.\w+|idle|cpuidle\.\w+|intel_pstate|amd_pstate|cpufreq\.\w+|nosmt|maxcpus|nr_cpus|mem"
+    r"|tsc|clocksource|pci|pcie_aspm|pcie_acs_override|init_on_alloc|init_on_free|skew_tick|nmi_watchdog|nowatchdog"
+    r"|audit|crashkernel|nvidia\S*|mlx\S*)(?:=.*)?"
+)
+"""Words of the kernel's command line that matter; others name disks, consoles and the like."""
+DRIVER_OPTIONS = (
+    *("EnablePCIERelaxedOrderingMode", "EnableResizableBar", "EnableGpuFirmware", "EnableStreamMemOPs", "EnableMSI"),
+    *("DmaRemapPeerMmio", "InitializeSystemMemoryAllocations", "PreserveVideoMemoryAllocations", "RegistryDwords"),
+)
+"""Options of the module of NVIDIA's driver."""
+LOADED = {"nvidia_peermem": "peermem", "gdrdrv": "gdrcopy"}
+"""Modules whose absence means something."""
+VERSIONED = ("mlx5_core", "ib_core", "efa", "nvidia_fs", "lustre", "bnxt_re", "irdma")
+"""Modules that are built apart from the kernel, whose version is their own."""
+FABRIC_VARIABLES = ("NCCL_", "UCX_", "FI_", "NVSHMEM_")
+OF_ONE_RUN = re.compile(r"_(?:FILE|DIR|PATH|HOME|ID|HOSTID)$|^NCCL_DEBUG|^NCCL_COMM_ID$|_LOG_LEVEL$")
+"""Variables that name files and jobs, or say what is logged."""
+PCI, NVIDIA, DISPLAYS = "/sys/bus/pci/devices", "0x10de", ("0x0300", "0x0302")
+NETWORKS = ("0x0200", "0x0207")
+"""PCI classes of network cards: Ethernet and InfiniBand."""
+OF_PCI = 256
+"""Bytes of a device's registers that every PCI device has."""
+CPU, RDMA, NET = "/sys/devices/system/cpu", "/sys/class/infiniband", "/sys/class/net"
+Found = Iterator[tuple[str, str | int | None]]
+
+
+class Group(NamedTuple):
+    """Keys that begin with ``name`` and are read together; ``missing`` is why there are none."""
+
+    name: str
+    read: Callable[[SystemFiles, Mapping[str, str]], Found]
+    missing: str
+
+
+def read_settings(files: SystemFiles, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> NodeSettings:
+    """Never raises. What takes longer than ``limit_s`` is left out, with that as the reason."""
+    values, missing = dict[str, str](), dict[str, str]()
+    due_s = time.monotonic() + limit_s
+    for group in GROUPS:
+        if time.monotonic() > due_s:
+            missing[group.name] = f"reading what comes before took longer than {limit_s:g} s"
+            continue
+        found = {key: str(value) for key, value in group.read(files, environ) if value not in (None, "")}
+        values |= found
+        if not found:
+            missing[group.name] = group.missing
+    return NodeSettings(values=values, missing=missing)
+
+
+def _kernel(files: SystemFiles, _: Mapping[str, str]) -> Found:
+    yield "kernel.release", files.text("/proc/sys/kernel/osrelease")
+    line = files.text("/proc/cmdline")
+    if line is not None:
+        yield "kernel.command_line", " ".join(filter(BOOT_WORDS.fullmatch, line.split())) or "none"
+    for name in ("enabled", "defrag"):
+        chosen = re.search(r"\[(\S+)\]", files.text(f"/sys/kernel/mm/transparent_hugepage/{name}") or "")
+        yield f"kernel.transparent_hugepage.{name}", chosen and chosen[1]
+    yield "kernel.clocksource", files.text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    groups = "/sys/kernel/iommu_groups"
+    yield "kernel.iommu", _together(files.text(f"{groups}/{group}/type") for group in files.names(groups))
+
+
+def _sysctls(files: SystemFiles, _: Mapping[str, str]) -> Found:
+    for name in SYSCTLS:
+        text = files.text(f"/proc/sys/{name.replace('.', '/')}")
+        yield f"sysctl.{name}", text and " ".join(text.split())
+
+
+def _cpus(files: SystemFiles, _: Mapping[str, str]) -> Found:
+    info = files.text("/proc/cpuinfo") or ""
+    for key, name in (("hardware.cpu", "model name"), ("cpu.microcode", "microcode")):
+        yield key, _together(re.findall(rf"^{name}\s*:\s*(.*)$", info, re.MULTILINE))
+    cpus = [name for name in files.names(CPU) if re.fullmatch(r"cpu\d+", name)]
+    for key, name in (
+        ("governor", "scaling_governor"),
+        ("preference", "energy_performance_preference"),
+        ("max_khz", "scaling_max_freq"),
+        ("driver", "scaling_driver"),
+    ):
+        yield f"cpu.{key}", _together(files.text(f"{CPU}/{cpu}/cpufreq/{name}") for cpu in cpus)
+    yield "cpu.boost", _boost(files)
+    yield "cpu.online", files.text(f"{CPU}/online")
+    yield "cpu.smt", files.text(f"{CPU}/smt/control")
+    idle = f"{CPU}/cpu0/cpuidle"
+    states = [state for state in files.names(idle) if files.number(f"{idle}/{state}/disable") == 0]
+    yield "cpu.idle_states", ", ".join(filter(None, (files.text(f"{idle}/{state}/name") for state in states)))
+
+
+def _boost(files: SystemFiles) -> str | None:
+    off = files.number(f"{CPU}/intel_pstate/no_turbo")
+    on = files.number(f"{CPU}/cpufreq/boost") if off is None else 1 - off
+    return None if on is None else "on" if on else "off"
+
+
+def _bios(files: SystemFiles, _: Mapping[str, str]) -> Found:
+    for key, name in (
+        ("vendor", "bios_vendor"),
+        ("version", "bios_version"),
+        ("date", "bios_date"),
+        ("system", "product_name"),
+    ):
+        yield f"bios.{key}", files.text(f"/sys/class/dmi/id/{name}")
+
+
+def _driver(files: SystemFiles, _: Mapping[str, str]) -> Found:
+    """What the driver of NVIDIA's GPUs shows of itself, and of the GPUs that a container may use."""
+    version = files.text("/proc/driver/nvidia/version") or ""
+    number = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", version)
+    yield "software.driver", number and number[1]
+    yield "gpu.driver_modules", ("open" if "Open Kernel Module" in version else "proprietary") if version else None
+    options = dict(re.findall(r"^(\w+): *(.*)$", files.text("/proc/driver/nvidia/params") or "", re.MULTILINE))
+    for name in DRIVER_OPTIONS:
+        yield f"gpu.driver_option.{name}", options.get(name)
+    gpus = "/proc/driver/nvidia/gpus"
+    texts = [files.text(f"{gpus}/{gpu}/information") or "" for gpu in files.names(gpus)]
+    for key, title in (("vbios", "Video BIOS"), ("firmware", "GPU Firmware")):
+        yield f"gpu.{key}", _together(re.findall(rf"^{title}:\s*(\S+)", "\n".join(texts), re.MULTILINE))
+
+
+def _modules(files: SystemFiles, _: Mapping[str, str]) -> Found:
+    listed = files.text("/proc/modules")
+    loaded = {line.split(" ", 1)[0] for line in (listed or "").splitlines()}
+    if "nvidia" in loaded:
+        for module, name in LOADED.items():
+            yield f"modules.{name}", "loaded" if module in loaded else "not loaded"
+    for module in VERSIONED:
+        yield f"modules.{module}", files.text(f"/sys/module/{module}/version")
+
+
+def _rdma(files: SystemFiles, _: Mapping[str, str]) -> Found:
+    devices = files.names(RDMA)
+    yield "nic.devices", ", ".join(devices)
+    for device in devices:
+        folder, name = f"{RDMA}/{device}", f"nic.{device}"
+        yield f"{name}.firmware", files.text(f"{folder}/fw_ver")
+        yield f"{name}.board", files.text(f"{folder}/board_id")
+        yield f"{name}.mtu", _mtus(files, f"{folder}/device/net")
+        yield f"{name}.link", _link(files, f"{folder}/device", "current")
+        for port in files.names(f"{folder}/ports"):
+            of = name if port == "1" else f"{name}:{port}"
+            yield f"{of}.state", (files.text(f"{folder}/ports/{port}/state") or "").rpartition(": ")[2]
+            yield f"{of}.rate", files.text(f"{folder}/ports/{port}/rate")
+            yield f"{of}.layer", files.text(f"{folder}/ports/{port}/link_layer")
+
+
+def _mtus(files: SystemFiles, interfaces: str) -> str | None:
+    return _together(files.text(f"{interfaces}/{name}/mtu") for name in files.names(interfaces))
+
+
+def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Found:
+    """Interfaces of a device; others are of containers, and come and go."""
+    for name in files.names(NET):
+        if files.exists(f"{NET}/{name}/device"):
+            yield f"interface.{name}.mtu", files.number(f"{NET}/{name}/mtu")
+            speed = files.number(f"{NET}/{name}/speed")
+            yield f"interface.{name}.mbit_s", speed if speed and speed > 0 else None
+
+
+def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Found:
+    """Devices of a kind together; the speed of a GPU's link is lower while it computes nothing, so its width alone."""
+    kinds: dict[str, list[str]] = {"gpus": [], "nics": []}
+    for name in files.names(PCI):
+        kind = (files.text(f"{PCI}/{name}/class") or "")[:6]
+        if kind in DISPLAYS and files.text(f"{PCI}/{name}/vendor") == NVIDIA:
+            kinds["gpus"].append(f"{PCI}/{name}")
+        elif kind in NETWORKS and not files.exists(f"{PCI}/{name}/physfn"):
+            kinds["nics"].append(f"{PCI}/{name}")
+    for kind, devices in kinds.items():
+        if devices:
+            yield f"pcie.{kind}", len(devices)
+            yield f"pcie.{kind}.max_link", _counted(_link(files, device, "max") for device in devices)
+            yield f"pcie.{kind}.width", _counted(files.text(f"{device}/current_link_width") for device in devices)
+            yield f"pcie.{kind}.max_read_request", _counted(_read_request(files, device) for device in devices)
+
+
+def _link(files: SystemFiles, device: str, which: str) -> str | None:
+    speed, width = (files.text(f"{device}/{which}_link_{what}") for what in ("speed", "width"))
+    return f"{speed.removesuffix(' PCIe')} x{width}" if speed and width else None
+
+
+def _read_request(files: SystemFiles, device: str) -> str | None:
+    """Bytes of the largest read that the device asks for; the kernel shows this part of the registers to root alone."""
+    try:
+        registers = files.path(f"{device}/config").read_bytes()
+    except OSError:
+        return None
+    if len(registers) < OF_PCI:
+        return None
+    at, express = registers[0x34], 0x10
+    for _ in range(OF_PCI // 4):  # the list of capabilities, which a broken device may close to a circle
+        if at in (0, OF_PCI - 1) or registers[at] == express:
+            break
+        at = registers[at + 1]
+    control = int.from_bytes(registers[at + 8 : at + 10], "little") >> 12 & 7
+    return str(128 << control) if at and registers[at] == express else None
+
+
+def _variables(_: SystemFiles, environ: Mapping[str, str]) -> Found:
+    for name, value in sorted(without_secrets(environ).items()):
+        if name.startswith(FABRIC_VARIABLES) and not OF_ONE_RUN.search(name):
+            yield f"variables.{name}", value
+
+
+def _together(values: Iterable[str | None]) -> str | None:
+    """The value of all, or all that occur."""
+    return ", ".join(sorted({value for value in values if value})) or None
+
+
+def _counted(values: Iterable[str | None]) -> str | None:
+    """As above, with how many have each where they differ."""
+    known = [value for value in values if value]
+    each = sorted(set(known))
+    return each[0] if len(each) == 1 else ", ".join(f"{value} on {known.count(value)}" for value in each) or None
+
+
+GROUPS = (
+    Group("kernel", _kernel, "Linux does not show its settings here"),
+    Group("sysctl", _sysctls, "/proc/sys cannot be read"),
+    Group("cpu", _cpus, "Linux does not show the CPUs here"),
+    Group("bios", _bios, "/sys/class/dmi/id is not there, as in many virtual machines"),
+    Group("gpu", _driver, "no driver of NVIDIA's GPUs is loaded"),
+    Group("modules", _modules, "no module of the kernel has a version of its own"),
+    Group("nic", _rdma, "no card with RDMA is in /sys/class/infiniband"),
+    Group("interface", _interfaces, "no interface in /sys/class/net has a device"),
+    Group("pcie", _pcie, "no GPU and no network card is on the PCI bus"),
+    Group("variables", _variables, "none of NCCL's or of the network's libraries is set"),
+)
