@@ -60,6 +60,8 @@ FILES = (
     "nsys_profile",
     "nccl_trace",
     "nccl_network",
+    "nccl_inspector",
+    "nccl_ras",
     "breakdown",
     "resources",
 )
@@ -109,6 +111,8 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {breakdown:<24} where the time of one profiled step went
   {nccl_trace:<24} with --nccl-trace: NCCL's log, one a rank, and where in it steps begin
   {nccl_network:<24} of a run on several nodes over NCCL: what NCCL said of the network to a rank of each
+  {nccl_inspector:<24} where NCCL's Inspector is loaded: the collectives that each process completed
+  {nccl_ras:<24} of a hung run: what NCCL said of it
   {resources:<24} samples of GPUs, CPU and memory, `<node>.jsonl` for each node
 ```
 

@@ -57,6 +57,7 @@ from llmb.report.predict_report import Foreseen, Proposed, predict_document, pro
 from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
 from llmb.report.recipe_report import list_document, metrics_document, recipe_document
 from llmb.report.run_report import repeats_document, run_document
+from llmb.report.suspects_report import NcclStates
 from llmb.report.trace_report import nccl_document, trace_document
 from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices
@@ -71,8 +72,11 @@ from llmb.site.cluster_config import SettingsFile
 from llmb.site.site import Site
 from llmb.traces.classify import Activity, Label
 from llmb.traces.nccl_communicators import Handle
+from llmb.traces.nccl_inspector import Inspected, Late
 from llmb.traces.nccl_log import Call, Calls, NcclLog
+from llmb.traces.nccl_ras import RasStatus
 from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
+from llmb.traces.nccl_suspects import Suspect
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
 from llmb.traces.summary import summarize
 from llmb.traces.timeline import Timeline, TracedStep
@@ -116,7 +120,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "compare": sample_comparison(),
         "bisect next": sample_bisection(),
         "trace": trace_document(summarize([sample_timeline()])),
-        "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
+        "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()], None, sample_nccl_states()),
         "bench": sample_measurements(),
         "bench list": sample_history(),
         "bench gpus": sample_gpus(),
@@ -235,6 +239,12 @@ def sample_nccl_summary() -> NcclSummary:
     call = Call(operation="AllReduce", least=1, most=1, datatype=7, handle=0, ranks=1)
     log = NcclLog(calls={call: Calls(1, 1)}, handles=[Handle("node:1", 0)])
     return summarize_nccl(log, Codes())
+
+
+def sample_nccl_states() -> NcclStates:
+    status = RasStatus(nccl_version="2.29.2", gpus=1, communicators=1, suspects=(Suspect(kind="silent"),), notes=())
+    late = Late(node="node", pid=1, rank=0, ranks=2, times=1, collectives=1, waited_s=1.0)
+    return NcclStates((("ras.txt", status),), Inspected(processes=1, collectives=1, suspects=(), late=late))
 
 
 def sample_test_table() -> TestTable:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_steps import FIRST_STEP_S
+from inspector_lines import inspector_files
 from recorded_runs import SXM, environment, gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
@@ -26,7 +27,7 @@ from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, Sa
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.node_settings import NodeSettings, together
-from llmb.runs.record import RunRecord
+from llmb.runs.record import RunRecord, read_record
 from llmb.runs.steps import read_steps, step_to_json
 from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.causes import Explanation
@@ -71,6 +72,21 @@ def test_the_slow_rank_is_named_with_the_node_that_it_is_on(tmp_path: Path) -> N
     assert shares(found)["slow_rank"] == pytest.approx(0.01 * layout.layers / layout.pp * layout.ga)
     assert "2 ranks compute its layers together: any of them may be the slow one" in found.causes[0].evidence
     assert found.causes[0].evidence[0].startswith("rank 11 on node2 is the slowest in 10 of 10 steps")
+
+
+def test_the_rank_that_begins_collectives_last_is_named_by_what_inspector_wrote(tmp_path: Path) -> None:
+    slow = run(tmp_path)
+    folder = RunFolder(slow.path)
+    folder.nccl_inspector.mkdir()
+    for name, text in inspector_files(40, late=3).items():
+        (folder.nccl_inspector / name).write_text(text)
+    found = explain(slow)
+    assert found
+    (cause,) = (cause for cause in found.causes if cause.name == "slow_rank")
+    assert cause.share_s is None
+    assert cause.evidence[0].startswith(
+        "NCCL's Inspector: rank 3 of a communicator of 4 ranks on node8 (process 4103) was the last to begin 40 of 40"
+    )
 
 
 def test_what_the_window_of_the_figure_costs(tmp_path: Path) -> None:
@@ -182,6 +198,16 @@ def test_what_no_file_tells_is_not_known(tmp_path: Path) -> None:
     narrow = [line.text for line in table_lines(explanation_tables(found)[-1], 80)]
     assert any("what tells llmb run -w pretrain_llama3.1 -s 8b" in line for line in narrow), "no column of single words"
     assert unknown == {"slow_rank", "exposed_communication", "host_bound", "data_bound", "logging", "throttled_clocks"}
+
+
+def test_a_hung_run_is_judged_by_what_its_ranks_and_nccl_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    folder = RunFolder(write_run(tmp_path, gpu_record(), [13.0] * 3))
+    said = "rank 3 on node1 has hung for 300 s at step 3, in no collective; NCCL: rank 3 on node1 (process 4103, GPU 3)"
+    folder.log.write_text(f"llmb: stall: {said} has launched 40 AllReduce operations, 1 fewer than others\n")
+    conclude_run(folder, read_record(folder), End(1))
+    printed = CliRunner().invoke(app, [str(folder.path), "--explain"]).stdout
+    assert said in " ".join(printed.split())
 
 
 def test_a_failed_run_has_no_explanation(tmp_path: Path) -> None:

@@ -18,12 +18,19 @@ from llmb.runs.profile_report import nccl_log
 from llmb.traces.nccl_network import MOST_BYTES, beginning
 
 LEVEL, SUBSYSTEMS, FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
+INSPECTOR, INSPECTOR_FOLDER = "NCCL_INSPECTOR_ENABLE", "NCCL_INSPECTOR_DUMP_DIR"
 OF_NETWORK = ("INIT", "NET")
 OF_COLLECTIVES = ("INIT", "COLL")
 NCCL_DEFAULT = "INIT,BOOTSTRAP,ENV"
 """Subsystems that NCCL logs without NCCL_DEBUG_SUBSYS."""
 BRIEF = ("VERSION", "WARN")
 DETAILED = ("INFO", "ABORT", "TRACE")
+
+
+def ask_for_inspector_files(folder: RunFolder) -> None:
+    """In the run's folder, if the user loads Inspector and names no other place."""
+    if nccl_setting(INSPECTOR, "0") != "0" and not nccl_setting(INSPECTOR_FOLDER):
+        os.environ[INSPECTOR_FOLDER] = str(folder.nccl_inspector)
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
@@ -47,17 +54,17 @@ def _speaks_for_node(plan: Plan) -> bool:
 
 def _ask_for_network(folder: RunFolder) -> Path | None:
     """Whoever set a level finds all that it logs where he wanted it; what is needed is in the same place."""
-    level = _asked(LEVEL).upper()
+    level = nccl_setting(LEVEL).upper()
     if level not in (*BRIEF, *DETAILED):
         _log_to(network_log(folder, _rank()), ",".join(OF_NETWORK))
         return None
     if level in BRIEF:  # warnings are logged whatever the subsystems
         os.environ.update({LEVEL: "INFO", SUBSYSTEMS: ",".join(OF_NETWORK)})
     else:
-        os.environ[SUBSYSTEMS] = _with(_asked(SUBSYSTEMS, NCCL_DEFAULT), OF_NETWORK)
+        os.environ[SUBSYSTEMS] = _with(nccl_setting(SUBSYSTEMS, NCCL_DEFAULT), OF_NETWORK)
     if level == "VERSION":  # for which NCCL opens no file
         os.environ[FILE] = ""
-    pattern = _asked(FILE)
+    pattern = nccl_setting(FILE)
     return Path(_expanded(pattern)) if pattern else None
 
 
@@ -70,7 +77,7 @@ def _rank() -> int:
     return int(os.environ["RANK"])
 
 
-def _asked(name: str, default: str = "") -> str:
+def nccl_setting(name: str, default: str = "") -> str:
     """As NCCL finds it: a variable, else a line of its configuration files."""
     if name in os.environ:
         return os.environ[name]

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from llmb.report.network_report import network_table
+from llmb.report.suspects_report import NO_STATES, NcclStates, states_document, states_tables
 from llmb.report.table import Column, Table, cut, number, number_column, result_table, table_of, whole
 from llmb.shown_text import printable
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
@@ -25,10 +26,14 @@ Key = tuple[int, str, str | None]
 
 
 def nccl_document(
-    summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
+    summary: NcclSummary | None,
+    tests: Sequence[TestTable],
+    network: Network | None = None,
+    states: NcclStates = NO_STATES,
 ) -> dict[str, Any]:
     """The JSON document; ``log`` is null without calls, ``network`` if no line names one."""
     return {
+        **states_document(states),
         "network": network and network.model_dump(mode="json"),
         "log": summary and asdict(summary),
         "tests": [asdict(table) for table in tests],
@@ -36,8 +41,12 @@ def nccl_document(
 
 
 def nccl_tables(
-    summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
+    summary: NcclSummary | None,
+    tests: Sequence[TestTable],
+    network: Network | None = None,
+    states: NcclStates = NO_STATES,
 ) -> Iterator[Table]:
+    yield from states_tables(states)
     if network:
         yield network_table(network)
     if summary:

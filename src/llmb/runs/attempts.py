@@ -54,6 +54,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
     folder.job_end.unlink(missing_ok=True)
     if number > 1:
         folder.stall.unlink(missing_ok=True)
+        folder.nccl_ras.unlink(missing_ok=True)
         folder.environment.unlink(missing_ok=True)
         folder.vboost.unlink(missing_ok=True)
         with folder.log.open("a") as log:

@@ -18,12 +18,14 @@ from typing import BinaryIO, Protocol
 from llmb.errors import UsageError
 from llmb.input_files import list_folder, open_file, read_text_file
 from llmb.logs.step_line import STEP_LINE_HEAD
-from llmb.traces.folders import NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END, NETWORK_FOLDER
+from llmb.traces.folders import INSPECTOR_FOLDER, NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END, NETWORK_FOLDER, RAS_FILE
 from llmb.traces.nccl_communicators import BARE_WRITER, WRITER, Communicators, Handle, process_of, split_at_events
 
 EXPECTED = (
     "lines 'NCCL INFO AllReduce: opCount ...'",
     "lines 'NCCL INFO Using network ...'",
+    "answers of NCCL's RAS, 'NCCL version ... compiled with ...', as text or JSON",
+    "files of NCCL's Inspector, '{\"header\": ...'",
     "tables of nccl-tests, '# size count type redop root time algbw busbw #wrong'",
 )
 
@@ -31,7 +33,8 @@ EXPECTED = (
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
     """The given files and, for a folder, what runs wrote in it or below it.
 
-    These are the logs of ``--nccl-trace``, and if there are none, what NCCL said of the network.
+    These are the logs of ``--nccl-trace``, and if there are none, what NCCL said of the network; also what Inspector
+    wrote, and RAS answered.
 
     Raises UsageError if a folder has none.
     """
@@ -43,6 +46,7 @@ def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
 
 def _in_folder(folder: Path) -> list[Path]:
     logs = _logs_below(folder, NCCL_FOLDER) or _logs_below(folder, NETWORK_FOLDER)
+    logs += [*_logs_below(folder, INSPECTOR_FOLDER), *folder.rglob(RAS_FILE)]
     if not logs:
         advice = (
             f"give a log file, or the folder of a run with --nccl-trace ({NCCL_FOLDER}/*{NCCL_LOG_END}) or on several "
