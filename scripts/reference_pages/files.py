@@ -105,7 +105,7 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {job_spec:<24} the full specification of the job, as it was submitted
   {job_end:<24} of a submitted run: how its script ended
   {imported:<24} of a run that `llmb import` added: the archive and the job that it is from
-  {checkpoint_times:<24} what saves and loads of checkpoints took: `kind`, `step`, `start_s`, `duration_s`
+  {checkpoint_times:<24} what saves and loads of checkpoints took: `kind`, `step`, `start_s`, `duration_s`, `ranks`
   {torch_profile:<24} of a profiled run: traces of the PyTorch profiler, one a rank
   {nsys_profile:<24} or reports of Nsight Systems, one a rank
   {breakdown:<24} where the time of one profiled step went

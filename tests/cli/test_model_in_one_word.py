@@ -28,6 +28,7 @@ CALLS = {
     "checkpoint import": ("checkpoint", "import", "missing", "new", "-w", MODEL),
     "bench gemm": ("bench", "gemm", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
     "bench attention": ("bench", "attention", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
+    "bench checkpoint": ("bench", "checkpoint", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3", "--path", "."),
     "config show": ("config", "show", "-w", MODEL, "--json"),
     "bisect start": ("bisect", "start", "--candidates", "a,b,c", "-w", MODEL, "--json"),
     "bisect run": ("bisect", "run", "--candidates", "a,b", "-w", MODEL, "--", "missing", "{candidate}"),
@@ -40,6 +41,7 @@ CALLS = {
 FAILING = {
     "bench gemm": "is not divisible by MBS x DP = 3",
     "bench attention": "is not divisible by MBS x DP = 3",
+    "bench checkpoint": "is not divisible by MBS x DP = 3",
     "checkpoint import": "missing",
     "memory": "the layout has ranks 0 to 1",
     "bisect run": "missing",

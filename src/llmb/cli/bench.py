@@ -33,6 +33,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
+from llmb.cli.bench_checkpoint import checkpoint
 from llmb.cli.bench_jobs import (
     collectives,
     command_line,
@@ -202,6 +203,7 @@ def launch(device: DeviceOption = "auto", repeat: Repeat = None, json: Json = Fa
 
 app.command("collectives")(collectives)
 app.command("gpus")(gpus)
+app.command("checkpoint")(checkpoint)
 
 
 @app.command("list")

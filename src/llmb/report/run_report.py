@@ -223,14 +223,24 @@ def _add_checkpoint(table: Table, result: Result) -> None:
         return
     if checkpoint.load_s is not None:
         table.add_row("checkpoint load s", number(checkpoint.load_s), "", _verification(checkpoint))
+        table.add_row(
+            "checkpoint load GB/s", number(checkpoint.load_gb_per_s), "", _slowest(checkpoint.slowest_load_rank)
+        )
     if checkpoint.save_s:
         longest = number(max(checkpoint.save_s))
         table.add_row("checkpoint save s", longest, "", f"longest of {len(checkpoint.save_s)}, not in the step times")
+        table.add_row(
+            "checkpoint save GB/s", number(checkpoint.save_gb_per_s), "", _slowest(checkpoint.slowest_save_rank)
+        )
     if checkpoint.overlapped_steps:
         note = f"while a checkpoint was written; {checkpoint.overlapped_steps_in_window} of them in the window"
         table.add_row("steps slowed down", str(checkpoint.overlapped_steps), "", note)
     if checkpoint.size_bytes is not None:
         table.add_row("checkpoint size GB", number(checkpoint.size_bytes / 1e9))
+
+
+def _slowest(rank: int | None) -> str:
+    return "" if rank is None else f"of all ranks; rank {rank} took longest"
 
 
 def _verification(checkpoint: CheckpointReport) -> str:

@@ -30,6 +30,13 @@ class CheckpointReport:
     """Verification of the checkpoint that was loaded; None without a load."""
     verify_s: float | None = None
     """Not part of ``load_s``; None if it was not verified."""
+    save_gb_per_s: float | None = None
+    """All ranks' bytes by the seconds of the slowest save; None, as the rank, if nothing was saved."""
+    slowest_save_rank: int | None = None
+    """The rank whose own files took longest then."""
+    load_gb_per_s: float | None = None
+    """Likewise for the load; what was verified just before may come from memory."""
+    slowest_load_rank: int | None = None
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | None:
@@ -39,9 +46,11 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
     times = read_checkpoint_times(folder.checkpoint_times) if folder.checkpoint_times.exists() else []
     load = next((time for time in reversed(times) if time.kind == "load"), None)
     newest = next(reversed(saved_checkpoints(folder.checkpoints_of(plan))), None)
+    saves = [time for time in times if time.kind == "save"]
+    slowest = max(saves, key=lambda time: time.duration_s, default=None)
     overlapped = [step.step for step in steps if step.saving]
     return CheckpointReport(
-        save_s=tuple(time.duration_s for time in times if time.kind == "save"),
+        save_s=tuple(time.duration_s for time in saves),
         load_s=load.duration_s if load else None,
         size_bytes=newest.size_bytes if newest else None,
         path=str(newest.path) if newest else None,
@@ -49,4 +58,8 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
         overlapped_steps_in_window=sum(plan.window.first <= step <= plan.window.last for step in overlapped),
         verification=load.verification if load else None,
         verify_s=load.verify_s if load else None,
+        save_gb_per_s=slowest.gb_per_s if slowest else None,
+        slowest_save_rank=slowest.slowest.rank if slowest and slowest.slowest else None,
+        load_gb_per_s=load.gb_per_s if load else None,
+        slowest_load_rank=load.slowest.rank if load and load.slowest else None,
     )

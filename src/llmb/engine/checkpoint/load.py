@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.futures import Future
 
 from llmb.checkpoints.checkpoint import WEIGHTS, damage_error, read_checkpoint_record
 from llmb.checkpoints.checksums import damaged_files
-from llmb.checkpoints.times import CheckpointTime, Verified, checkpoint_time
+from llmb.checkpoints.times import CheckpointTime, RankTransfer, Verified, checkpoint_time
 from llmb.engine.checkpoint.parts import PartsLoadPlanner, Places
 from llmb.engine.checkpoint.state import (
     MODEL,
@@ -79,11 +81,12 @@ def load_weights(path: Path, stages: Sequence[Decoder], ranks: Ranks) -> Checkpo
         {f"{MODEL}{name}": values for name, values in stage.named_values() if not is_of_adapter(name)}
         for stage in stages
     ]
-    read_state(path, each, part_places(stages))
+    reader = TensorReader(path / WEIGHTS)
+    read_state(reader, each, part_places(stages))
     for stage in stages:
         stage.round_masters()
     dist.barrier()
-    return log_load(start, time.perf_counter() - began, ranks)
+    return log_load(start, time.perf_counter() - began, reader, ranks)
 
 
 BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
@@ -139,30 +142,34 @@ def load_checkpoint(
         trained_state(stage) | (optimizer_state(stage, optimizer) if with_optimizer else {})
         for stage, optimizer in zip(stages, optimizers, strict=True)
     ]
-    state = read_state(path, [random_state(ranks.device), *each], part_places(stages))
+    reader = TensorReader(path / WEIGHTS)
+    state = read_state(reader, [random_state(ranks.device), *each], part_places(stages))
     restore_random(state, ranks.device)
     for stage in stages:
         stage.round_masters()
     dist.barrier()
-    return log_load(start, time.perf_counter() - began, ranks)
+    return log_load(start, time.perf_counter() - began, reader, ranks)
 
 
-def log_load(start: float, duration_s: float, ranks: Ranks) -> CheckpointTime:
-    """What a load took, which the first rank logs; ``start`` is in seconds since 1970."""
-    took = checkpoint_time("load", start, duration_s, None)
+def log_load(start: float, duration_s: float, reader: "TensorReader", ranks: Ranks) -> CheckpointTime:
+    """What a load took, which the first rank logs; ``start`` is in seconds since 1970. A collective."""
+    mine = RankTransfer(rank=ranks.rank, size_bytes=reader.read_bytes, duration_s=reader.read_s)
+    each: list[RankTransfer] = [mine] * ranks.world_size
+    dist.all_gather_object(each, mine)
+    took = checkpoint_time("load", start, duration_s, None, each)
     if ranks.is_first:
         sys.stdout.write(format_load_line(LoadLine(ranks.rank, took.start_s, took.duration_s)) + "\n")
     return took
 
 
-def read_state(path: Path, each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
-    """Reads the tensors of every stage, by name, from the folder above ``weights``; returns them all. A collective.
+def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
+    """Reads the tensors of every stage, by name; returns them all. A collective.
 
     Of those with a place, the elements that are there.
 
     Raises UsageError if a tensor is missing or cannot be read.
     """
-    reader = TensorReader(path / WEIGHTS)
+    path = Path(reader.path).parent
     saved = reader.read_metadata().state_dict_metadata
     wanted = {name: tensor for of_stage in each for name, tensor in of_stage.items()}
     # A generator that the saving run did not have, because it ran on another type of device, keeps its seed. If it
@@ -179,6 +186,17 @@ def read_state(path: Path, each: Sequence[Mapping[str, Tensor]], places: Places)
 
 class TensorReader(FileSystemReader):
     """Reads checkpoints of tensors only. Where torch would unpickle any type, this one accepts a list of types."""
+
+    read_bytes = 0
+    read_s = 0.0
+    """What this rank has read, with the copy to where it is used."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        began = time.perf_counter()
+        done = super().read_data(plan, planner)  # it reads at once
+        self.read_s += time.perf_counter() - began
+        self.read_bytes += sum(self.storage_data[item.storage_index].length for item in plan.items)
+        return done
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ANN401, ARG002 (as torch declares it)
         with (Path(self.path) / ".metadata").open("rb") as stream:

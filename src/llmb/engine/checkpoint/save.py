@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -23,7 +23,7 @@ from llmb import __version__
 from llmb.checkpoints.checkpoint import RECORD, WEIGHTS, CheckpointRecord, checkpoint_name, partial_path
 from llmb.checkpoints.new_folder import flush_folder
 from llmb.checkpoints.origin import WeightsOrigin
-from llmb.checkpoints.times import add_checkpoint_time, checkpoint_time
+from llmb.checkpoints.times import RankTransfer, add_checkpoint_time, checkpoint_time
 from llmb.engine.checkpoint.parts import PartsSavePlanner
 from llmb.engine.checkpoint.state import part_places, training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
@@ -152,6 +152,16 @@ class Save:
     path: Path
     start_s: float
     began: float
+    blocked_s: float | None = None
+    """As in RankTransfer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a rank has written, and what it took."""
+
+    results: list[WriteResult]
+    transfer: RankTransfer
 
 
 class Saver:
@@ -178,6 +188,8 @@ class Saver:
         """What this rank writes of a checkpoint, once that is settled."""
         self.metadata = Metadata({})
         """On the first rank, that of all tensors."""
+        self.transfers: tuple[RankTransfer, ...] = ()
+        """On the first rank, those of the last save."""
         if plan.save_checkpoint:
             per_node = ranks_of_node(ranks.world_size)
             self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, CHECKPOINT_GROUP, LONGEST_SAVE)
@@ -203,7 +215,9 @@ class Saver:
         if number == self.plan.last_step:
             self._report(self._write(begun, writer, state))
         else:
-            self.pending = self.thread.submit(self._write, begun, writer, writer.stage(state))
+            copy = writer.stage(state)
+            begun = replace(begun, blocked_s=time.perf_counter() - begun.began)
+            self.pending = self.thread.submit(self._write, begun, writer, copy)
 
     def finish(self) -> None:
         """Waits for the save in progress, if any, and logs it; raises if it failed."""
@@ -218,7 +232,7 @@ class Saver:
         try:
             if self.pieces is None:
                 self.pieces = self.hosts.ask(planner.create_local_plan, partial(self._settle, writer, planner))
-            write = partial(_write_pieces, writer, planner, self.pieces)
+            write = partial(self._write_own, begun, writer, planner, self.pieces)
             self.hosts.ask(write, partial(self._complete, begun, writer))
         except OSError as error:
             if self.ranks.is_first:
@@ -232,15 +246,24 @@ class Saver:
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 
-    def _complete(self, begun: Save, writer: Writer, written: list[list[WriteResult]]) -> list[None]:
-        writer.finish(self.metadata, written)
+    def _write_own(self, begun: Save, writer: Writer, planner: DefaultSavePlanner, pieces: SavePlan) -> Written:
+        began = time.perf_counter()
+        results = _write_pieces(writer, planner, pieces)
+        took_s, size = time.perf_counter() - began, sum(result.size_in_bytes for result in results)
+        transfer = RankTransfer(rank=self.ranks.rank, size_bytes=size, duration_s=took_s, blocked_s=begun.blocked_s)
+        return Written(results, transfer)
+
+    def _complete(self, begun: Save, writer: Writer, written: list[Written]) -> list[None]:
+        writer.finish(self.metadata, [each.results for each in written])
+        self.transfers = tuple(each.transfer for each in written)
         finalize(self.plan, begun.step, begun.path, writer.checksums, self.base)
         return [None] * len(written)
 
     def _report(self, line: SaveLine) -> None:
         if self.ranks.is_first:
             sys.stdout.write(format_save_line(line) + "\n")
-            add_checkpoint_time(self.times, checkpoint_time("save", line.start_s, line.duration_s, line.iteration))
+            took = checkpoint_time("save", line.start_s, line.duration_s, line.iteration, self.transfers)
+            add_checkpoint_time(self.times, took)
 
 
 def _write_pieces(writer: Writer, planner: DefaultSavePlanner, pieces: SavePlan) -> list[WriteResult]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from llmb.errors import UsageError
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, filled
-from llmb.processes.families import end_stalled, started_program
+from llmb.processes.families import end_stalled, kill_workers, started_program
 from llmb.processes.ranks import words
 from llmb.runs.folder import RunFolder, writing
 from llmb.runs.host import host_name
@@ -49,8 +49,11 @@ def run_workers(
     variables: Mapping[str, str],
     folder: RunFolder,
     on_time: Callable[[], None],
+    kill_when: Callable[[], bool] = lambda: False,
 ) -> int:
     """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called on every poll.
+
+    As soon as ``kill_when`` is true, all workers are killed.
 
     Workers get no variable that may hold a secret: libraries print and record their environment.
 
@@ -66,7 +69,10 @@ def run_workers(
         with started_program(command, log, subprocess.STDOUT, environ) as process:
             while process.poll() is None:
                 on_time()
-                if folder.stall.exists():
+                if kill_when():
+                    kill_workers(process)
+                    process.wait()
+                elif folder.stall.exists():
                     end_stalled(process)
                 time.sleep(POLL_S)
             on_time()
