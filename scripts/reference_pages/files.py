@@ -21,8 +21,9 @@ from llmb.jobspec.node_setup import Binding, ContainerSettings
 from llmb.jobspec.spec import JobSpec
 from llmb.prepare.sample_files import SampleFiles
 from llmb.prepared.packed_dataset import PackedDataset
+from llmb.resources.machine import Machine, MachineEvent, Unread
 from llmb.resources.records import HostUse, NodeOtherWork, OtherWork, ResourceUse
-from llmb.resources.sample import HostSample, Sample, SamplerStart
+from llmb.resources.sample import CounterReading, HostSample, Sample, SamplerStart
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
 from llmb.runs.network_faults import NetworkUse
@@ -246,8 +247,18 @@ def campaign_file(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 
 def resources(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     yield page("## Resources", RESOURCES)
-    lines = {"sampler_start": SamplerStart, "sample": Sample, "host_sample": HostSample}
-    titles = ("The first line of a sampler:", "A sample:", "`host`:")
+    lines = {
+        "sampler_start": SamplerStart,
+        "sample": Sample,
+        "host_sample": HostSample,
+        "counter_reading": CounterReading,
+    }
+    titles = (
+        "The first line of a sampler:",
+        "A sample:",
+        "`host`:",
+        "Counters, before the first sample and after the last:",
+    )
     for title, (name, kind) in zip(titles, lines.items(), strict=True):
         yield page(title, typed_table({item.name: item.type for item in fields(kind)}, meanings[name]))
     yield page("`resources` of a result:", typed_table(annotations(ResourceUse), meanings["resource_use"]))
@@ -256,6 +267,9 @@ def resources(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         "## Other work", "`other_work` of a result:", typed_table(annotations(OtherWork), meanings["other_work"])
     )
     yield page("`other_work.nodes[]`:", typed_table(annotations(NodeOtherWork), meanings["node_other_work"]))
+    yield page("## Machine", "`machine` of a result:", typed_table(annotations(Machine), meanings["machine"]))
+    yield page("`machine.events[]`:", typed_table(annotations(MachineEvent), meanings["machine_event"]))
+    yield page("`machine.unread[]`:", typed_table(annotations(Unread), meanings["machine_unread"]))
     yield page("## Network", "`network` of a result:", typed_table(annotations(NetworkUse), meanings["network"]))
     yield page("`network.nodes[]`:", typed_table(annotations(NodesNetwork), meanings["nodes_network"]))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job_rows import job_row
 
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import InfrastructureError, UsageError
@@ -364,6 +365,22 @@ def test_unfit_stands_for_the_bad_nodes_of_the_last_check(tmp_path: Path) -> Non
     assert said[0] == f"unfit: 2 of 5 nodes in the check of {WHEN}: node[2-3]"
     assert said[1] == "warning: node5 had no result in that check, and may be unfit"
     assert excluded_nodes("node[1-2],Node3", tmp_path, SLURM, said.append) == "node[1-2],Node3"
+
+
+def test_nodes_at_fault_in_runs_since_the_check_are_unfit_too(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    said: list[str] = []
+    with open_history(tmp_path, said.append) as history:
+        jobs = [
+            job_row(key, bad_nodes=nodes, ended_s=now.timestamp() - ago_s, submitted_s=now.timestamp() - 9000)
+            for key, nodes, ago_s in [("a", "node7", 5000), ("b", "node8,node9", 60), ("c", None, 60)]
+        ]
+        history.add(jobs)
+    assert excluded_nodes("unfit", tmp_path, SLURM, said.append) == "node[7-9]", "of the last day, without a check"
+    kept(tmp_path, (now - timedelta(hours=1)).isoformat(timespec="seconds"), node1="fail", node2="pass")
+    said.clear()
+    assert excluded_nodes("unfit", tmp_path, SLURM, said.append) == "node[1,8-9]"
+    assert said[1].startswith("unfit: at fault in runs since ") and said[1].endswith(": node[8-9]")
 
 
 def test_an_old_check_is_used_with_a_warning(tmp_path: Path) -> None:

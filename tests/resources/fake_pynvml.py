@@ -69,5 +69,22 @@ def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:  # noqa: N802
     return SimpleNamespace(used=64 << 30, total=80 << 30)
 
 
+NVML_FI_DEV_ECC_DBE_VOL_TOTAL, NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, NVML_FI_DEV_PCIE_REPLAY_COUNTER = 4, 52, 94
+
+
+def nvmlDeviceGetFieldValues(handle: int, fields: list[int]) -> list[SimpleNamespace]:  # noqa: N802
+    """GPU 1 does not support the one of NVLink. Values are of a union with a member for each type."""
+    known = {
+        NVML_FI_DEV_ECC_DBE_VOL_TOTAL: (3, SimpleNamespace(ullVal=2 * handle)),
+        NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: (3, SimpleNamespace(ullVal=7)),
+        NVML_FI_DEV_PCIE_REPLAY_COUNTER: (1, SimpleNamespace(uiVal=5)),
+    }
+    unsupported = {NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL} if handle else set()
+    return [
+        SimpleNamespace(nvmlReturn=3 if field in unsupported else 0, valueType=known[field][0], value=known[field][1])
+        for field in fields
+    ]
+
+
 def nvmlDeviceGetCurrentClocksThrottleReasons(handle: int) -> int:  # noqa: N802 (before nvidia-ml-py 12.535)
     return 0x4 | 0x20 if handle else 0

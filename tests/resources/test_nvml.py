@@ -39,6 +39,21 @@ def test_what_two_gpus_tell(pynvml: ModuleType) -> None:
     assert gpus.read().power_w == (700.0, 400.0)
 
 
+def test_counters_of_errors(pynvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = find_gpus()
+    assert isinstance(gpus, Nvml)
+    assert dict(gpus.counters()) == {
+        "0/ecc_uncorrected": 0,
+        "0/nvlink_replays": 7,
+        "0/pcie_replays": 5,
+        "1/ecc_uncorrected": 2,
+        "1/pcie_replays": 5,
+    }
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetFieldValues")
+    with pytest.raises(OSError, match="NVML shows no counters of errors"):
+        dict(gpus.counters())
+
+
 def test_what_a_gpu_does_not_support_is_asked_once(pynvml: ModuleType) -> None:
     gpus = find_gpus()
     assert isinstance(gpus, Nvml)

@@ -72,7 +72,11 @@ def test_it_samples_until_its_worker_ends_it(tmp_path: Path, monkeypatch: pytest
     (found,) = read_samples(tmp_path / "resources")
     assert (found.start.node, found.start.gpus) == ("n1", ())
     assert found.start.missing["gpus"] == "the run computes on a CPU"
-    assert len(found.samples) == lines(file) - 1
+    assert len(found.samples) == lines(file) - 3
+    assert found.ended
+    first, last = found.readings
+    assert first.read == last.read and "memory" in first.read
+    assert last.read_at_s > found.samples[-1].time_s
     assert found.samples[-1].time_s >= before - 0.001
     assert all(sample.host.worker_memory_bytes for sample in found.samples)
 
@@ -134,7 +138,7 @@ def test_a_later_sampler_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     wait_until(lambda: len(read_samples(tmp_path)) == 2)
     second.end()
     one, two = read_samples(tmp_path)
-    assert len(one.samples) == whole - 1
+    assert (len(one.samples), one.ended) == (whole, False), "the last line is that of its counters"
     assert two.samples[0].time_s > one.samples[-1].time_s
 
 

@@ -142,7 +142,8 @@ def _free_place(group: Path, name: str) -> Path:
 
 
 def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
-    """The run as it ended; it is asked for nowhere."""
+    """The run as it ended; it is asked for nowhere, and its nodes at fault are those of another cluster."""
+    figures = read_figures(str(target)) | {"bad_nodes": None} if record.status == "success" else {}
     return Job(
         **row_of_record(record),
         key=submitted.key,
@@ -159,7 +160,7 @@ def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:
         reason=record.reason,
         exit_code=record.exit_code,
         nodes=record.job.nodes if record.job else None,
-        **(read_figures(str(target)) if record.status == "success" else {}),
+        **figures,
     )
 
 

@@ -2,18 +2,24 @@
 """Nodes that jobs are to avoid: a list, which may name a file, or the unfit nodes of the last check."""
 
 import re
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from llmb.errors import UsageError
 from llmb.health.check_nodes import stored
-from llmb.health.kept_checks import HOW_TO_CHECK, age_s, last_check
+from llmb.health.kept_checks import HOW_TO_CHECK, NoCheck, age_s, last_check
+from llmb.jobs.history import read_history
+from llmb.jobs.store import Filter
 from llmb.runs.record_file import BrokenRecord
 from llmb.schedulers.port import Cluster
 
 OPTION = "exclude"
 UNFIT, FILE = "unfit", "@"
 OLD_S = 24 * 3600
+LONGEST_JOB_S = 7 * OLD_S
+"""A job that was submitted before may still have ended since."""
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\]|[\[\]])+")
 _COMMENT = re.compile(r"#.*")
 Say = Callable[[str], None]
@@ -56,6 +62,31 @@ def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
 
 
 def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
+    """By the last check, or at fault in runs since."""
+    try:
+        checked, since_s = _unfit_by_check(install, cluster, say)
+    except NoCheck:
+        checked, since_s = [], time.time() - OLD_S
+        if not (blamed := _blamed(install, since_s, say)):
+            raise
+    else:
+        blamed = _blamed(install, since_s, say)
+    if blamed:
+        when = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")
+        say(f"{UNFIT}: at fault in runs since {when}: {cluster.host_list(blamed)}")
+    return list(dict.fromkeys((*checked, *blamed)))
+
+
+def _blamed(install: Path, since_s: float, say: Say) -> list[str]:
+    """Nodes at fault in jobs that ended since then."""
+    with read_history(install, say) as history:
+        jobs = history.jobs(Filter(since_s=since_s - LONGEST_JOB_S, kind="run"))
+    late = (job for job in jobs if job.bad_nodes and (job.ended_s or job.checked_s or 0) > since_s)
+    return list(dict.fromkeys(node for job in late for node in (job.bad_nodes or "").split(",")))
+
+
+def _unfit_by_check(install: Path, cluster: Cluster, say: Say) -> tuple[list[str], float]:
+    """With the time of the check."""
     folder = last_check(install)
     try:
         result = stored(folder)
@@ -73,4 +104,4 @@ def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
     age = age_s(result.started_at)
     if age > OLD_S:
         say(f"warning: that check is {age / 3600:.0f} hours old; {HOW_TO_CHECK}")
-    return unfit
+    return unfit, datetime.fromisoformat(result.started_at).timestamp()

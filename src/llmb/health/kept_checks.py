@@ -15,6 +15,10 @@ from llmb.runs.record_file import read_record_file
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
 
 
+class NoCheck(UsageError):
+    """No check of nodes is kept."""
+
+
 class NodesRequest(CheckOptions):
     """What every node of a check is asked."""
 
@@ -91,10 +95,10 @@ def discard(folder: CheckFolder) -> None:
 
 
 def last_check(install: Path) -> CheckFolder:
-    """Raises UsageError if none is kept."""
+    """Raises NoCheck if none is kept."""
     folders = [CheckFolder(path) for path in sorted((install / CHECKS).glob("*")) if (path / ".request.json").is_file()]
     if not folders:
-        raise UsageError("no check of nodes is kept", where=str(install / CHECKS), do=HOW_TO_CHECK)
+        raise NoCheck("no check of nodes is kept", where=str(install / CHECKS), do=HOW_TO_CHECK)
     return max(folders, key=lambda folder: (_stamp(folder.path), folder.path.name))
 
 

@@ -58,12 +58,15 @@ def _read_progress(folder: RunFolder, record: RunRecord) -> StepsDone:
 
 
 def read_figures(run_dir: str) -> dict[str, Any]:
-    """The fields of a job that the run's result has: mean step time in seconds, and verdict; None if it has none."""
+    """The fields of a job that the run's result has: mean step time in seconds, verdict, and the nodes to be drained
+    by what happened on them; None if it has none.
+    """
     record = _readable(read_record, RunFolder(Path(run_dir)))
     result = record.result if record else None
     return {
         "step_time_s": result.step_time_s.mean if result and result.step_time_s else None,
         "verdict": result.verdict_name if result else None,
+        "bad_nodes": ",".join(result.machine.faulty_nodes) or None if result and result.machine else None,
     }
 
 

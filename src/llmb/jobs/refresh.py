@@ -98,15 +98,18 @@ def conclude(job: Job, seen: JobState) -> bool:
 
 
 def with_outcome(job: Job, phase: Phase) -> Job:
-    """``job``, which has ended, with the figures of a success, or the cause of a failure and the nodes at fault."""
+    """``job``, which has ended, with the figures of a success, or the cause of a failure, and the nodes at fault."""
+    figures = read_figures(job.run_dir) if job.kind == "run" else {}
     if job.status != "failed":
-        return replace(job, **read_figures(job.run_dir)) if job.status == "success" else job
+        return replace(job, **figures) if job.status == "success" else job
     scheduler = find_scheduler(job.scheduler)
+    job = replace(job, bad_nodes=figures.get("bad_nodes"))
     fault = find_fault(faults_of(scheduler), "failed" if job.state == FAILED else phase, _log(job))
     if fault is None:
         return job
-    nodes = ",".join(matching(scheduler.host_names(job.nodes), fault.nodes))
-    return replace(job, fault=fault.name, bad_nodes=nodes or None)
+    named = matching(scheduler.host_names(job.nodes), fault.nodes)
+    nodes = dict.fromkeys(filter(None, (*(job.bad_nodes or "").split(","), *named)))
+    return replace(job, fault=fault.name, bad_nodes=",".join(nodes) or None)
 
 
 def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from llmb.page.figures import run_figures
 from llmb.page.overview import differences_figure, history_figure, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
+from llmb.report.machine_report import machine_table
 from llmb.report.network_report import network_table
 from llmb.report.plan_report import plan_title
 from llmb.report.run_report import run_table
@@ -200,6 +201,8 @@ def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
         yield _record_table(run.record)
         if run.record.result and (network := run.record.result.network):
             yield network_table(network)
+        if run.record.result and (machine := run.record.result.machine):
+            yield machine_table(machine)
 
 
 def _values_table(title: str, values: Mapping[str, Value]) -> Table:

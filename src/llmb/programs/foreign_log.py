@@ -59,6 +59,7 @@ def result_of_log(
         profile=profile,
         resources=NOT_SAMPLED,
         other_work=NOT_SAMPLED,
+        machine=NOT_SAMPLED,
         **(figures_of(plan, times.mean) if times else {}),
     )
 

@@ -10,6 +10,7 @@ from llmb.catalogue.records import Convention
 from llmb.metrics.statistics import Spread, Statistics, spread_of
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
+from llmb.report.machine_report import machine_rows
 from llmb.report.network_report import network_text
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
@@ -98,6 +99,8 @@ def _warnings(result: Result) -> Iterator[tuple[str, str]]:
         yield "note", result.note
     for fault in result.network.faults if result.network else ():
         yield "NETWORK", fault
+    if result.machine:
+        yield from machine_rows(result.machine)
     if result.other_work and result.other_work.disturbing:
         yield "OTHER WORK", "; ".join(result.other_work.disturbing)
     if result.network:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the GPUs of this node with NVML, if its Python package nvidia-ml-py is installed."""
 
-from collections.abc import Callable, Collection
+import errno
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -12,6 +13,24 @@ from llmb.resources.sample import GpuSamples, SampledGpu
 PACKAGE = "pynvml"
 NO_PACKAGE = Missing("nvidia-ml-py is not installed: pip install 'llmb[resources]'")
 MILLI = 1000
+SUCCESS = 0
+MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal"}
+"""The member of a value's union, by its type (``nvmlValueType_t``)."""
+COUNTERS = {
+    "ecc_corrected": "NVML_FI_DEV_ECC_SBE_VOL_TOTAL",
+    "ecc_uncorrected": "NVML_FI_DEV_ECC_DBE_VOL_TOTAL",
+    "remapped_rows_correctable": "NVML_FI_DEV_REMAPPED_COR",
+    "remapped_rows_uncorrectable": "NVML_FI_DEV_REMAPPED_UNC",
+    "remapped_rows_pending": "NVML_FI_DEV_REMAPPED_PENDING",
+    "remapped_rows_failed": "NVML_FI_DEV_REMAPPED_FAILURE",
+    "nvlink_crc_errors": "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+    "nvlink_replays": "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+    "nvlink_recoveries": "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+    "pcie_replays": "NVML_FI_DEV_PCIE_REPLAY_COUNTER",
+    "slowed_by_heat_ns": "NVML_FI_DEV_PERF_POLICY_THERMAL",
+    "slowed_by_board_ns": "NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT",
+}
+"""The driver's names of the counters (``nvml.h``)."""
 Value = TypeVar("Value")
 
 
@@ -49,6 +68,23 @@ class Nvml:
         """Processes that compute on each GPU."""
         name = "nvmlDeviceGetComputeRunningProcesses"
         return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
+
+    def counters(self) -> Iterator[tuple[str, int]]:
+        """Counters that should not rise, as ``index/name``; without what a GPU does not support.
+
+        Raises OSError where no GPU shows any.
+        """
+        nvml, shown = self.package, False
+        known = {name: getattr(nvml, field) for name, field in COUNTERS.items() if hasattr(nvml, field)}
+        fields = list(known.values())
+        told = self._ask("nvmlDeviceGetFieldValues", lambda call, gpu: call(gpu, fields))
+        for index, values in enumerate(told):
+            for name, value in zip(known, values or (), strict=False):
+                if value.nvmlReturn == SUCCESS and (member := MEMBERS.get(value.valueType)):
+                    shown = True
+                    yield f"{index}/{name}", int(getattr(value.value, member))
+        if not shown:
+            raise OSError(errno.ENOTSUP, "NVML shows no counters of errors")
 
     def _others(self, own: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
         """Inside of a container the driver may tell ids of the host: then not even the run's own are among them."""

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from llmb.input_files import open_regular
-from llmb.resources.sample import Sample, SamplerStart
+from llmb.resources.sample import CounterReading, Line, Sample, SamplerStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,12 @@ class Sampled:
 
     start: SamplerStart
     samples: tuple[Sample, ...]
+    readings: tuple[CounterReading, ...] = ()
+    """At its start and its end; one if it was killed."""
+
+    @property
+    def ended(self) -> bool:
+        return len(self.readings) > 1
 
 
 def read_samples(folder: Path) -> tuple[Sampled, ...]:
@@ -32,28 +38,31 @@ def read_samples(folder: Path) -> tuple[Sampled, ...]:
 def _read_file(path: Path) -> Iterator[Sampled]:
     start: SamplerStart | None = None
     samples: list[Sample] = []
+    readings: list[CounterReading] = []
     with open_regular(path) as stream:
         lines = stream.read().splitlines()
     for line in lines:
         item = _parsed(line)
         if isinstance(item, SamplerStart):
             if start:
-                yield _in_order(start, samples)
-            start, samples = item, []
+                yield _in_order(start, samples, readings)
+            start, samples, readings = item, [], []
+        elif isinstance(item, CounterReading):
+            readings.append(item)
         elif item:
             samples.append(item)
     if start:
-        yield _in_order(start, samples)
+        yield _in_order(start, samples, readings)
 
 
-def _in_order(start: SamplerStart, samples: list[Sample]) -> Sampled:
+def _in_order(start: SamplerStart, samples: list[Sample], readings: list[CounterReading]) -> Sampled:
     """The clock of a node may have been set back."""
-    return Sampled(start, tuple(sorted(samples, key=lambda sample: sample.time_s)))
+    return Sampled(start, tuple(sorted(samples, key=lambda sample: sample.time_s)), tuple(readings))
 
 
-def _parsed(line: bytes) -> SamplerStart | Sample | None:
+def _parsed(line: bytes) -> Line | None:
     try:
-        found: SamplerStart | Sample = _adapter().validate_json(line)
+        found: Line = _adapter().validate_json(line)
     except ValidationError:
         return None
     return found
@@ -61,4 +70,4 @@ def _parsed(line: bytes) -> SamplerStart | Sample | None:
 
 @cache
 def _adapter() -> TypeAdapter[Any]:
-    return TypeAdapter(SamplerStart | Sample)
+    return TypeAdapter(Line)

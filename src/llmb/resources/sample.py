@@ -94,5 +94,24 @@ class Sample:
     """Others beside this one."""
 
 
-def to_line(item: SamplerStart | Sample) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterReading:
+    """Counters that should not rise, at one moment, as ``area/device/name``, without those at 0."""
+
+    __pydantic_config__ = FINITE
+    read_at_s: float
+    """Unix time by the node's clock."""
+    counters: dict[str, int]
+    read: tuple[str, ...]
+    """Areas that the counters are all of."""
+    unread: dict[str, str]
+    """Why other areas could not be read; what the node does not have is in neither."""
+    kernel: tuple[str, ...] = ()
+    """What the kernel said of its hardware since the reading before."""
+
+
+Line = SamplerStart | Sample | CounterReading
+
+
+def to_line(item: Line) -> bytes:
     return json.dumps(asdict(item), separators=(",", ":")).encode() + b"\n"

@@ -18,10 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmb.missing import Missing
+from llmb.resources.counters import KernelLog, read_counters
 from llmb.resources.host import CpuEnergy, find_cpu_energy, find_cpu_limit, read_host
 from llmb.resources.nvml import Nvml, find_gpus
 from llmb.resources.processes import NodeProcesses
-from llmb.resources.sample import Sample, SamplerStart, to_line
+from llmb.resources.sample import CounterReading, Sample, SamplerStart, to_line
 
 MODULE = "llmb.resources.sampler"
 OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
@@ -46,10 +47,12 @@ class NodeSampler:
         self.node, self.worker = node, worker
         self.processes, self.limit = NodeProcesses(folder), find_cpu_limit()
         gpus = find_gpus() if device == "cuda" else Missing("the run computes on a CPU")
+        self._no_gpus = gpus.reason if device == "cuda" and isinstance(gpus, Missing) else None
         energy = find_cpu_energy()
         self.gpus: Nvml | None = gpus or None
         self.energy: CpuEnergy | None = energy or None
         named = {"gpus": gpus, "cpu_energy": energy}
+        self.kernel = KernelLog()
         self.missing = {name: item.reason for name, item in named.items() if isinstance(item, Missing)}
 
     def start(self, interval_s: float) -> SamplerStart:
@@ -72,6 +75,10 @@ class NodeSampler:
             runs=self.processes.others(),
         )
 
+    def counters(self) -> CounterReading:
+        """Counters that should not rise, as they are now."""
+        return read_counters(self.kernel, self.gpus.counters if self.gpus else None, self._no_gpus)
+
 
 def interval_after(samples: int, first_s: float) -> float:
     """Seconds until the next sample, after so many."""
@@ -86,6 +93,7 @@ def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> No
     # What an earlier sampler was writing when it was killed stays on a line of its own.
     torn = b"\n" if os.fstat(output).st_size else b""
     os.write(output, torn + to_line(sampler.start(interval_s)))
+    os.write(output, to_line(sampler.counters()))
     os.nice(LOWEST_PRIORITY)  # not before: on a busy node it would not get here within a short run
     number, lasts, parent = 0, True, os.getppid()
     due_s = time.monotonic()
@@ -97,6 +105,7 @@ def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> No
         ended, _, _ = select.select([pipe], [], [], due_s - now_s)
         lasts = not ended and os.getppid() == parent
     os.write(output, to_line(sampler.read()))
+    os.write(output, to_line(sampler.counters()))
 
 
 class Sampler:

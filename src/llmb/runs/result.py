@@ -13,6 +13,7 @@ from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import throughput
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
+from llmb.resources.machine import Machine, find_events
 from llmb.resources.other_work import find_other_work
 from llmb.resources.read import Sampled
 from llmb.resources.records import OtherWork, ResourceUse
@@ -27,13 +28,14 @@ from llmb.runs.network_faults import NetworkUse
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.steps import Counters, Step, count_steps
-from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK
+from llmb.verdict.conditions import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK
 from llmb.verdict.records import Verdict, VerdictName
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 NOT_SUCCESSFUL = Missing("the run was not successful")
 """In place of the figures of such a run."""
 NOT_SAMPLED = Missing("the run was not sampled")
+NO_SAMPLES = Missing("the run folder has no samples")
 NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
 """Figures that a pretended rank cannot have."""
 GIB = 2**30
@@ -144,6 +146,8 @@ class Result(ReasonedRecord):
     """None for a run of all ranks."""
     network: NetworkUse | Missing = Missing("it was not recorded")
     """Between nodes; its ``faults`` make a verdict soft."""
+    machine: Machine | Missing = NOT_SAMPLED
+    """What happened on the nodes, also of a run that failed; its ``faults`` make a verdict soft."""
 
     @property
     def flaw(self) -> str | None:
@@ -156,6 +160,7 @@ class Result(ReasonedRecord):
         """What disturbed the run, in words, by the key of its condition, the most important first."""
         found = {
             NETWORK_FAULT: self.network.faults if self.network else (),
+            MACHINE_FAULT: self.machine.faults if self.machine else (),
             OTHER_WORK: self.other_work.disturbing if self.other_work else (),
         }
         return {key: texts for key, texts in found.items() if texts}
@@ -269,6 +274,7 @@ def _pretended(plan: Plan, found: Result) -> Result:
         reasons=dict.fromkeys(NOT_OF_ONE_RANK, why.reason),
         resources=why,
         other_work=found.other_work,
+        machine=found.machine,
         pretended=PretendedRank(
             rank=rank,
             ranks=layout.gpus,
@@ -287,6 +293,7 @@ def _conclude(evidence: RunEvidence) -> Result:
     statistics = _statistics(evidence, status, inside)
     inside = [step for step in inside if not step.profiled]
     resources, other_work = _used(evidence, inside, statistics)
+    samples, nodes = evidence.samples, evidence.environment.nodes if evidence.environment else ()
     attention = evidence.environment and evidence.environment.attention
     return Result(
         status=status,
@@ -305,6 +312,7 @@ def _conclude(evidence: RunEvidence) -> Result:
         fp8=_fp8(evidence, inside) if statistics else None,
         resources=resources,
         other_work=other_work,
+        machine=samples if isinstance(samples, Missing) else find_events(samples, nodes) if samples else NO_SAMPLES,
         **(figures_of(plan, statistics.mean, measured_packing(plan, inside)) if statistics else {}),
     )
 

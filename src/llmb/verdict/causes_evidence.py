@@ -16,6 +16,7 @@ from llmb.verdict.conditions import Faults
 DATA = Path(__file__).with_name("causes.yaml")
 CauseName = Literal[
     "network",
+    "machine_fault",
     "other_work",
     "unlike_nodes",
     "settings",

@@ -14,7 +14,7 @@ from typing import Literal
 from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
 from llmb.missing import Missing
 from llmb.verdict.causes_evidence import CauseName, Evidence, Throttle, cause_rules
-from llmb.verdict.conditions import NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES
+from llmb.verdict.conditions import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES
 
 Bound = Literal["about", "at least", "at most"]
 MS = 1000
@@ -42,6 +42,11 @@ Finder = Callable[[Evidence], FoundCause | Missing | None]
 def network(run: Evidence) -> FoundCause | None:
     """What it costs is not known: a part of the communication is in every step, whatever the network."""
     return _fault(run, NETWORK_FAULT)
+
+
+def machine_fault(run: Evidence) -> FoundCause | None:
+    """What it costs is not known: an error on one node lets all others wait for it."""
+    return _fault(run, MACHINE_FAULT)
 
 
 def other_work(run: Evidence) -> FoundCause | None:
@@ -295,6 +300,7 @@ def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> FoundCause:
 
 FINDERS: Mapping[CauseName, Finder] = {
     "network": network,
+    "machine_fault": machine_fault,
     "other_work": other_work,
     "unlike_nodes": unlike_nodes,
     "slow_rank": slow_rank,

@@ -14,9 +14,10 @@ from llmb.verdict.records import Condition, Effect, ReferenceKind
 DATA = Path(__file__).with_name("conditions.yaml")
 ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
 NETWORK_FAULT = "network_fault"
+MACHINE_FAULT = "machine_fault"
 OTHER_WORK = "other_work"
 UNLIKE_NODES = "unlike_nodes"
-EXPLAINED = (NETWORK_FAULT,)
+EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
 """Faults that have to be known to read a difference, and that a command tells more of."""
 Faults = Mapping[str, tuple[str, ...]]
 """What disturbed a run, in words, by the key of its condition, the most important first."""

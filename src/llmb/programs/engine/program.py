@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """llmb's engine behind the port of programs."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,9 @@ from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
 from llmb.runs.steps import Step, StepFollower, read_steps
 from llmb.site.site import Site
+
+LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
+"""How long the last counters of a node are waited for, if its file is still written."""
 
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
@@ -133,11 +137,20 @@ def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install:
 
 
 def _samples(folder: Path) -> Sequence[Sampled] | Missing:
-    """Samples that cannot be read do not spoil a result."""
+    """Samples that cannot be read do not spoil a result. The last ones of ranks that died are written after them."""
+    until = time.monotonic() + LAST_COUNTERS_S
     try:
-        return read_samples(folder)
+        found = read_samples(folder)
+        while time.monotonic() < until and any(not one.ended for one in found) and _is_written(folder):
+            time.sleep(0.05)
+            found = read_samples(folder)
+        return found
     except OSError as error:
         return Missing(f"the samples cannot be read: {error.strerror}")
+
+
+def _is_written(folder: Path) -> bool:
+    return any(time.time() - file.stat().st_mtime < RECENT_S for file in folder.glob("*.jsonl"))
 
 
 def engine_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:

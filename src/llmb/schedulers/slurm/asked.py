@@ -92,7 +92,7 @@ class SlurmChoices(Record):
         str | None,
         _option(
             help="Nodes not to use, such as node[1-4]; @FILE: the nodes that a file lists; unfit: those that "
-            "failed the last check of nodes.",
+            "failed the last check of nodes, or were at fault in runs since.",
             set_by=("SBATCH_EXCLUDE",),
         ),
     ] = None

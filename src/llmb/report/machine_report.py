@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened on the nodes of a run meanwhile, as rows and as a table."""
+
+from collections.abc import Iterator
+
+from llmb.report.table import Table, result_table
+from llmb.resources.machine import Machine, Unread, event_text, machine_rules
+
+STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
+MOST_NAMED = 4
+"""Nodes of a text."""
+
+
+def machine_rows(machine: Machine) -> Iterator[tuple[str, str]]:
+    """What is wrong with what to do, else that nothing is; and what could not be read."""
+    for fault in machine.faults:
+        yield STATES.get(machine.state, machine.state), fault
+    for advice in dict.fromkeys(event.advice for event in machine.events):
+        yield "to do", advice
+    unread = "; ".join(f"{one.what}{_where(one)}: {one.reason}" for one in machine.unread)
+    if not machine.events:
+        found = {"clean": "clean: no counter of errors rose", "unknown": "unknown"}[machine.state]
+        yield "nodes meanwhile", found + (f"; not read: {unread}" if unread else "")
+    elif unread:
+        yield "not read", unread
+
+
+def machine_table(machine: Machine) -> Table:
+    """An event a row, then what could not be read."""
+    table = result_table("Nodes meanwhile", "node", "what", "state", "seen", "to do")
+    for event in machine.events:
+        kind = machine_rules().kinds[event.kind].title
+        table.add_row(event.node, kind, event.state, event_text(event), event.advice)
+    if machine.events_left_out:
+        table.add_row("", f"{machine.events_left_out} more", "", "", "")
+    for one in machine.unread:
+        table.add_row(_named(one.nodes), one.what, "unknown", f"not read: {one.reason}", "")
+    if not table.rows:
+        table.add_row("all", "counters of errors and the kernel's log", machine.state, "nothing rose", "")
+    return table
+
+
+def _where(one: Unread) -> str:
+    return f" of {_named(one.nodes)}" if len(one.nodes) > 1 else ""
+
+
+def _named(nodes: tuple[str, ...]) -> str:
+    more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+    return ", ".join(nodes[:MOST_NAMED]) + more

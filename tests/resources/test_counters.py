@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of a node before and after: below a folder with the files of a kernel, and of this machine's kernel."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmb.resources.counters import AREAS, MOST_LINES, KernelLog, read_counters
+from llmb.resources.machine import Machine, find_events
+from llmb.resources.read import Sampled
+from llmb.resources.sample import CounterReading, SamplerStart
+
+PORT = "sys/class/infiniband/mlx5_0/ports/1"
+TREE = {
+    f"{PORT}/counters/symbol_error": "3\n",
+    f"{PORT}/counters/link_downed": "0\n",
+    f"{PORT}/hw_counters/packet_seq_err": "40\n",
+    "sys/class/net/eth0/carrier_changes": "2\n",
+    "sys/class/net/eth0/statistics/rx_errors": "0\n",
+    "sys/class/net/lo/statistics/rx_errors": "9\n",
+    "proc/net/snmp": "Tcp: RtoAlgorithm OutSegs RetransSegs InErrs\nTcp: 1 1000 5 0\n",
+    "sys/bus/pci/devices/0000:1b:00.0/class": "0x030200\n",
+    "sys/bus/pci/devices/0000:1b:00.0/aer_dev_correctable": "RxErr 1\nBadTLP 0\nTOTAL_ERR_COR 1\n",
+    "sys/bus/pci/devices/0000:1b:00.0/aer_dev_fatal": "Undefined 0\nTOTAL_ERR_FATAL 0\n",
+    "sys/bus/pci/devices/0000:00:1f.0/class": "0x060100\n",
+    "sys/bus/pci/devices/0000:00:1f.0/aer_dev_correctable": "TOTAL_ERR_COR 99\n",
+    "sys/devices/system/edac/mc/mc0/ce_count": "4\n",
+    "sys/devices/system/edac/mc/mc0/ue_count": "0\n",
+    "sys/devices/system/cpu/cpu0/thermal_throttle/package_throttle_count": "6\n",
+    "sys/devices/system/cpu/cpu1/thermal_throttle/package_throttle_count": "6\n",
+    "sys/devices/system/cpu/cpu1/topology/physical_package_id": "1\n",
+    "proc/vmstat": "nr_free_pages 5\npgmajfault 70\noom_kill 0\npswpin 0\n",
+    "proc/self/cgroup": "0::/slurm/job_7/step_0/task_0\n",
+    "sys/fs/cgroup/slurm/job_7/memory.events": "low 0\noom 1\noom_kill 1\n",
+    "dev/kmsg": "6,1,100,-;an old NVRM: Xid (PCI:0000:1b:00): 79, before the run\n",
+}
+COUNTERS = {
+    "rdma/mlx5_0/symbol_error": 3,
+    "rdma/mlx5_0/packet_seq_err": 40,
+    "network/eth0/carrier_changes": 2,
+    "tcp/node/OutSegs": 1000,
+    "tcp/node/RetransSegs": 5,
+    "pci/0000:1b:00.0/aer_correctable": 1,
+    "host_memory/mc0/ce_count": 4,
+    "cpu/package0/throttle_count": 6,
+    "cpu/package1/throttle_count": 6,
+    "memory/node/pgmajfault": 70,
+    "cgroup/job/oom_kill": 1,
+}
+
+
+def put(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def machine(before: CounterReading, after: CounterReading, nodes: tuple[str, ...] = ("n1",)) -> Machine:
+    start = SamplerStart(node="n1", cores=8, interval_s=1.0)
+    return find_events([Sampled(start, (), (before, after))], nodes)
+
+
+def test_a_node_and_what_changes_on_it(tmp_path: Path) -> None:
+    put(tmp_path, TREE)
+    kernel = KernelLog(tmp_path)
+    before = read_counters(kernel, root=tmp_path)
+    assert before.counters == COUNTERS
+    assert set(before.read) == {*AREAS, "kernel_log"}
+    assert (before.unread, before.kernel) == ({}, ())
+    changes = {
+        f"{PORT}/hw_counters/packet_seq_err": "5160\n",
+        f"{PORT}/counters/link_downed": "1\n",
+        "sys/bus/pci/devices/0000:1b:00.0/aer_dev_fatal": "Undefined 2\nTOTAL_ERR_FATAL 2\n",
+        "proc/vmstat": "pgmajfault 90\noom_kill 1\n",
+    }
+    put(tmp_path, changes)
+    with (tmp_path / "dev/kmsg").open("a") as log:
+        log.write("4,2,200,-;NVRM: Xid (PCI:0000:1b:00): 94, pid=7, Contained\x1b[31m ECC error\n SUBSYSTEM=pci\n")
+        log.write("6,3,201,-;audit: something of another user\n4,4,202,-;mlx5_core 0000:17:00.0: Link down\n")
+    after = read_counters(kernel, root=tmp_path)
+    assert len(after.kernel) == 2, "only what is known of hardware"
+    found = machine(before, after)
+    assert found.state == "faulty"
+    assert [(event.kind, event.state, event.counter, event.before, event.after) for event in found.events] == [
+        ("pcie", "faulty", "pci/0000:1b:00.0/aer_fatal", 0, 2),
+        ("gpu_error", "faulty", "kernel_log", 0, 1),
+        ("link_flap", "doubtful", "rdma/mlx5_0/link_downed", 0, 1),
+        ("retransmissions", "doubtful", "rdma/mlx5_0/packet_seq_err", 40, 5160),
+        ("oom", "doubtful", "memory/node/oom_kill", 0, 1),
+        ("link_flap", "doubtful", "kernel_log", 0, 1),
+    ]
+    assert all("\x1b" not in (event.text or "") for event in found.events)
+    assert found.faulty_nodes == ("n1",)
+    assert found.faults[0] == "PCIe errors on n1: aer_fatal of 0000:1b:00.0 rose by 2"
+    assert found.faults[-1] == "and 2 more kinds of events"
+
+
+def test_what_cannot_be_read_is_never_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, TREE)
+
+    def forbidden(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("llmb.resources.counters.AREAS", {**AREAS, "rdma": forbidden})
+    (tmp_path / "dev/kmsg").unlink()
+    reading = read_counters(KernelLog(tmp_path), no_gpus="NVML is not here", root=tmp_path)
+    assert reading.unread == {
+        "gpu": "NVML is not here",
+        "rdma": f"{tmp_path}: Permission denied",
+        "kernel_log": "/dev/kmsg: No such file or directory",
+    }
+    found = machine(reading, reading)
+    assert found.state == "unknown"
+    assert [(one.what, one.nodes) for one in found.unread] == [
+        ("counters of the GPUs", ("n1",)),
+        ("counters of ports with RDMA", ("n1",)),
+        ("the kernel's log", ("n1",)),
+    ]
+
+
+def test_a_node_without_any_of_it_has_nothing_to_read(tmp_path: Path) -> None:
+    put(tmp_path, {"dev/kmsg": ""})
+    reading = read_counters(KernelLog(tmp_path), root=tmp_path)
+    assert (reading.counters, reading.read, reading.unread) == ({}, ("kernel_log",), {})
+
+
+def test_areas_that_take_too_long_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, TREE)
+    monkeypatch.setattr("llmb.resources.counters.MOST_S", -1.0)
+    reading = read_counters(KernelLog(tmp_path), root=tmp_path)
+    assert reading.unread == dict.fromkeys(AREAS, "not read within -1 s")
+
+
+def test_a_busy_kernel_fills_no_file(tmp_path: Path) -> None:
+    put(tmp_path, {"dev/kmsg": ""})
+    kernel = KernelLog(tmp_path)
+    lines = (f"4,{number},1,-;mce: [Hardware Error]: {number} {'x' * 999}\n" for number in range(1000))
+    (tmp_path / "dev/kmsg").write_text("".join(lines))
+    said = kernel.lines()
+    assert len(said) == MOST_LINES and said[-1].startswith("mce: [Hardware Error]: 999 ")
+    assert max(map(len, said)) == 300
+
+
+def test_this_machine_is_read_within_a_second() -> None:
+    kernel = KernelLog()
+    before, after = read_counters(kernel), read_counters(kernel)
+    assert not any("not read within" in reason for reason in (*before.unread.values(), *after.unread.values()))
+    assert {"tcp", "memory"} <= set(before.read)
+
+
+LOSSY = """
+import json, socket, sys, threading
+from dataclasses import asdict
+from llmb.resources.counters import KernelLog, read_counters
+kernel = KernelLog()
+before = read_counters(kernel)
+server = socket.create_server(("127.0.0.1", 0))
+def send():
+    with socket.create_connection(server.getsockname()) as client:
+        client.sendall(bytes(20_000_000))
+thread = threading.Thread(target=send)
+thread.start()
+connection, _ = server.accept()
+while connection.recv(1 << 16):
+    pass
+thread.join()
+print(json.dumps([asdict(before), asdict(read_counters(kernel))]))
+"""
+
+
+def can_lose() -> str | None:
+    """Why no network that loses packets can be made here; None if it can."""
+    if not (shutil.which("unshare") and shutil.which("tc") and shutil.which("ip")):
+        return "unshare, ip or tc is not installed"
+    tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else f"no network with loss can be made: {tried.stderr.strip()[:80]}"
+
+
+NAMESPACE = [
+    *("unshare", "--net", "--map-root-user", "sh", "-c"),
+    'ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate 100mbit burst 16kb limit 32kb && exec "$@"',
+    "sh",
+]
+"""A network of its own whose queue is so short that it drops packets."""
+
+
+def test_retransmissions_over_a_network_that_loses_packets_are_found() -> None:
+    if reason := can_lose():
+        pytest.skip(reason)
+    said = subprocess.run(
+        [*NAMESPACE, sys.executable, "-c", LOSSY], capture_output=True, text=True, check=True, timeout=120
+    )
+    before, after = (CounterReading(**reading) for reading in json.loads(said.stdout))
+    found = machine(before, after, ("n1", "n2"))
+    assert found.state == "doubtful"
+    assert "tcp/node/RetransSegs" in [event.counter for event in found.events]
+    assert machine(before, after).events == (), "on one node it does not matter"

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened on the nodes of runs that ended: from the samplers' files to the record, the verdict and the causes."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from recorded_runs import gpu_record, times_around, write_run
+
+from llmb.analysis.analyzed_run import AnalyzedRun, analyzed, read_folder
+from llmb.analysis.explain_run import explain
+from llmb.analysis.judge_run import judge_against
+from llmb.jobs.folder_state import read_figures
+from llmb.missing import Missing
+from llmb.report.machine_report import machine_table
+from llmb.report.run_report import run_table
+from llmb.resources.counters import AREAS, WORTH_KEEPING
+from llmb.resources.machine import Machine, find_events, machine_rules
+from llmb.resources.read import Sampled
+from llmb.resources.sample import CounterReading, SamplerStart, to_line
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_record
+
+NODES = ("node1", "node2")
+ALL = ("gpu", *AREAS, "kernel_log")
+LASTED_S = 600.0
+BEFORE = {"tcp/node/OutSegs": 1000, "rdma/mlx5_0/packet_seq_err": 40}
+AFTER = BEFORE | {"tcp/node/OutSegs": 9_000_000}
+
+
+def reading(time_s: float, counters: Mapping[str, int], *kernel: str, **unread: str) -> CounterReading:
+    read = tuple(area for area in ALL if area not in unread)
+    return CounterReading(read_at_s=time_s, counters=dict(counters), read=read, unread=unread, kernel=kernel)
+
+
+def lines(node: str, *readings: CounterReading) -> str:
+    start = SamplerStart(node=node, cores=64, interval_s=1.0)
+    return b"".join(map(to_line, (start, *readings))).decode()
+
+
+def ended(
+    root: Path, mean_s: float, rises: Mapping[str, int], *kernel: str, exit_code: int = 0, last: bool = True
+) -> AnalyzedRun:
+    """A run on two nodes, on the second of which this rose and the kernel said that."""
+    risen = AFTER | {key: AFTER.get(key, 0) + rise for key, rise in rises.items()}
+    readings: dict[str, Sequence[CounterReading]] = {
+        "node1": (reading(0.0, BEFORE), reading(LASTED_S, AFTER)),
+        "node2": (reading(0.0, BEFORE), *([reading(LASTED_S, risen, *kernel)] * last)),
+    }
+    files = {f"resources/{node}.jsonl": lines(node, *each) for node, each in readings.items()}
+    times = times_around(mean_s)[: 9 if exit_code else None]
+    path = write_run(root, gpu_record(scale=16, nodes=NODES), times, exit_code=exit_code, files=files)
+    return analyzed(read_folder(RunFolder(path)))
+
+
+def machine(run: AnalyzedRun) -> Machine:
+    assert run.record and run.record.result and run.record.result.machine
+    return run.record.result.machine
+
+
+@pytest.mark.parametrize(
+    ("rises", "kernel", "kind", "state"),
+    [
+        ({"rdma/mlx5_0/packet_seq_err": 5120}, "", "retransmissions", "doubtful"),
+        ({"tcp/node/RetransSegs": 90_000}, "", "retransmissions", "doubtful"),
+        ({"rdma/mlx5_3/symbol_error": 800}, "", "link_errors", "doubtful"),
+        ({"rdma/mlx5_3/port_xmit_discards": 800}, "", "discards", "doubtful"),
+        ({"rdma/mlx5_3/np_cnp_sent": 90_000_000}, "", "congestion", "doubtful"),
+        ({"rdma/mlx5_3/link_downed": 1}, "", "link_flap", "doubtful"),
+        ({"network/eth0/carrier_changes": 2}, "", "link_flap", "doubtful"),
+        ({"gpu/3/ecc_uncorrected": 1}, "", "gpu_memory", "faulty"),
+        ({"gpu/3/ecc_corrected": 900}, "", "gpu_memory", "doubtful"),
+        ({"gpu/3/nvlink_recoveries": 1}, "", "nvlink", "doubtful"),
+        ({"gpu/3/slowed_by_heat_ns": 60 * 10**9}, "", "throttling", "doubtful"),
+        ({"pci/0000:1b:00.0/aer_nonfatal": 1}, "", "pcie", "faulty"),
+        ({"host_memory/mc0/ue_count": 1}, "", "host_memory", "faulty"),
+        ({"cpu/package0/throttle_count": 90_000}, "", "cpu_throttling", "doubtful"),
+        ({"memory/node/oom_kill": 1}, "", "oom", "doubtful"),
+        ({"memory/node/pswpout": 900_000}, "", "paging", "doubtful"),
+        ({}, "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus.", "gpu_error", "faulty"),
+        ({}, "NVRM: Xid (PCI:0000:1b:00): 32, Channel ID 00000008", "gpu_error", "doubtful"),
+        ({}, "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 22 LTSSM Fault Up", "nvlink", "faulty"),
+        ({}, "pcieport 0000:17:01.0: AER: Corrected error message received from 0000:18:00.0", "pcie", "doubtful"),
+        ({}, "mlx5_core 0000:18:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal)", "pcie", "faulty"),
+        ({}, "mce: [Hardware Error]: Machine check events logged", "machine_check", "doubtful"),
+        ({}, "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", "host_memory", "faulty"),
+        ({}, "mlx5_core 0000:18:00.0 ens3np0: Link down", "link_flap", "doubtful"),
+        ({}, "Out of memory: Killed process 4711 (python3) total-vm:99kB", "oom", "doubtful"),
+        ({}, "INFO: task kworker/3:1:99 blocked for more than 120 seconds.", "hung", "doubtful"),
+        ({}, "nvme nvme0: controller is down; will reset: CSTS=0x3", "storage", "doubtful"),
+        ({}, "nfs: server 10.0.0.9 not responding, still trying", "storage", "doubtful"),
+    ],
+)
+def test_each_disturbance_is_the_first_cause_with_its_node(
+    tmp_path: Path, rises: dict[str, int], kernel: str, kind: str, state: str
+) -> None:
+    assert not kernel or WORTH_KEEPING.search(kernel), "the sampler keeps it"
+    run = ended(tmp_path, 12.0, rises, *filter(None, [kernel]))
+    found = machine(run)
+    (event,) = found.events
+    assert (found.state, event.node, event.kind, event.state) == (state, "node2", kind, state)
+    assert found.faulty_nodes == (("node2",) if state == "faulty" else ())
+    explained = explain(run)
+    assert explained
+    assert explained.causes[0].name == "machine_fault"
+    assert explained.causes[0].evidence[0].startswith(f"{machine_rules().kinds[kind].title} on node2: ")
+    assert "node2" in [row[0] for row in machine_table(found).rows]
+
+
+def test_a_verdict_says_first_what_happened_and_is_soft(tmp_path: Path) -> None:
+    slow = ended(tmp_path, 12.0, {"rdma/mlx5_0/packet_seq_err": 5120})
+    good = [ended(tmp_path, mean, {}) for mean in (10.0, 10.01, 9.99)]
+    (judged,) = judge_against([slow], good, "before")
+    assert judged.verdict.soft
+    said = "retransmissions on node2: packet_seq_err of mlx5_0 rose by 5,120"
+    more = f"('llmb judge {slow.id} --explain' tells more)"
+    assert judged.verdict.sentence.startswith(f"{said} {more}; 20.0 % slower than the baseline")
+    result = slow.record and slow.record.result
+    assert slow.record and result and result.verdict and result.verdict.sentence.startswith("retransmissions on node2")
+    shown = "\n".join(" ".join(map(str, row)) for row in run_table(slow.record.plan, result).rows)
+    assert "DOUBTFUL NODE   retransmissions on node2: packet_seq_err of mlx5_0 rose by 5,120" in shown
+    assert "to do   packets were lost" in shown
+    stored = json.loads((slow.path / "run.json").read_text())["result"]["machine"]
+    assert (stored["state"], stored["events"][0]["before"], stored["events"][0]["after"]) == ("doubtful", 40, 5160)
+    assert read_record(RunFolder(slow.path)).result == result
+
+
+def test_a_faulty_node_of_a_run_that_failed_is_at_fault(tmp_path: Path) -> None:
+    run = ended(tmp_path, 10.0, {}, "NVRM: Xid (PCI:0000:1b:00): 94, pid=7, Contained ECC error", exit_code=1)
+    assert run.status == "failed"
+    assert machine(run).state == "faulty"
+    assert read_figures(str(run.path))["bad_nodes"] == "node2"
+
+
+def test_a_node_whose_end_was_not_read_is_unknown(tmp_path: Path) -> None:
+    found = machine(ended(tmp_path, 10.0, {}, last=False))
+    assert (found.state, found.events) == ("unknown", ())
+    assert [(one.what, one.nodes) for one in found.unread] == [("all counters", ("node2",))]
+    record = gpu_record(scale=16, nodes=NODES)
+    files = {
+        "resources/node1.jsonl": lines(
+            "node1", reading(0.0, {}), reading(9.0, {}, kernel_log="/dev/kmsg: Permission denied")
+        )
+    }
+    run = analyzed(read_folder(RunFolder(write_run(tmp_path, record, times_around(10.0), files=files))))
+    assert machine(run).state == "unknown", "a node was not sampled"
+    assert [(one.what, one.nodes) for one in machine(run).unread] == [
+        ("all counters", ("node2",)),
+        ("the kernel's log", ("node1",)),
+    ]
+
+
+def test_a_run_without_samples_has_a_reason(tmp_path: Path) -> None:
+    record = gpu_record()
+    run = analyzed(read_folder(RunFolder(write_run(tmp_path, record, times_around(10.0)))))
+    assert run.record and run.record.result
+    assert run.record.result.machine == Missing("the run folder has no samples")
+
+
+HARMLESS = {
+    "rdma/mlx5_0/symbol_error": 9,
+    "rdma/mlx5_0/packet_seq_err": 9,
+    "rdma/mlx5_1/out_of_sequence": 20_000,
+    "rdma/mlx5_1/np_cnp_sent": 2_000_000,
+    "rdma/mlx5_1/port_xmit_wait": 9_000_000,
+    "rdma/mlx5_1/port_rcv_data": 10**15,
+    "network/eth0/rx_packets": 10**8,
+    "network/eth0/rx_dropped": 900,
+    "network/eth0/rx_missed_errors": 90,
+    "tcp/node/RetransSegs": 5_000,
+    "pci/0000:1b:00.0/aer_correctable": 9,
+    "host_memory/mc0/ce_count": 9,
+    "cpu/package0/throttle_count": 300,
+    "memory/node/pgmajfault": 150_000,
+    "memory/node/pswpin": 20_000,
+    "gpu/0/nvlink_replays": 2_000,
+    "gpu/0/pcie_replays": 200,
+    "gpu/0/slowed_by_heat_ns": 10**9,
+}
+"""The most that nodes without a fault show in ten minutes."""
+TALK = (
+    "NVRM: Xid (PCI:0000:1b:00): 45, pid=4711, name=python3, Ch 00000008",
+    "nvidia-nvlink: Nvlink Core is being initialized",
+    "mlx5_core 0000:18:00.0 ens3np0: Link up",
+    "pcieport 0000:17:01.0: AER: enabled with IRQ 34",
+    "rcu: Hierarchical SRCU implementation.",
+    "EDAC MC0: Giving out device to module i10nm_edac",
+)
+
+
+def test_fifty_clean_runs_have_no_false_word(tmp_path: Path) -> None:
+    for seed in range(50):
+        draw = random.Random(seed)
+        rises = {key: draw.randint(0, most) for key, most in HARMLESS.items() if draw.random() < 0.7}
+        said = draw.sample(TALK, draw.randint(0, len(TALK)))
+        readings = reading(0.0, {}), reading(LASTED_S, rises | {"tcp/node/OutSegs": 9_000_000}, *said)
+        start = SamplerStart(node="node1", cores=64, interval_s=1.0)
+        found = find_events([Sampled(start, (), readings)] * 2, NODES[:1])
+        assert (found.state, found.events, found.unread) == ("clean", (), ()), (seed, rises, said)
+    run = ended(tmp_path, 12.0, HARMLESS, *TALK)
+    assert machine(run).events == ()
+    explained = explain(run)
+    assert explained and "machine_fault" not in [cause.name for cause in explained.causes]
