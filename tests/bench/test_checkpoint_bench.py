@@ -203,8 +203,7 @@ def test_no_rank_that_is_killed_gets_to_end_in_order(tmp_path: Path) -> None:
     kill_workers(launcher)  # type: ignore[arg-type]
     _, said = launcher.communicate(timeout=300)
     assert launcher.returncode == 1
-    assert [f"rank {rank} on" in said for rank in range(3)] == [True] * 3
-    assert said.count("was killed by signal 9 (SIGKILL)") == 3
+    assert "was killed by signal 9 (SIGKILL)" in said  # it does not wait for the others, to whom the same happened
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
 
 

@@ -78,7 +78,7 @@ def end_tree(process: Process) -> None:
 
 
 def kill_workers(process: Process) -> None:
-    """Kills all that the launcher started, at once, as a crash would; it then says which ranks it lost, and ends.
+    """Kills all that the launcher started, at once, as a crash would; it then names a rank that it lost, and ends.
 
     It is stopped meanwhile, since it asks the other ranks to end in order as soon as one has ended.
     """
