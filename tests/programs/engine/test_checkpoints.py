@@ -146,6 +146,12 @@ def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> No
     kept = read_checkpoint_times(Path(result["run_dir"]) / "checkpoints.jsonl")
     assert [time.step for time in kept] == [save.iteration for save in saves]
     assert result["checkpoint"]["save_s"] == [time.duration_s for time in kept]
+    assert [[rank.rank for rank in time.ranks] for time in kept] == [[0, 1], [0, 1]]
+    assert [rank.blocked_s is None for time in kept for rank in time.ranks] == [False, False, True, True]
+    written = sum((newest / "weights" / f"__{rank}_0.distcp").stat().st_size for rank in (0, 1))
+    assert kept[-1].size_bytes == written
+    assert told["save_gb_per_s"] == pytest.approx(written / 1e9 / max(told["save_s"]))
+    assert told["slowest_save_rank"] in (0, 1) and told["load_gb_per_s"] is None
     assert [(save.rank, save.iteration, save.duration_s) for save in saves] == [
         (0, iteration, duration) for iteration, duration in zip((5, 10), told["save_s"], strict=True)
     ]
@@ -196,6 +202,7 @@ def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
     assert result["checkpoint"]["load_s"] == load.duration_s
     assert result["checkpoint"]["verification"] == "verified"
     assert result["checkpoint"]["verify_s"] >= 0
+    assert result["checkpoint"]["slowest_load_rank"] == 0 and result["checkpoint"]["load_gb_per_s"] > 0
     assert f"{after_five_steps(whole)} is verified: 3 files in" in log(result).read_text()
     lines = [line for line in log(result).read_text().splitlines() if line.startswith("Training")]
     assert [line.split()[4] for line in lines] == [f"{step}/9" for step in range(5, 10)]
