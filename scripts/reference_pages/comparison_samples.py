@@ -65,4 +65,5 @@ def sample_bisection() -> dict[str, Any]:
         reason=None,
         total_runs=0,
         candidates=(candidate,),
+        differences=(Difference(key="sysctl.vm.swappiness", before="1", after="60"),),
     ).model_dump(mode="json")

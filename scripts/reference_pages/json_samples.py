@@ -49,6 +49,7 @@ from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
 from llmb.reference_suite.prepared_data import NemoItem
 from llmb.report.campaign_report import campaign_document, submit_document
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
+from llmb.report.drift_report import DriftReport, SavedReport
 from llmb.report.install_report import checked_document, image_document, install_document, settings_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.memory_report import memory_document
@@ -61,6 +62,7 @@ from llmb.report.suspects_report import NcclStates
 from llmb.report.trace_report import nccl_document, trace_document
 from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices
+from llmb.runs.drift import Drift
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.rank_account import OWNERS, CollectiveCount, MemoryUse, RankAccount
@@ -128,6 +130,8 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "config show": settings_document(sample_settings()),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
         "doctor": sample_doctor(),
+        "doctor --save": sample_saved(),
+        "doctor --against": sample_drift(),
         "install": sample_installation(),
         "prepare access": access_document([sample_access()], "environment"),
         "prepare dataset": dataset_document(sample_dataset()),
@@ -170,6 +174,25 @@ def sample_doctor() -> Mapping[str, Any]:
     node = NodeReport(node="node1", checked_at="", status="fail", checks=(check,), not_checked=(left_out,))
     result = NodesResult(started_at="", reports=(node,))
     return checked_nodes_document(result, "", find_scheduler("slurm").host_list)
+
+
+def sample_saved() -> Mapping[str, Any]:
+    found = SavedReport(saved="fast", file="", nodes=("node1",), settings=1, not_read={}, missing={"bios": ""})
+    return found.model_dump(mode="json")
+
+
+def sample_drift() -> Mapping[str, Any]:
+    drift = Drift(node="node1", key="sysctl.vm.swappiness", before="1", after="60", important=True)
+    found = DriftReport(
+        against="snapshot fast",
+        saved_at=None,
+        nodes=("node1",),
+        unknown_nodes=(),
+        not_read={},
+        missing={"bios": ""},
+        drift=(drift,),
+    )
+    return found.model_dump(mode="json")
 
 
 def sample_installation() -> Mapping[str, Any]:

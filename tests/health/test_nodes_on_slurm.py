@@ -176,3 +176,18 @@ def test_a_rejected_job_and_an_unknown_node_are_errors(client: Client) -> None:
     assert "Slurm rejected the job" in err
     code, document, err = client.doctor("--partition", "gpus")
     assert "unknown partition 'gpus'; did you mean 'gpu'?" in err
+
+
+def test_the_node_whose_settings_have_changed_is_named(client: Client) -> None:
+    nodes = ("--nodes", "node[1-2]")
+    code, out, err = client.call("doctor", *nodes, "--save", "fast", "--json")
+    assert code == 0, err
+    assert json.loads(out)["nodes"] == ["node1", "node2"]
+    code, out, err = client.call("doctor", *nodes, "--against", "fast", "--fail-on-drift", "--json")
+    assert (code, json.loads(out)["drift"]) == (0, []), err
+    client.per_node("node2", "export NCCL_ALGO=Ring")
+    code, out, err = client.call("doctor", *nodes, "--against", "fast", "--fail-on-drift", "--json")
+    changed = {"key": "variables.NCCL_ALGO", "before": None, "after": "Ring", "important": True}
+    assert (code, json.loads(out)["drift"]) == (4, [{"node": "node2", **changed}]), err
+    code, _, err = client.call("doctor", "--last")
+    assert (code, "no check of nodes is kept" in err) == (2, True), "nothing was checked"

@@ -19,10 +19,11 @@ from llmb.catalogue.records import Record
 from llmb.errors import RunFailed, UsageError
 from llmb.input_files import read_text_file
 from llmb.runs.folder import write_atomically, writing
-from llmb.runs.identity import differences
+from llmb.runs.identity import Difference, differences
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.trust import STATE_FOLDER, check_links, check_owner
 from llmb.verdict.bisect_search import CONFIDENCE, Means, Status, ends_difference, next_step, probabilities
+from llmb.verdict.conditions import condition_values, merged, rule_of
 
 DEFAULT_NAME = "bisect"
 CANDIDATE, LABEL = "{candidate}", "{label}"
@@ -154,6 +155,8 @@ class BisectReport(Record):
     reason: str | None
     total_runs: int
     candidates: tuple[CandidateReport, ...]
+    differences: tuple[Difference, ...] = ()
+    """Important settings of nodes that the runs of the first and of the last candidate differ in."""
 
 
 def bisect_report(state: BisectState, install: Path, say: Say) -> BisectReport:
@@ -178,7 +181,16 @@ def bisect_report(state: BisectState, install: Path, say: Say) -> BisectReport:
         reason=step.reason,
         total_runs=sum(map(len, means_s)),
         candidates=tuple(_candidate_reports(state, means_s)),
+        differences=tuple(_changed_settings(runs[0], runs[-1])),
     )
+
+
+def _changed_settings(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun]) -> Iterator[Difference]:
+    """What may have made the change in place of the candidates, if it is none of them."""
+    sides = [merged(condition_values(run.conditions) for run in runs) for runs in (before, after)]
+    for item in differences(*sides):
+        if rule_of(item.key).important and None not in (item.before, item.after):
+            yield item
 
 
 def _run_command(state: BisectState, candidate: str, runs: int) -> tuple[str, ...] | None:

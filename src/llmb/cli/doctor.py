@@ -14,6 +14,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.cli.common import Json, Junit, is_verbose
 from llmb.cli.completion import gpu_types
+from llmb.cli.doctor_drift import ReadNodes, compare_settings, read_here, save_settings
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
@@ -29,6 +30,7 @@ from llmb.options.option import options_of
 from llmb.report.doctor_report import doctor_document, node_tables, nodes_document, nodes_tables
 from llmb.report.junit import node_cases, write_junit
 from llmb.report.output import print_output
+from llmb.runs.node_settings import together
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.schedulers.port import NodeState, Scheduler
@@ -70,6 +72,21 @@ class Chosen:
         return listed_in(self.file) if self.file else self.nodes
 
 
+class AskedNodes(NamedTuple):
+    """What came of the nodes that were asked; not ``complete`` if it was interrupted."""
+
+    result: NodesResult
+    folder: CheckFolder
+    scheduler: Scheduler
+    complete: bool
+
+    def raise_if_interrupted(self, do: str) -> None:
+        """Raises UserInterrupt."""
+        if not self.complete:
+            count, whole = len(self.result.unchecked), len(self.result.reports)
+            raise UserInterrupt(f"interrupted; {count} of {whole} nodes were not checked", do=do)
+
+
 def doctor_nodes(
     install: Path, chosen: Chosen, request: NodesRequest, values: Mapping[str, Any], limits: Limits, output: Output
 ) -> None:
@@ -77,6 +94,30 @@ def doctor_nodes(
 
     Raises UsageError, InfrastructureError, UserInterrupt, and RunFailed if a node is unfit.
     """
+    asked = ask_nodes(install, chosen, request, values, limits)
+    _print(asked.result, asked.folder, asked.scheduler, output)
+    asked.raise_if_interrupted("'llmb doctor --last' shows the result again")
+    raise_unless_fit(asked.result.reports, asked.scheduler)
+
+
+def read_nodes(install: Path, chosen: Chosen, values: Mapping[str, Any], limits: Limits) -> ReadNodes:
+    """Settings of nodes. Raises UsageError, InfrastructureError and UserInterrupt."""
+    request = NodesRequest(started_at=now(), nodes=(), disk_bytes=0, settings=True)
+    asked = ask_nodes(install, chosen, request, values, limits)
+    asked.raise_if_interrupted("call it again; nothing was saved")
+    problems = {
+        report.node: str(report.checks[0].value)
+        for report in asked.result.reports
+        if report.node not in asked.result.fit
+    }
+    read = {node: asked.folder.read_settings(node) for node in asked.result.fit}
+    return ReadNodes(together(read), problems, asked.scheduler.host_list)
+
+
+def ask_nodes(
+    install: Path, chosen: Chosen, request: NodesRequest, values: Mapping[str, Any], limits: Limits
+) -> AskedNodes:
+    """By a job for each node. Raises UsageError and InfrastructureError."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
@@ -87,7 +128,8 @@ def doctor_nodes(
     states = _states(scheduler, chosen)
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
     nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
-    say(f"checking {nodes} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
+    doing = "reading settings of" if request.settings else "checking"
+    say(f"{doing} {nodes} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
     with open_history(install, say) as store, CountProgress() as progress:
         check = NodesCheck(
             store=store,
@@ -100,13 +142,7 @@ def doctor_nodes(
             say=say,
         )
         complete = check.run()
-    result = check.result(request.started_at)
-    _print(result, folder, scheduler, output)
-    if not complete:
-        count = len(result.unchecked)
-        do = "'llmb doctor --last' shows the result again"
-        raise UserInterrupt(f"interrupted; {count} of {len(states)} nodes were not checked", do=do)
-    raise_unless_fit(result.reports, scheduler)
+    return AskedNodes(check.result(request.started_at), folder, scheduler, complete)
 
 
 def show_last(install: Path, chosen: Chosen, output: Output) -> None:
@@ -216,6 +252,18 @@ TimeLimit = Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit o
 MaxWait = Annotated[float, _several(metavar="MINUTES", min=0, help="How long to wait for busy nodes.")]
 Last = Annotated[bool, _several("--last", help="Show the last check of several nodes again.")]
 
+SETTINGS = "Settings of nodes, in place of checks"
+_settings = partial(typer.Option, rich_help_panel=SETTINGS)
+Save = Annotated[str | None, _settings(metavar="NAME", help="Keep them, of this node or of a list, under this name.")]
+Against = Annotated[
+    str | None,
+    _settings(
+        metavar="NAME|RUN", help="List what has changed since they were kept, or since a run: its id, 'latest', ..."
+    ),
+]
+FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit code 4 if an important one has changed.")]
+Replace = Annotated[bool, _settings("--force", help="Replace what is kept under the name.")]
+
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 MIB = 2**20
 
@@ -237,6 +285,10 @@ def doctor(
     time_limit: TimeLimit = TIME_LIMIT_MIN,
     max_wait: MaxWait = MAX_WAIT_MIN,
     last: Last = False,
+    save: Save = None,
+    against: Against = None,
+    fail_on_drift: FailOnDrift = False,
+    force: Replace = False,
     junit: Junit = None,
     json: Json = False,
 ) -> None:
@@ -249,6 +301,9 @@ def doctor(
     A list of nodes is checked through the scheduler, by a job for each that waits for no other. A node that is down,
     does not answer or dies is unfit, with the reason; so the others are reported all the same. Nodes unlike most are
     named. The result is kept, and `llmb submit --exclude unfit` leaves its unfit nodes out.
+
+    With --save and --against nothing is checked: settings of nodes that may change how fast a step is, such as driver,
+    firmware, sysctl, links and NCCL's variables, are kept, or compared with what they were. A run keeps its own.
 
     Exit codes: 0 every check passes or warns, 4 one fails. `llmb docs checks` lists every check with its thresholds.
 
@@ -265,6 +320,10 @@ def doctor(
     - `llmb doctor --partition batch --max-wait 5 --junit nodes.xml`
 
     - `llmb doctor --last --nodes node7`
+
+    - `llmb doctor --partition batch --save fast`
+
+    - `llmb doctor --against fast --fail-on-drift`
     """
     names = tuple(_known_names(only or ()))
     if no_disk and disk_size != DISK_BYTES // MIB:
@@ -272,14 +331,33 @@ def doctor(
     asked = CheckOptions(gpu_type=gpu_type, gpus=gpus, disk_bytes=0 if no_disk else disk_size * MIB, only=names)
     install, output = install_here(), Output(json, junit)
     chosen = Chosen(nodes=nodes, file=nodelist_file, partition=partition, every=every)
-    if last:
+    flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
+    limits = Limits(time_limit, max_wait)
+    if save is not None or against is not None:
+        checks = {"--only": names, "--gpu-type": gpu_type, "--gpus": gpus, "--no-disk": no_disk, "--last": last}
+        _refuse({**checks, "--junit": junit, "--force": force and not save, "--fail-on-drift": fail_on_drift and save})
+        read = partial(read_nodes, install, chosen, flags, limits) if chosen.any else partial(read_here, install)
+        if save is None:
+            compare_settings(install, str(against), read, fail_on_drift=fail_on_drift, json=json)
+        elif against is None:
+            save_settings(install, save, read, replace=force, json=json)
+        else:
+            raise UsageError("--save and --against cannot be combined", do="compare first, then save")
+    elif force or fail_on_drift:
+        raise UsageError("--force is for --save, and --fail-on-drift for --against", do="add it, or leave this out")
+    elif last:
         show_last(install, chosen, output)
     elif chosen.any:
         nodes_request = NodesRequest(started_at=now(), nodes=(), **dict(asked))
-        flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
-        doctor_nodes(install, chosen, nodes_request, flags, Limits(time_limit, max_wait), output)
+        doctor_nodes(install, chosen, nodes_request, flags, limits, output)
     else:
         _check_here(install, asked, output, folded=not is_verbose(ctx))
+
+
+def _refuse(options: Mapping[str, object]) -> None:
+    """Raises UsageError for those that have no effect where settings are read in place of checks."""
+    if given := [name for name, value in options.items() if value]:
+        raise UsageError(f"{', '.join(given)} cannot be combined with --save or --against", do="leave it out")
 
 
 def _known_names(texts: Iterable[str]) -> Iterator[str]:

@@ -10,8 +10,11 @@ from llmb.errors import UsageError
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.jobs.task import CHECKS
 from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
+from llmb.runs.node_settings import NodeSettings
 from llmb.runs.record_file import read_record_file
 
+OF_SETTINGS = "settings-"
+"""How folders begin in which nothing was checked."""
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
 
 
@@ -25,6 +28,8 @@ class NodesRequest(CheckOptions):
     started_at: str
     """ISO 8601 in UTC."""
     nodes: tuple[str, ...]
+    settings: bool = False
+    """Nothing is checked, and the settings of the nodes are read."""
 
 
 class NodesResult(Record):
@@ -63,6 +68,13 @@ class CheckFolder:
         """Batch script and output of a node's job."""
         return RunFolder(self.path / ".jobs" / node / "doctor")
 
+    def settings(self, node: str) -> Path:
+        return self.path / f".settings-{node}.json"
+
+    def read_settings(self, node: str) -> NodeSettings:
+        """Raises OSError and BrokenRecord."""
+        return read_record_file(self.settings(node), NodeSettings)
+
     def read_report(self, node: str) -> NodeReport:
         """Raises OSError and BrokenRecord."""
         return read_record_file(self.report(node), NodeReport)
@@ -76,9 +88,10 @@ def new_check(install: Path, request: NodesRequest) -> CheckFolder:
     """Raises NotWritable. The second check of a second gets a number."""
     parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime("%Y%m%dT%H%M%SZ")
+    name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
     with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        folder = CheckFolder(create_numbered(parent, stamp, Path.mkdir))
+        folder = CheckFolder(create_numbered(parent, name, Path.mkdir))
         write_atomically(folder.request, request.model_dump_json(indent=2) + "\n")
     return folder
 
@@ -96,7 +109,8 @@ def discard(folder: CheckFolder) -> None:
 
 def last_check(install: Path) -> CheckFolder:
     """Raises NoCheck if none is kept."""
-    folders = [CheckFolder(path) for path in sorted((install / CHECKS).glob("*")) if (path / ".request.json").is_file()]
+    made = (path for path in sorted((install / CHECKS).glob("*")) if not path.name.startswith(OF_SETTINGS))
+    folders = [CheckFolder(path) for path in made if (path / ".request.json").is_file()]
     if not folders:
         raise NoCheck("no check of nodes is kept", where=str(install / CHECKS), do=HOW_TO_CHECK)
     return max(folders, key=lambda folder: (_stamp(folder.path), folder.path.name))

@@ -15,12 +15,19 @@ from llmb.health.checks.clock import read_shared_clock
 from llmb.health.kept_checks import CheckFolder
 from llmb.health.node import check_node, check_request
 from llmb.health.records import NodeReport
+from llmb.health.snapshots import settings_here
 from llmb.runs.folder import write_atomically
+from llmb.runs.record import now
 
 
 def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeReport:
     """Raises UsageError, OSError and BrokenRecord."""
-    report = check_node(check_request(Path(environ["LLMB_INSTALL"]), folder.read_request(), environ))
+    install, request = Path(environ["LLMB_INSTALL"]), folder.read_request()
+    if request.settings:
+        read = settings_here(install, environ)
+        write_atomically(folder.settings(node), read.model_dump_json(indent=2) + "\n")
+        return NodeReport(node=node, checked_at=now(), status="pass", checks=())
+    report = check_node(check_request(install, request, environ))
     clock: dict[str, float] = {}
     with suppress(OSError):  # a folder that cannot be written takes no report either, which says so
         ahead_s, unsure_s = read_shared_clock(folder.path, f".clock-{node}")

@@ -33,8 +33,14 @@ def bisect_table(report: BisectReport) -> Table:
         Column("standing", lambda one: one.standing),
     ]
     table = table_of(f"Bisection {report.name}, {report.total_runs} runs so far", report.candidates, columns)
-    table.caption = bisect_text(report)
+    table.caption = "\n".join((bisect_text(report), *_changed_settings(report)))
     return table
+
+
+def _changed_settings(report: BisectReport) -> Iterator[str]:
+    if report.differences:
+        each = (f"{one.key} ({shortened(one.before)}, {shortened(one.after)})" for one in report.differences)
+        yield printable(f"The nodes of the first and of the last candidate also differ in {'; '.join(each)}.")
 
 
 def bisect_text(report: BisectReport) -> str:

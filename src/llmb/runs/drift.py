@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of nodes' settings has changed since, and nodes of one run that are unlike the others. Pure."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from llmb.catalogue.record import Record
 from llmb.runs.environment import Environment, GpuState
@@ -55,11 +55,10 @@ def settings_of_run(environment: Environment | None) -> NodesSettings | None:
     )
 
 
-def find_drift(before: NodesSettings, now: NodesSettings, without: Collection[str] = ()) -> tuple[Drift, ...]:
-    """The important first. A node that was not there is compared with what was usual; ``without`` are keys."""
+def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:
+    """The important first. A node that was not there is compared with what was usual."""
     found = (one for node in now.nodes for one in _of_node(node, before.of_node(node), now.of_node(node)))
-    kept = [one for one in found if one.key not in without]
-    return tuple(sorted(kept, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
+    return tuple(sorted(found, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
 
 
 def _of_node(node: str, before: dict[str, str], now: dict[str, str]) -> Iterable[Drift]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from llmb.catalogue.record import Record
 
-PREFIXES = ("kernel.", "sysctl.", "cpu.", "bios.", "gpu.", "modules.", "nic.", "interface.", "pcie.")
+PREFIXES = ("kernel.", "sysctl.", "cpu.", "bios.", "gpu.", "modules.", "nic.", "interface.", "pcie.", "image.")
 """How keys begin that only settings have."""
 SET_OR_NOT = "variables."
 """How keys begin whose absence means something; what else is absent could not be read."""

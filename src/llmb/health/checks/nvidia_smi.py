@@ -103,7 +103,7 @@ class GpuFacts:
 
 def read_gpus(source: FactSource, node: str) -> GpuFacts:
     on_bus = gpus_on_bus(source)
-    states, said = _states(source, node)
+    states, said = read_states(source, node)
     if isinstance(states, Missing):
         return GpuFacts(on_bus=on_bus, states=states, hung=said.timed_out)
     found, hung = _details(source)
@@ -151,7 +151,7 @@ def up_seconds(source: FactSource) -> float | None:
     return float(found[0]) if found else None
 
 
-def _states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Said]:
+def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Said]:
     """The GPUs by the most complete query that the driver knows, and what that prints."""
     said = Said("", "nvidia-smi was not called")
     for fields in QUERIES:

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb doctor --save`` and ``--against``: settings of nodes, kept and compared."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from llmb.analysis.analyzed_run import AnalyzedRun
+from llmb.analysis.find_runs import find_ended_runs
+from llmb.cli.root import say
+from llmb.errors import RunFailed, UsageError
+from llmb.health.snapshots import (
+    Snapshot,
+    new_snapshot,
+    read_snapshot,
+    settings_here,
+    snapshot_names,
+    write_snapshot,
+)
+from llmb.report.drift_report import DriftReport, SavedReport, drift_tables, saved_table
+from llmb.report.output import print_output
+from llmb.runs.drift import Drift, find_drift, settings_of_run
+from llmb.runs.host import host_name
+from llmb.runs.node_settings import NodesSettings, together
+from llmb.runs.record import now
+
+HostList = Callable[[list[str]], str]
+
+
+class ReadNodes(NamedTuple):
+    """What was read of the nodes that were asked for, and why others were not."""
+
+    settings: NodesSettings
+    not_read: dict[str, str]
+    host_list: HostList
+
+
+class Reference(NamedTuple):
+    """What nodes are compared with."""
+
+    title: str
+    saved_at: str | None
+    settings: NodesSettings
+    of_run: bool = False
+
+    def drift(self, now: NodesSettings) -> tuple[Drift, ...]:
+        """A run has variables that its recipe and llmb set: that a shell has none says nothing."""
+        found = find_drift(self.settings, now)
+        return tuple(one for one in found if not (self.of_run and one.after is None))
+
+
+def read_here(install: Path) -> ReadNodes:
+    """Raises UsageError."""
+    return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
+
+
+def save_settings(install: Path, name: str, read: Callable[[], ReadNodes], *, replace: bool, json: bool) -> None:
+    """Raises UsageError, before anything is read if the name cannot be taken, and RunFailed if a node was not read."""
+    path = new_snapshot(install, name, replace=replace)
+    found = read()
+    if not found.settings.nodes:
+        raise _not_read(found)
+    write_snapshot(path, Snapshot(name=name, saved_at=now(), settings=found.settings))
+    report = SavedReport(
+        saved=name,
+        file=str(path),
+        nodes=found.settings.nodes,
+        settings=len(found.settings.usual),
+        not_read=found.not_read,
+        missing=found.settings.missing,
+    )
+    print_output(report.model_dump(mode="json") if json else saved_table(report, found.host_list))
+    if found.not_read:
+        raise _not_read(found)
+
+
+def compare_settings(
+    install: Path, against: str, read: Callable[[], ReadNodes], *, fail_on_drift: bool, json: bool
+) -> None:
+    """Raises UsageError, and with ``fail_on_drift`` RunFailed for important drift, and for a node that was not read."""
+    reference = find_reference(install, against)
+    found = read()
+    report = DriftReport(
+        against=reference.title,
+        saved_at=reference.saved_at,
+        nodes=found.settings.nodes,
+        unknown_nodes=tuple(node for node in found.settings.nodes if node not in reference.settings.nodes),
+        not_read=found.not_read,
+        missing={**reference.settings.missing, **found.settings.missing},
+        drift=reference.drift(found.settings),
+    )
+    print_output(report.model_dump(mode="json") if json else drift_tables(report, found.host_list))
+    important = {one.key for one in report.drift if one.important}
+    if fail_on_drift and important:
+        raise RunFailed(f"settings have changed since {reference.title}: {', '.join(sorted(important))}")
+    if fail_on_drift and found.not_read:
+        raise _not_read(found)
+
+
+def _not_read(found: ReadNodes) -> RunFailed:
+    whole = len(found.settings.nodes) + len(found.not_read)
+    return RunFailed(f"{len(found.not_read)} of {whole} nodes were not read: {found.host_list([*found.not_read])}")
+
+
+def find_reference(install: Path, text: str) -> Reference:
+    """A snapshot, or the newest run that ``text`` stands for and that has settings. Raises UsageError for neither."""
+    if snapshot := read_snapshot(install, text):
+        return Reference(f"snapshot {text}", snapshot.saved_at, snapshot.settings)
+    try:
+        runs = find_ended_runs(text, install, say).runs
+    except UsageError as error:
+        what = f"no snapshot has the name '{text}', and as a run: {error.what}"
+        do = "'llmb doctor --save NAME' makes a snapshot; 'llmb runs' lists runs"
+        raise UsageError(what, where=error.where, choices=snapshot_names(install), do=do) from error
+    found = [reference for run in runs if (reference := _of_run(run))]
+    if not found:
+        raise UsageError(f"no run of '{text}' has settings of its nodes", do="only runs of llmb's own engine have them")
+    return found[-1]
+
+
+def _of_run(run: AnalyzedRun) -> Reference | None:
+    record = run.record
+    settings = settings_of_run(record.environment) if record else None
+    if record is None or settings is None:
+        return None
+    if record.image:
+        settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": record.image}})
+    return Reference(f"run {run.id}", record.started_at, settings, of_run=True)
