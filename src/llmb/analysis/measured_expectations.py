@@ -11,6 +11,7 @@ from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of, grouped
 from llmb.analysis.judge_run import measured_run, times_of
 from llmb.errors import EnvironmentProblem, UsageError, see
 from llmb.runs.folder import write_atomically
+from llmb.runs.node_settings import PREFIXES
 from llmb.verdict.conditions import merged, rule_of
 from llmb.verdict.expectations_file import ExpectedLayout, ExpectedStepTime
 
@@ -83,7 +84,8 @@ def _rounded(seconds: float) -> float:
 
 
 def _matters(key: str) -> bool:
-    return rule_of(key).differs != "ignored"
+    """Settings of nodes are too many for a file that is read and edited; the run's record has them."""
+    return rule_of(key).differs != "ignored" and not key.startswith(PREFIXES)
 
 
 def _source(group: Sequence[AnalyzedRun]) -> str:

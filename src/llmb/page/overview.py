@@ -31,6 +31,9 @@ from llmb.page.charts import (
 from llmb.page.figure import Beside, Figure, figures_beside
 from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import cut, interval_of, known, number, result_table
+from llmb.runs.drift import is_difference
+from llmb.runs.identity import differences
+from llmb.verdict.conditions import rule_of
 from llmb.verdict.sentence import percent
 
 if TYPE_CHECKING:
@@ -187,8 +190,9 @@ def _estimate(run: AnalyzedRun, times: Statistics) -> Estimate:
 
 def _changed(before: AnalyzedRun, after: AnalyzedRun) -> str:
     """What of software and hardware differs between two runs, in a line; empty if nothing does."""
-    keys = [key for key in after.conditions if key.startswith(CHANGING)]
-    found = [key for key in keys if before.conditions.get(key) != after.conditions.get(key)]
-    return ", ".join(
-        f"{key.rpartition('.')[2]} {before.conditions.get(key)} to {after.conditions[key]}" for key in found
+    found = (
+        one
+        for one in differences(before.conditions, after.conditions)
+        if (one.key.startswith(CHANGING) or rule_of(one.key).important) and is_difference(one)
     )
+    return ", ".join(f"{one.key.rpartition('.')[2]} {one.before} to {one.after}" for one in found)

@@ -47,12 +47,8 @@ def settings_of_run(environment: Environment | None) -> NodesSettings | None:
     by_node: dict[str, list[GpuState]] = {node: [] for node in settings.nodes}
     for gpu in environment.gpus or ():
         by_node.get(gpu.node, []).append(gpu)
-    return together(
-        {
-            node: NodeSettings(values=settings.of_node(node) | gpu_limits(gpus), missing=settings.missing)
-            for node, gpus in by_node.items()
-        }
-    )
+    limits = {node: NodeSettings(values=gpu_limits(gpus), missing={}) for node, gpus in by_node.items()}
+    return settings.with_others(together(limits))
 
 
 def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:

@@ -38,6 +38,16 @@ class NodesSettings(Record):
         values = {**self.usual, **self.unlike.get(node, {})}
         return {key: value for key, value in values.items() if value is not None}
 
+    def with_others(self, others: "NodesSettings") -> "NodesSettings":
+        """With other settings of the same nodes."""
+        unlike = {
+            node: {**self.unlike.get(node, {}), **others.unlike.get(node, {})}
+            for node in self.nodes
+            if node in self.unlike or node in others.unlike
+        }
+        missing = {**self.missing, **others.missing}
+        return NodesSettings(nodes=self.nodes, usual={**self.usual, **others.usual}, unlike=unlike, missing=missing)
+
     def of_all(self) -> dict[str, str]:
         """The value of all nodes, else all that occur."""
         every: dict[str, set[str]] = {}
