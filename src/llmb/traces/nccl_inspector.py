@@ -145,7 +145,10 @@ def _completed(lines: Iterable[_Line]) -> list[list[Count]]:
         before = of_rank.get(line.header.rank)
         if before is None or line.coll_perf.coll_sn > before.coll_perf.coll_sn:
             of_rank[line.header.rank] = line
-    return [[Count(_suspect(line), line.coll_perf.coll_sn) for line in of_rank.values()] for of_rank in last.values()]
+    return [
+        [Count(_suspect(line), line.coll_perf.coll_sn, operation) for line in of_rank.values()]
+        for (_, operation), of_rank in last.items()
+    ]
 
 
 def _suspect(line: _Line) -> Suspect:
@@ -156,7 +159,6 @@ def _suspect(line: _Line) -> Suspect:
         communicator=line.header.id.removeprefix("0x"),
         node=line.metadata.hostname,
         pid=line.metadata.pid,
-        operation=line.coll_perf.coll,
     )
 
 

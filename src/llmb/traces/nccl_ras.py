@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what NCCL's RAS answers, as text (NCCL from 2.24, RCCL from 2.28) or JSON (from 2.28.7).
 
-RAS counts operations that were launched, not completed. Formats: ``src/ras/client_support.cc`` of NCCL 2.24 to 2.30.
+RAS counts collectives that were launched, not completed; no sends and receives, and none of CUDA graphs. Formats: ``src/ras/client_support.cc`` of NCCL 2.24 to 2.30.
 """
 
 import re
@@ -175,11 +175,12 @@ def _state(status: _State) -> str:
 
 
 def _counted(one: _Communicator, programs: Mapping[tuple[str, int, int], int]) -> Iterator[list[Count]]:
+    named: list[Suspect] = []
     for operation in dict.fromkeys(name for rank in one.ranks for name in rank.collective_counts):
         numbers = [rank.collective_counts.get(operation, 0) for rank in one.ranks]
         if len(set(numbers)) > 1:
-            named = [_suspect(one, rank, programs).model_copy(update={"operation": operation}) for rank in one.ranks]
-            yield list(map(Count, named, numbers))
+            named = named or [_suspect(one, rank, programs) for rank in one.ranks]
+            yield [Count(item, number, operation) for item, number in zip(named, numbers, strict=True)]
 
 
 def _notes(timeouts: int, *more: str) -> tuple[str, ...]:
@@ -247,7 +248,7 @@ class _TextReader:
         """Ends what was said of several ranks, with those that no line has named."""
         if self.group and self.about.kind == "behind" and self.rest > 0:
             others = self.about.model_copy(update={"detail": f"{self.rest} ranks"})
-            self.counts[-1].append(Count(others, int(self.group["launched"] or 0)))
+            self.counts[-1].append(Count(others, int(self.group["launched"] or 0), others.operation))
         self.about, self.group, self.rest = about, None, 0
 
     def _rank(self, rank: int, found: _Found) -> None:
@@ -258,7 +259,7 @@ class _TextReader:
         named = {"rank": rank, "program_rank": rank if whole else None, **_place(found)}
         item = self.about.model_copy(update=named)
         if item.kind == "behind":
-            self.counts[-1].append(Count(item, int(said.get("launched") or 0)))
+            self.counts[-1].append(Count(item, int(said.get("launched") or 0), item.operation))
         elif item.kind == "state" and said.get("state") in (None, *_ABSENT):
             self.suspects.append(item.model_copy(update={"kind": "absent"}))
         else:

@@ -56,6 +56,7 @@ class Count:
 
     of: Suspect
     number: int
+    operation: str | None
 
 
 def in_order(suspects: Iterable[Suspect], counts: Sequence[Sequence[Count]]) -> tuple[Suspect, ...]:
@@ -79,7 +80,8 @@ def _behind(counts: Sequence[Count]) -> Iterator[Suspect]:
     most = max(count.number for count in counts)
     for count in counts:
         if count.number < most:
-            yield count.of.model_copy(update={"operations": count.number, "behind": most - count.number})
+            own = {"operation": count.operation, "operations": count.number, "behind": most - count.number}
+            yield count.of.model_copy(update=own)
 
 
 def _gpu(item: Suspect) -> tuple[object, ...]:
@@ -88,8 +90,12 @@ def _gpu(item: Suspect) -> tuple[object, ...]:
 
 
 def suspects_text(suspects: Sequence[Suspect], host_of: Mapping[int, str] | None = None) -> str:
-    """All of the first kind, in one line; ``host_of`` has the names of nodes by the program's ranks."""
-    found = [item for item in suspects if item.kind == suspects[0].kind]
+    """All of the first kind, each once, in one line; ``host_of`` has the names of nodes by the program's ranks."""
+    each: dict[tuple[object, ...], Suspect] = {}
+    for item in suspects:
+        if item.kind == suspects[0].kind:
+            each.setdefault(_gpu(item), item)
+    found = list(each.values())
     named = "; ".join(_text(item, host_of or {}) for item in found[:MOST_NAMED])
     return named + (f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
 
