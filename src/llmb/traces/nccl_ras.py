@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what NCCL's RAS answers, as text (NCCL from 2.24, RCCL from 2.28) or JSON (from 2.28.7).
 
-RAS counts collectives that were launched, not completed; no sends and receives, and none of CUDA graphs. Formats: ``src/ras/client_support.cc`` of NCCL 2.24 to 2.30.
+RAS counts collectives that were launched, not completed; no sends and receives, and none of CUDA graphs. Formats:
+``src/ras/client_support.cc`` of NCCL 2.24 to 2.30.
 """
 
 import re

@@ -32,6 +32,8 @@ _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:]+)):(\d{1,5})")
 PATIENCE_S = 10.0
 """For all of the answer. NCCL waits up to 5 s longer for processes that do not answer than it is asked to."""
 NCCL_WAITS_S = 3
+GREETING_S = 1.0
+"""A process that is stopped takes connections, but never answers."""
 MOST_TRIES = 16
 """All processes of a user that listen on the same port take turns, whichever job they are of."""
 CHUNK_BYTES = 1 << 16
@@ -98,10 +100,15 @@ def ask_ras(run: Path, address: str, patience_s: float = PATIENCE_S) -> bytes:
     here = _own_address(address)
     for _ in range(MOST_TRIES):
         with socket.create_connection(here, timeout=_left(end)) as connection:
-            lines = _Lines(connection, end)
-            if not lines.ask("CLIENT PROTOCOL 2").startswith("SERVER PROTOCOL "):
+            lines = _Lines(connection, min(end, time.monotonic() + GREETING_S))
+            try:
+                greeting = lines.ask("CLIENT PROTOCOL 2")
+            except TimeoutError:
+                continue
+            if not greeting.startswith("SERVER PROTOCOL "):
                 raise Refused(OTHER_PROGRAM)
             if _is_of_run(connection, run):
+                lines.end = end
                 lines.ask(f"TIMEOUT {NCCL_WAITS_S}")
                 lines.ask("SET FORMAT json")  # NCCL before 2.28.7 answers with an error, and then with text
                 return lines.last("VERBOSE STATUS")
@@ -126,7 +133,7 @@ def _own_address(text: str) -> tuple[str, int]:
 def _left(end: float) -> float:
     left = end - time.monotonic()
     if left <= 0:
-        raise Refused(LATE)
+        raise TimeoutError(LATE)
     return left
 
 
