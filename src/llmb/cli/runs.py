@@ -20,6 +20,7 @@ from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
+from llmb.report.machine_report import machine_table
 from llmb.report.output import print_output
 from llmb.report.run_report import repeats_document, repeats_tables, run_document, run_table
 from llmb.report.sparkline import step_chart
@@ -154,11 +155,20 @@ def print_result(run: EndedRun, *, json: bool) -> None:
     """Raises InvalidRun or RunFailed if the run was not successful."""
     if json:
         print_output(run_document(run))
-    elif run.result.status == "success":
+    else:
+        _print_tables(run)
+    raise_unless_successful(run)
+
+
+def _print_tables(run: EndedRun) -> None:
+    """What happened on the nodes also of a run that failed."""
+    if run.result.status == "success":
         print_output(run_table(run.plan, run.result, read_steps(run.folder.steps)))
+    if run.result.machine and run.result.machine.events:
+        print_output(machine_table(run.result.machine))
+    if run.result.status == "success":
         name = run.record.id
         if run.folder.path.resolve().is_relative_to(install_here().resolve()):
             sys.stderr.write(
                 f"run {name}; 'llmb jobs show {name}' has its folder, 'llmb report {name}' makes its page\n"
             )
-    raise_unless_successful(run)

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from llmb.report.table import Table, result_table
-from llmb.resources.machine import Machine, Unread, event_text, machine_rules
+from llmb.resources.machine import Machine, Unread, event_text, kind_text, machine_rules
 
 STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
 MOST_NAMED = 4
@@ -12,11 +12,9 @@ MOST_NAMED = 4
 
 
 def machine_rows(machine: Machine) -> Iterator[tuple[str, str]]:
-    """What is wrong with what to do, else that nothing is; and what could not be read."""
-    for fault in machine.faults:
-        yield STATES.get(machine.state, machine.state), fault
-    for advice in dict.fromkeys(event.advice for event in machine.events):
-        yield "to do", advice
+    """What is wrong, else that nothing is; and what could not be read."""
+    for events in machine.kinds:
+        yield STATES[events[0].state], kind_text(events)
     unread = "; ".join(f"{one.what}{_where(one)}: {one.reason}" for one in machine.unread)
     if not machine.events:
         found = {"clean": "clean: no counter of errors rose", "unknown": "unknown"}[machine.state]

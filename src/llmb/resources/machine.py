@@ -131,14 +131,20 @@ class Machine(Record):
     unread: tuple[Unread, ...]
 
     @property
-    def faults(self) -> tuple[str, ...]:
-        """In words, for a verdict."""
+    def kinds(self) -> tuple[tuple[MachineEvent, ...], ...]:
+        """Events of one kind and state together, the worst first."""
         kinds: dict[tuple[str, str], list[MachineEvent]] = {}
         for event in self.events:
             kinds.setdefault((event.kind, event.state), []).append(event)
-        texts = [_kind_text(events) for events in kinds.values()]
+        return tuple(map(tuple, kinds.values()))
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """In words, for a verdict."""
+        texts = [kind_text(events) for events in self.kinds]
         more = len(texts) - MOST_NAMED
-        return (*texts[:MOST_NAMED], *([f"and {more} more kinds of events"] if more > 0 else []))
+        kinds = "kind" if more == 1 else "kinds"
+        return (*texts[:MOST_NAMED], *([f"{more} more {kinds} of events"] if more > 0 else []))
 
     @property
     def faulty_nodes(self) -> tuple[str, ...]:
@@ -248,7 +254,7 @@ def _merged(events: Iterable[MachineEvent]) -> Iterator[MachineEvent]:
     yield from said.values()
 
 
-def _kind_text(events: Sequence[MachineEvent]) -> str:
+def kind_text(events: Sequence[MachineEvent]) -> str:
     """Such as ``retransmissions on node7: packet_seq_err of mlx5_0 rose by 5,120``."""
     nodes = list(dict.fromkeys(event.node for event in events))
     where = " and ".join(nodes) if len(nodes) <= MOST_NODES else f"{len(nodes)} nodes"
