@@ -39,6 +39,8 @@ RUNS = Path(STATE_FOLDER) / "bench_runs"
 UNTIL_KILLED = 100_000
 """Steps of the run that is killed: far more than are done until then, however quick they are and late it is noticed."""
 VERSIONS = ("python", "torch", "cuda", "cudnn", "nccl", "driver")
+AFTER = " after "
+"""What follows in a run's reason are the steps that were planned, which mean nothing here."""
 TOLERANCE = {Dtype.FP32: 1e-6, Dtype.BF16: 0.01, Dtype.FP8: 0.02}
 """How far losses may differ on a GPU, whose kernels may add in another order each time. On a CPU they do not."""
 ELSEWHERE = "free some space there, or name a folder on another file system with --path"
@@ -131,7 +133,7 @@ def _interruptible() -> Iterator[None]:
             gate.let_through()
             yield
     except (Interrupted, UserInterrupt) as error:
-        what = error.what if isinstance(error, UserInterrupt) else f"interrupted by {error}"
+        what = error.what.partition(AFTER)[0] if isinstance(error, UserInterrupt) else f"interrupted by {error}"
         raise UserInterrupt(what, do="its checkpoint was removed; the same command starts again") from error
 
 
@@ -229,7 +231,7 @@ def trial_of(trial: Trial) -> CheckpointTrial:
         size_bytes=trial.saved.size_bytes,
         files=len(trial.saved.record.files),
         saved_after=trial.wanted.before,
-        killed=(trial.killed.result.reason or "").partition(", after ")[0],  # the planned steps mean nothing
+        killed=(trial.killed.result.reason or "").partition(AFTER)[0].rstrip(","),
         save=save,
         load=load,
         cache="not dropped" if trial.cached else "dropped",
