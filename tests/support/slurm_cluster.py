@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Slurm of its own on this machine: a controller and two nodes with stand-ins for GPUs, all below one folder."""
+"""A real Slurm of its own on this machine: a controller and two nodes or more with stand-ins for GPUs, all below one folder."""
 
 import os
 import secrets
@@ -22,8 +22,8 @@ HOW_TO_GET = "Slurm is not installed: apt-get install slurmctld slurmd slurm-cli
 SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 NODES = ("node1", "node2")
 GPUS = 8
-STOPPED = (*NODES, "slurmctld", "slurmdbd", "mariadbd", "munged")
-"""Daemons in the order in which they are ended."""
+STOPPED = ("slurmctld", "slurmdbd", "mariadbd", "munged")
+"""Daemons in the order in which they are ended, after those of nodes."""
 READY_S = 300
 STOPS_WITHIN_S = 60
 """A controller that is killed earlier may not have saved what it knows of jobs."""
@@ -66,11 +66,13 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 UnkillableStepTimeout=120
 PropagateResourceLimits=NONE
 {accounting}
-NodeName=node1 NodeHostName=node1 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=1000000 Gres=gpu:h100:{gpus}
-NodeName=node2 NodeHostName=node2 NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=1000000 Gres=gpu:h100:{gpus}
-PartitionName=gpu Nodes=node1,node2 Default=YES MaxTime=1-00:00:00 DefaultTime=01:00:00 State=UP
+{nodes}
+PartitionName=gpu Nodes={names} Default=YES MaxTime=1-00:00:00 DefaultTime=01:00:00 State=UP
 PartitionName=debug Nodes=node1 MaxTime=00:30:00 State=UP
 """
+NODE = (
+    "NodeName={name} NodeHostName={name} NodeAddr=127.0.0.1 Port={port} CPUs=64 RealMemory=1000000 Gres=gpu:h100:{gpus}"
+)
 
 
 def missing_programs() -> list[str]:
@@ -85,6 +87,7 @@ class SlurmCluster:
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     min_job_age_s: int = 3600
     """For so long the controller remembers a job that has ended."""
+    nodes: tuple[str, ...] = NODES
     reaper: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -111,7 +114,7 @@ class SlurmCluster:
         self.wait_for("munged", (self.root / "munge" / "socket").exists)
         self.start_accounts()
         self.start_controller()
-        for node in NODES:
+        for node in self.nodes:
             self.start_node(node)
         self.wait_for("nodes", self._nodes_ready)
 
@@ -126,7 +129,7 @@ class SlurmCluster:
 
     def revive(self) -> None:
         """Starts nodes again whose daemon crashed: Debian's slurmd sometimes aborts when many steps start at once."""
-        crashed = [name for name in NODES if name in self.daemons and self.daemons[name].poll() is not None]
+        crashed = [name for name in self.nodes if name in self.daemons and self.daemons[name].poll() is not None]
         for node in crashed:
             self.start_node(node)
             self.run("scontrol", "update", f"nodename={node}", "state=resume")
@@ -141,7 +144,7 @@ class SlurmCluster:
         if "slurmctld" in self.daemons:
             self.run("scancel", f"--user={os.geteuid()}")
             self.wait_for("the end of jobs", lambda: not self.run("squeue", "-h").stdout.strip(), fails=False)
-        for name in STOPPED:
+        for name in (*self.nodes, *STOPPED):
             self.end(name)
         kill_processes_of(self.root)
         if self.reaper:
@@ -193,10 +196,10 @@ class SlurmCluster:
 
     def _nodes_ready(self) -> bool:
         lines = self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%N %T").stdout.split("\n")
-        return sum(line.endswith((" idle", " mixed", " allocated", " completing")) for line in lines) == len(NODES)
+        return sum(line.endswith((" idle", " mixed", " allocated", " completing")) for line in lines) == len(self.nodes)
 
     def _configure(self) -> None:
-        for folder in ("munge", "state", "dev", *(f"spool-{node}" for node in NODES)):
+        for folder in ("munge", "state", "dev", *(f"spool-{node}" for node in self.nodes)):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         (self.root / "munge").chmod(0o755)
         key = self.root / "munge" / "key"
@@ -206,18 +209,20 @@ class SlurmCluster:
             # slurmd wants character devices.
             (self.root / "dev" / f"gpu{number}").symlink_to("/dev/null")
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-        host, ports = socket.gethostname().split(".")[0], free_ports(4)
+        host, ports = socket.gethostname().split(".")[0], free_ports(2 + len(self.nodes))
+        lines = (NODE.format(name=name, port=port, gpus=GPUS) for name, port in zip(self.nodes, ports[2:], strict=True))
         text = CONFIG.format(
+            nodes="\n".join(lines),
+            names=",".join(self.nodes),
             host=host,
             ports=ports,
             root=self.root,
             user=user,
-            gpus=GPUS,
             min_job_age_s=self.min_job_age_s,
-            accounting=self._configure_accounts(host, user, ports[3]),
+            accounting=self._configure_accounts(host, user, ports[1]),
         )
         (self.root / "slurm.conf").write_text(text)
-        gres = f"NodeName={','.join(NODES)} Name=gpu Type=h100 File={self.root}/dev/gpu[0-{GPUS - 1}]\n"
+        gres = f"NodeName={','.join(self.nodes)} Name=gpu Type=h100 File={self.root}/dev/gpu[0-{GPUS - 1}]\n"
         (self.root / "gres.conf").write_text(gres)
         (self.root / "plugstack.conf").write_text("")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmb.bench.device_bench import DeviceChoice
+from llmb.bench.pairs import PairwiseResult
 from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
@@ -26,7 +27,7 @@ REQUEST, END = "bench_request.json", "bench_end.json"
 TIME_LIMIT_MIN = 30
 LOOK_EVERY_S, SETTLE_S = 0.5, 10.0
 """How long the files of a job that has ended may take to show here."""
-Kind = Literal["collectives", "gpus"]
+Kind = Literal["collectives", "gpus", "pairwise"]
 
 
 class BenchRequest(Record):
@@ -47,6 +48,7 @@ class BenchEnd(Record):
     problem: str | None = None
     missing_nodes: tuple[str, ...] = ()
     """Nodes of the job that reported nothing."""
+    pairwise: PairwiseResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,9 @@ class BenchProgram:
 
     kind: Kind
     module: str
-    start: StartMode
+    start: StartMode | Literal["agents"]
     file: str
+    time_limit_min: int = TIME_LIMIT_MIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def bench_order(
         parent=site.install / BENCHMARKS,
         title=title,
         placement=nodes.placement,
-        time_limit_min=TIME_LIMIT_MIN,
+        time_limit_min=program.time_limit_min,
         work=(PYTHON, "-P", "-m", program.module, RUN_FOLDER),
         finish=(PYTHON, "-P", "-m", FINISH, RUN_FOLDER),
         files={REQUEST: request.model_dump_json(indent=2) + "\n", program.file: document},

@@ -34,12 +34,8 @@ from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.cli.bench_checkpoint import checkpoint
-from llmb.cli.bench_jobs import (
-    collectives,
-    command_line,
-    gpus,
-    save_and_show,
-)
+from llmb.cli.bench_collectives import collectives
+from llmb.cli.bench_jobs import command_line, gpus, save_and_show
 from llmb.cli.common import Json
 from llmb.cli.options import selection_options, takes
 from llmb.cli.progress import CaseProgress

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-import llmb
 from llmb.bench.bench_job import (
     TIME_LIMIT_MIN,
     BenchEnd,
@@ -20,23 +19,9 @@ from llmb.bench.bench_job import (
     end_of,
     job_nodes,
 )
-from llmb.bench.cases import bytes_of
-from llmb.bench.collective_bench import (
-    LEAST_BYTES,
-    TABLE,
-    CollectiveRequest,
-    collective_job,
-    measure_here,
-    measurement_file,
-    named_collectives,
-    raise_if_wrong,
-)
-from llmb.bench.collectives import JOB as FILE
-from llmb.bench.collectives import PROGRAM
-from llmb.bench.device_bench import DeviceChoice, device_here, raise_if_missing
+from llmb.bench.device_bench import DeviceChoice, device_here
 from llmb.bench.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts, outlier_rule
 from llmb.bench.kept_measurements import write_measurements
-from llmb.bench.nccl_table import collective_texts
 from llmb.bench.records import JOB as GPUS_FILE
 from llmb.bench.records import PROGRAM as GPUS_PROGRAM
 from llmb.bench.records import MeasurementFile
@@ -53,7 +38,7 @@ from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.options.option import Option
-from llmb.report.bench_report import advice, gpus_document, gpus_tables, measurement_document, not_measured_table
+from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.campaign_report import flags_text
 from llmb.report.output import print_line, print_output
 from llmb.runs.folder import RunFolder
@@ -150,112 +135,7 @@ def _show_job(job: Job, *, json: bool) -> None:
         print_line(f"queued as job {job.job_id} in {job.run_dir}; {do}")
 
 
-RANKS_ON_CPU = 4
-LEAST_RANKS = 2
-
-
-@takes(JOB)
-def collectives(
-    values: dict[str, Any],
-    ctx: typer.Context,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[COLLECTIVE]...",
-            help="all_reduce, all_gather, reduce_scatter, alltoall, sendrecv. Default: all of them.",
-        ),
-    ] = None,
-    min_size: Annotated[str, typer.Option("--min-size", help="Smallest size, with a unit.")] = f"{LEAST_BYTES}B",
-    max_size: Annotated[
-        str | None,
-        typer.Option("--max-size", help="Largest size. Default: 16GiB on GPUs, 16MiB on CPUs, or what memory allows."),
-    ] = None,
-    factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between one size and the next.")] = 2,
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Timed calls of each size.")] = 20,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls before the timed ones.")] = 5,
-    ranks: Ranks = None,
-    device: Annotated[
-        DeviceChoice, typer.Option("--device", help="'cuda' is NCCL, 'cpu' is gloo; 'auto': GPUs if there are any.")
-    ] = "auto",
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
-    """Collectives between GPUs (NCCL) or processes (gloo), with the table of nccl-tests.
-
-    On the ranks of this machine, or in a job: --nodes, or any other option of the scheduler. Bandwidths and columns are
-    those of nccl-tests, so 'llmb nccl' reads the table and compares it with others. Every result is checked against the
-    expected values; '#wrong' counts the elements that differ, and any is an error.
-
-    Exit codes: 0 measured, 4 a result is wrong, memory ran out for a size that was specified, or a rank failed.
-
-    Examples:
-
-    - `llmb bench collectives all_reduce --max-size 1GiB`
-
-    - `llmb bench collectives --device cpu --ranks 4 --max-size 1MiB > gloo.txt; llmb nccl gloo.txt`
-
-    - `llmb bench collectives --nodes 2 --partition batch --wait`
-    """
-    sweep = CollectiveRequest(
-        collectives=named_collectives(names or []),
-        least=bytes_of(min_size),
-        most=None if max_size is None else bytes_of(max_size),
-        factor=factor,
-        iterations=iterations,
-        warm_ups=warmup,
-    )
-    if check_is_job(given_of(ctx, values), wait=wait, dry_run=dry_run):
-        _in_a_job(BenchJobRequest(values, device, ranks), sweep, wait=wait, dry_run=dry_run, json=json)
-    else:
-        _here(sweep, device, ranks, json=json)
-
-
-def _here(sweep: CollectiveRequest, choice: DeviceChoice, ranks: int | None, *, json: bool) -> None:
-    device, ranks = _ranks_here(choice, ranks, on_cpu=RANKS_ON_CPU)
-    if ranks < LEAST_RANKS:
-        raise UsageError("collectives need two ranks", do="choose --device cpu, or measure between nodes: --nodes 2")
-    job, measured_at = collective_job(sweep, device), now()
-    install = install_here()
-    with CaseProgress() as progress:
-        result = measure_here(job, ranks, progress.case)
-    measured = measurement_file(job, result, command_line(), measured_at)
-    table = "\n".join(collective_texts(job, result, llmb.__version__))
-    kept = save_and_show(install, [measured], lambda: _show(measured, table, json=json))
-    _conclude(measured, kept)
-
-
-def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, *, wait: bool, dry_run: bool, json: bool) -> None:
-    job = collective_job(sweep, request.device)
-    placement = request.nodes.placement
-    if placement.processes < LEAST_RANKS:
-        raise UsageError("collectives need two ranks", do="add --nodes 2, or --ranks")
-    program = BenchProgram("collectives", PROGRAM, "torchrun", FILE)
-    order = request.order(program, f"collectives over {placement.processes} ranks, by llmb", job.model_dump_json())
-    done = queue(order, dry_run=dry_run, wait=wait, json=json)
-    if done:
-        end, folder = done
-        _show(end.measured[0], (folder.path / TABLE).read_text(), json=json)
-        _conclude(end.measured[0], end.kept)
-
-
-def _show(measured: MeasurementFile, table: str, *, json: bool) -> None:
-    if json:
-        print_output(measurement_document(measured))
-    else:
-        print_output(table)
-        if measured.not_measured:
-            print_output([not_measured_table(measured.not_measured)])
-
-
-def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:
-    """Raises RunFailed for a result that is wrong, or that memory ran out for."""
-    say(f"saved to {', '.join(kept)}")
-    raise_if_wrong(measured)
-    raise_if_missing(measured)
-
-
-def _ranks_here(choice: DeviceChoice, ranks: int | None, *, on_cpu: int) -> tuple[Device, int]:
+def ranks_here(choice: DeviceChoice, ranks: int | None, *, on_cpu: int) -> tuple[Device, int]:
     """The device and the processes of a measurement on this machine. Raises EnvironmentProblem for too few GPUs."""
     machine = this_machine()
     device = device_here(choice, machine)
@@ -318,7 +198,7 @@ def gpus(
 
 
 def _measured_here(choice: DeviceChoice, ranks: int | None, seconds: float) -> list[MeasurementFile]:
-    device, ranks = _ranks_here(choice, ranks, on_cpu=this_machine().cores)
+    device, ranks = ranks_here(choice, ranks, on_cpu=this_machine().cores)
     measured_at = now()
     with CaseProgress() as progress:
         reports = measure_parts(gpus_job(device, seconds), ranks, progress.case)

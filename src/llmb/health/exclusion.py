@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that jobs are to avoid: a list, which may name a file, or the unfit nodes of the last check."""
+"""Nodes that jobs are to avoid: a list, which may name a file, or the unfit nodes of the last check and measurement."""
 
 import re
 import time
@@ -9,7 +9,15 @@ from pathlib import Path
 
 from llmb.errors import UsageError
 from llmb.health.check_nodes import stored
-from llmb.health.kept_checks import HOW_TO_CHECK, NoCheck, age_s, last_check
+from llmb.health.kept_checks import (
+    HOW_TO_CHECK,
+    HOW_TO_MEASURE,
+    JudgedNodes,
+    NoCheck,
+    age_s,
+    last_check,
+    last_judged,
+)
 from llmb.jobs.history import read_history
 from llmb.jobs.store import Filter
 from llmb.runs.record_file import BrokenRecord
@@ -62,19 +70,23 @@ def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
 
 
 def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
-    """By the last check, or at fault in runs since."""
+    """By the last check, by the last pairwise measurement, which sees what no check does, or at fault in runs since."""
     try:
-        checked, since_s = _unfit_by_check(install, cluster, say)
-    except NoCheck:
-        checked, since_s = [], time.time() - OLD_S
-        if not (blamed := _blamed(install, since_s, say)):
-            raise
-    else:
-        blamed = _blamed(install, since_s, say)
+        checked, missing = _last_checked(install), None
+    except NoCheck as error:
+        checked, missing = None, error
+    judged = _last_judged(install)
+    names = [*_told(checked, "check", HOW_TO_CHECK, cluster, say)] if checked else []
+    names += _told(judged, "pairwise measurement", HOW_TO_MEASURE, cluster, say) if judged else []
+    known = checked or judged
+    since_s = datetime.fromisoformat(known.started_at).timestamp() if known else time.time() - OLD_S
+    blamed = _blamed(install, since_s, say)
+    if missing and not known and not blamed:
+        raise missing
     if blamed:
         when = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")
         say(f"{UNFIT}: at fault in runs since {when}: {cluster.host_list(blamed)}")
-    return list(dict.fromkeys((*checked, *blamed)))
+    return list(dict.fromkeys((*names, *blamed)))
 
 
 def _blamed(install: Path, since_s: float, say: Say) -> list[str]:
@@ -85,8 +97,17 @@ def _blamed(install: Path, since_s: float, say: Say) -> list[str]:
     return list(dict.fromkeys(node for job in late for node in (job.bad_nodes or "").split(",")))
 
 
-def _unfit_by_check(install: Path, cluster: Cluster, say: Say) -> tuple[list[str], float]:
-    """With the time of the check."""
+def _last_judged(install: Path) -> JudgedNodes | None:
+    try:
+        return last_judged(install)
+    except BrokenRecord:
+        raise
+    except OSError as error:
+        raise UsageError(f"the last measurement cannot be read: {error.strerror}", where=str(install)) from error
+
+
+def _last_checked(install: Path) -> JudgedNodes:
+    """Raises NoCheck, UsageError."""
     folder = last_check(install)
     try:
         result = stored(folder)
@@ -94,14 +115,19 @@ def _unfit_by_check(install: Path, cluster: Cluster, say: Say) -> tuple[list[str
         raise
     except OSError as error:
         raise UsageError(f"the last check cannot be read: {error.strerror}", where=str(folder.path)) from error
-    unfit, count = result.unfit, len(result.reports)
+    fit, unfit, unchecked = map(tuple, (result.fit, result.unfit, result.unchecked))
+    return JudgedNodes(started_at=result.started_at, fit=fit, unfit=unfit, undecided=unchecked)
+
+
+def _told(judged: JudgedNodes, name: str, how: str, cluster: Cluster, say: Say) -> tuple[str, ...]:
+    """The unfit nodes."""
+    unfit, count = judged.unfit, len(judged.fit + judged.unfit + judged.undecided)
     what = f"{len(unfit)} of {count} nodes" if count != 1 else f"{len(unfit)} of 1 node"
     names = cluster.host_list(unfit)
-    say(f"{UNFIT}: {what} in the check of {result.started_at}{f': {names}' if names else ''}")
-    if result.unchecked:
-        listed = cluster.host_list(result.unchecked)
-        say(f"warning: {listed} had no result in that check, and may be unfit")
-    age = age_s(result.started_at)
+    say(f"{UNFIT}: {what} in the {name} of {judged.started_at}{f': {names}' if names else ''}")
+    if judged.undecided:
+        say(f"warning: {cluster.host_list(judged.undecided)} had no result in that {name}, and may be unfit")
+    age = age_s(judged.started_at)
     if age > OLD_S:
-        say(f"warning: that check is {age / 3600:.0f} hours old; {HOW_TO_CHECK}")
-    return unfit, datetime.fromisoformat(result.started_at).timestamp()
+        say(f"warning: that {name} is {age / 3600:.0f} hours old; {how}")
+    return unfit

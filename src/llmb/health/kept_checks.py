@@ -4,6 +4,7 @@
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
@@ -12,10 +13,14 @@ from llmb.jobs.task import CHECKS
 from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
 from llmb.runs.node_settings import NodeSettings
 from llmb.runs.record_file import read_record_file
+from llmb.trust import STATE_FOLDER
 
 OF_SETTINGS = "settings-"
 """How folders begin in which nothing was checked."""
+PAIRWISE = Path(STATE_FOLDER) / "pairwise"
+STAMP = "%Y%m%dT%H%M%SZ"
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
+HOW_TO_MEASURE = "measure again with 'llmb bench collectives --pairwise --nodes N'"
 
 
 class NoCheck(UsageError):
@@ -53,6 +58,16 @@ class NodesResult(Record):
         return [report.node for report in self.reports if report.status != "fail" and report.answered]
 
 
+class JudgedNodes(Record):
+    """What measurements between nodes have said of each: a kept file of its own, beside the checks."""
+
+    schema_version: Literal[1] = 1
+    started_at: str
+    fit: tuple[str, ...]
+    unfit: tuple[str, ...]
+    undecided: tuple[str, ...]
+
+
 class CheckFolder:
     """The files of one check. Those of llmb itself begin with a dot, as no node's name does."""
 
@@ -87,7 +102,7 @@ class CheckFolder:
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
     """Raises NotWritable. The second check of a second gets a number."""
     parent = install / CHECKS
-    stamp = datetime.fromisoformat(request.started_at).strftime("%Y%m%dT%H%M%SZ")
+    stamp = datetime.fromisoformat(request.started_at).strftime(STAMP)
     name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
     with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +122,24 @@ def discard(folder: CheckFolder) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
+def write_judged(install: Path, judged: JudgedNodes) -> Path:
+    """Raises NotWritable. A file is never replaced."""
+    parent = install / PAIRWISE
+    stamp = datetime.fromisoformat(judged.started_at).strftime(STAMP)
+    with writing(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        path = create_numbered(parent, stamp, lambda path: path.touch(exist_ok=False), suffix=".json")
+        write_atomically(path, judged.model_dump_json(indent=2) + "\n")
+    return path
+
+
+def last_judged(install: Path) -> JudgedNodes | None:
+    """None if nothing is kept. Raises BrokenRecord, and OSError for a file that cannot be read."""
+    paths = (path for path in (install / PAIRWISE).glob("*.json") if path.stat().st_size)
+    newest = max(paths, key=_stamp, default=None)
+    return read_record_file(newest, JudgedNodes) if newest else None
+
+
 def last_check(install: Path) -> CheckFolder:
     """Raises NoCheck if none is kept."""
     made = (path for path in sorted((install / CHECKS).glob("*")) if not path.name.startswith(OF_SETTINGS))
@@ -117,7 +150,7 @@ def last_check(install: Path) -> CheckFolder:
 
 
 def _stamp(path: Path) -> tuple[str, int]:
-    stamp, _, number = path.name.partition("-")
+    stamp, _, number = path.name.removesuffix(".json").partition("-")
     return stamp, int(number) if number.isdecimal() else 1
 
 

@@ -43,7 +43,7 @@ class TaskRecord(Record):
     schema_version: Literal[1] = 1
     kind: TaskKind
     subject: str
-    """``dataset`` or ``checkpoint``, ``collectives`` or ``gpus``, or the node that is checked."""
+    """``dataset`` or ``checkpoint``, ``collectives``, ``pairwise`` or ``gpus``, or the node that is checked."""
     workload: str = ""
     """The workload, and its size, that a preparation is for."""
     size: str = ""
@@ -74,7 +74,7 @@ class TaskOrder:
     finish: tuple[Word, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """What its program reads, by name."""
-    start: StartMode | Literal["once"] = "once"
+    start: StartMode | Literal["once", "agents"] = "once"
     node: str | None = None
     """The one that it is for."""
     cpus: int | None = None

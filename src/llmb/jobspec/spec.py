@@ -117,9 +117,10 @@ class JobSpec(Record):
     """The one node that the job is for, all of it; None for a job on any nodes."""
     time_limit_min: float | None
     retries: int = 0
-    start: StartMode | Literal["once"]
+    start: StartMode | Literal["once", "agents"]
     """As torchrun: one task of the scheduler per node, which starts its processes; or one task per process, or one
-    process for the whole job, whose placement then only counts its GPUs."""
+    process for the whole job, whose placement then only counts its GPUs. ``agents``: one task per node, each of which
+    goes on when others fail; the job ends soon after the first one that does."""
     cpus: int | None = None
     """CPU cores of a process; None where the scheduler decides, and for one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)

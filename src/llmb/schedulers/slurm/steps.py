@@ -20,8 +20,14 @@ TASK = (
 )
 
 
+AGENT = 'trap "exit 143" TERM; "$@" || sleep 86400'
+"""An agent that fails ends no other: only one that has ended well, when all is done, ends the rest."""
+AGENTS_WAIT_S = 15
+"""How long others may then go on."""
+
+
 def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
-    """One srun over all nodes. A task that fails ends the others."""
+    """One srun over all nodes. A task that fails ends the others, unless they are agents."""
     placement = spec.placement
     tasks_per_node = tasks_of(spec)
     srun = (
@@ -30,6 +36,7 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
         f"--ntasks={placement.nodes * tasks_per_node}",
         f"--ntasks-per-node={tasks_per_node}",
         "--kill-on-bad-exit=1",
+        *(("--no-kill", f"--wait={AGENTS_WAIT_S}") if spec.start == "agents" else ()),
         "--cpu-bind=none",
         *_cores(spec),
         *(f"--{name}" if value is None else f"--{name}={value}" for name, value in spec.step_flags.items()),
@@ -38,6 +45,8 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
     work = [shell_word(word, python) for word in spec.work]
     if spec.start == "once":
         words = work
+    elif spec.start == "agents":
+        words = ["sh", "-c", AGENT, "llmb-agent", *work]
     elif spec.start == "torchrun":
         words = [python, *ranks.words(placement.nodes, placement.processes_per_node), *bound(spec, python, work)]
     else:
@@ -53,7 +62,7 @@ def _cores(spec: JobSpec) -> tuple[str, ...]:
 
 def tasks_of(spec: JobSpec) -> int:
     """Tasks that Slurm starts on a node."""
-    return 1 if spec.start in ("torchrun", "once") else spec.placement.processes_per_node
+    return spec.placement.processes_per_node if spec.start == "task-per-gpu" else 1
 
 
 def single_step(spec: JobSpec, words: Sequence[Word]) -> tuple[ShellWord, ...]:

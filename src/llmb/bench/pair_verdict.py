@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes are unfit, by what they measured alone and in pairs. Pure.
+
+A pair does not say which of its nodes is bad; its other pairs do. So a node is convicted by what it did alone, or by
+two of its pairs and more than half of them, without those that a worse node explains.
+"""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from llmb.bench.pairs import ALONE, GROUP, Figures, NodeVerdict, PairReading, Reading, rounds
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
+from llmb.runs.host import Device
+
+DATA = Path(__file__).with_name("pairs.yaml")
+HALF_NORMAL = 2.5
+"""Standard deviation of a normal distribution, over the median distance of its upper half from the middle of that."""
+MANY = 16
+"""Nodes from which on the pairs of neighbors and those across are compared each for themselves."""
+LEAST_PAIRS = 2
+MOST_NOTES = 5
+
+
+class PairRule(Record):
+    """``pairs.yaml``."""
+
+    sigmas: float
+    below_pct: float
+    most_pct: float
+    latency_below_pct: float
+    latency_most_pct: float
+    cpu_below_pct: float
+    least_nodes: int
+    most_share: float
+    most_failed_share: float
+    group_below_pct: float
+
+
+@cache
+def pair_rule(device: Device) -> PairRule:
+    rule = read_file(DATA, PairRule)
+    limits = ("below_pct", "most_pct", "latency_below_pct", "latency_most_pct")
+    return rule.model_copy(update=dict.fromkeys(limits, rule.cpu_below_pct)) if device == "cpu" else rule
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of figure: its speed, which is higher if it is better, and its text."""
+
+    speed: Callable[[Figures], float | None]
+    text: Callable[[float], str]
+    is_latency: bool = False
+
+
+PRODUCT = Kind(lambda figures: figures.tflops, lambda speed: f"{speed:.3g} TFLOPS")
+BANDWIDTH = Kind(lambda figures: figures.gb_per_s, lambda speed: f"{speed:.3g} GB/s")
+LATENCY = Kind(
+    lambda figures: 1 / figures.latency_s if figures.latency_s else None,
+    lambda speed: f"{1e6 / speed:.3g} us",
+    is_latency=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What a figure of a good node is like, and from how far below that it is slow."""
+
+    middle: float
+    limit_pct: float
+
+    def below_pct(self, speed: float) -> float:
+        return 100 * (1 - speed / self.middle)
+
+    def is_slow(self, speed: float) -> bool:
+        return self.below_pct(speed) > self.limit_pct
+
+    def evidence(self, kind: Kind, speed: float) -> str:
+        usual = kind.text(self.middle)
+        if kind.is_latency:
+            return f"{kind.text(speed)}, {self.middle / speed:.2g} times {usual}"
+        return f"{kind.text(speed)}, {self.below_pct(speed):.0f} % below {usual}"
+
+
+def usual(speeds: Sequence[float], kind: Kind, rule: PairRule) -> Usual | None:
+    """None if there are too few to compare."""
+    if len(speeds) < rule.least_nodes:
+        return None
+    faster = sorted(speeds, reverse=True)[: (len(speeds) + 1) // 2]
+    middle = median(faster)
+    spread_pct = 100 * HALF_NORMAL * median(abs(speed - middle) for speed in faster) / middle
+    least, most = (
+        (rule.latency_below_pct, rule.latency_most_pct) if kind.is_latency else (rule.below_pct, rule.most_pct)
+    )
+    return Usual(middle, min(most, max(least, rule.sigmas * spread_pct)))
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All that a job measured. ``names`` of all its nodes; others know them by their place there."""
+
+    names: Sequence[str]
+    present: Sequence[int]
+    """Those that answered the roll call."""
+    found: Mapping[tuple[str, int], Reading]
+    pairs: Sequence[PairReading]
+
+    def found_by(self, node: int) -> set[str]:
+        """The measurements of which a node wrote what came of it."""
+        return {name for name, other in self.found if other == node}
+
+
+@dataclass
+class Evidence:
+    """What speaks against each node while a verdict is found. ``failed`` do not depend on comparisons, ``slow`` do."""
+
+    failed: dict[int, list[str]] = field(default_factory=dict)
+    slow: dict[int, list[str]] = field(default_factory=dict)
+    pairs: list[PairReading] = field(default_factory=list)
+    """Those that can be judged."""
+    bad: dict[PairReading, str] = field(default_factory=dict)
+    """Those of them that are slow or failed."""
+    notes: list[str] = field(default_factory=list)
+
+    def good_of(self, node: int) -> list[PairReading]:
+        """The good pairs of a node with others that nothing speaks against."""
+        suspects = {*self.failed, *self.slow} - {node}
+        return [pair for pair in self.pairs if pair not in self.bad and pair.has(node) and not pair.has(*suspects)]
+
+
+def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[str]]:
+    """The nodes in their order, and what is to be known besides."""
+    found = Evidence(failed=dict(_failures(readings)))
+    for kind in (PRODUCT, BANDWIDTH):
+        _compare_alone(readings, kind, rule, found)
+    found.pairs = [pair for pair in readings.pairs if not pair.has(*found.failed)]
+    _judge_pairs(found, rule)
+    _blame(readings, found)
+    return list(_verdicts(readings, found, rule)), [*found.notes, *_paths(readings, found)]
+
+
+def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
+    """Nodes that were silent, or failed alone."""
+    for node in range(len(readings.names)):
+        if node not in readings.present:
+            yield node, ["it did not answer when all nodes had to begin"]
+            continue
+        alone = readings.found.get((ALONE, node))
+        if alone and alone.problem:
+            yield node, [f"alone: {alone.problem}"]
+        elif since := _silent_since(readings, node):
+            yield node, [f"it hung: nothing came of it {since}"]
+
+
+def _silent_since(readings: Readings, node: int) -> str | None:
+    """The measurement from which on a node wrote nothing, not even that it failed; None if it did."""
+    place = readings.present.index(node)
+    meetings = [number for number, one in enumerate(rounds(len(readings.present)), 1) if one.partner(place) is not None]
+    names = {ALONE: "alone", **{f"round-{number}": f"from round {number} on" for number in meetings}}
+    written = [name in readings.found_by(node) for name in names]
+    since = len(written) - written[::-1].index(True) if any(written) else 0
+    return [*names.values(), None][since]
+
+
+def _compare_alone(readings: Readings, kind: Kind, rule: PairRule, found: Evidence) -> None:
+    alone = [reading for (name, _), reading in readings.found.items() if name == ALONE]
+    well = [reading for reading in alone if reading.node not in found.failed]
+    speeds = {reading.node: speed for reading in well if (speed := kind.speed(reading.figures))}
+    typical = usual([*speeds.values()], kind, rule)
+    for node, speed in speeds.items():
+        if typical and typical.is_slow(speed):
+            found.slow.setdefault(node, []).append(f"alone: {typical.evidence(kind, speed)}")
+
+
+def _judge_pairs(found: Evidence, rule: PairRule) -> None:
+    """Of many nodes, each distance by itself; pairs far apart tell nothing if all of them are slow."""
+    found.bad = {pair: pair.problem for pair in found.pairs if pair.problem}
+    near = [pair for pair in found.pairs if not pair.far]
+    far = [pair for pair in found.pairs if pair.far]
+    if len(best_of_nodes(found.pairs, BANDWIDTH)) < MANY:
+        near, far = found.pairs, []
+    usual_near, usual_far = (usual([*best_of_nodes(same, BANDWIDTH).values()], BANDWIDTH, rule) for same in (near, far))
+    if usual_near and usual_far and usual_near.is_slow(usual_far.middle):
+        what = usual_near.evidence(BANDWIDTH, usual_far.middle)
+        found.notes.append(f"pairs far apart in the list of nodes: {what}, that of neighbors: rather the network")
+        found.pairs, far = near, []
+    for same in (near, far):
+        for kind in (BANDWIDTH, LATENCY):
+            typical = usual([*best_of_nodes(same, kind).values()], kind, rule)
+            for pair in same:
+                speed = None if pair.problem else kind.speed(pair.figures)
+                if typical and speed and typical.is_slow(speed):
+                    found.bad.setdefault(pair, typical.evidence(kind, speed))
+
+
+def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
+    """The best of each node's pairs, which a bad partner does not make worse."""
+    best: dict[int, float] = {}
+    for pair in pairs:
+        speed = None if pair.problem else kind.speed(pair.figures)
+        for node in (pair.first, pair.second):
+            if speed:
+                best[node] = max(speed, best.get(node, speed))
+    return best
+
+
+def _blame(readings: Readings, found: Evidence) -> None:
+    """Convicts the node with the largest share of bad pairs, leaves its pairs out, and so on."""
+    left = [pair for pair in found.pairs if not pair.has(*found.slow)]
+    while (worst := _worst(left, found.bad)) is not None:
+        left = [pair for pair in left if not pair.has(worst)]
+        found.slow[worst] = []
+    for node, evidence in found.slow.items():
+        of_it = [pair for pair in found.bad if pair.has(node)]
+        evidence += [f"with {readings.names[pair.other(node)]}: {found.bad[pair]}" for pair in of_it]
+
+
+def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | None:
+    """None if there is no node that two bad pairs speak against."""
+    own: dict[int, list[PairReading]] = {}
+    for pair in pairs:
+        for node in (pair.first, pair.second):
+            own.setdefault(node, []).append(pair)
+    shares = {node: sum(pair in bad for pair in of_it) / len(of_it) for node, of_it in own.items()}
+    guilty = [node for node in own if _is_guilty(node, own, bad)]
+    return max(guilty, key=lambda node: (shares[node], len(own[node])), default=None)
+
+
+def _is_guilty(node: int, own: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
+    """All of its pairs are bad, or most of them, with partners that are fine with most others."""
+    partners = [pair.other(node) for pair in own[node] if pair in bad]
+    if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(own[node]):
+        return False
+    others = [[pair in bad for pair in own[partner] if not pair.has(node)] for partner in partners]
+    return len(partners) == len(own[node]) or sum(2 * sum(each) < len(each) for each in others) >= LEAST_PAIRS
+
+
+def _verdicts(readings: Readings, found: Evidence, rule: PairRule) -> Iterator[NodeVerdict]:
+    total, compared = len(readings.names), len(readings.names) - len(found.failed)
+    unclear = [node for node in range(total) if node not in found.failed and not found.good_of(node)]
+    suspects = {*found.slow, *unclear}
+    many_failed = len(found.failed) > rule.most_failed_share * total
+    many_slow = len(suspects) > rule.most_share * compared and compared >= rule.least_nodes
+    if many_failed:
+        found.notes.append(f"{len(found.failed)} of {total} nodes failed: rather the software or its settings")
+    if many_slow:
+        what = f"{len(suspects)} of {compared} nodes are slow, or their pairs fail"
+        found.notes.append(f"{what}: rather the network, such as a switch, or its settings; none is named for it")
+    for node, name in enumerate(readings.names):
+        if node in found.failed:
+            yield NodeVerdict(node=name, fit=None if many_failed else False, evidence=tuple(found.failed[node]))
+        elif compared < rule.least_nodes:
+            yield NodeVerdict(node=name, fit=None, evidence=("too few nodes are left to compare it with",))
+        elif node in found.slow:
+            yield NodeVerdict(node=name, fit=None if many_slow else False, evidence=tuple(found.slow[node]))
+        elif node in unclear:
+            yield NodeVerdict(node=name, fit=None, evidence=("no good pair with a fit node clears it",))
+        else:
+            yield NodeVerdict(node=name, fit=True)
+
+
+def _paths(readings: Readings, found: Evidence) -> Iterator[str]:
+    """Bad pairs that speak against neither of their nodes."""
+    free = [pair for pair in found.bad if not pair.has(*found.slow)]
+    paths = [pair for pair in free if found.good_of(pair.first) and found.good_of(pair.second)]
+    for pair in paths[:MOST_NOTES]:
+        names = f"{readings.names[pair.first]} with {readings.names[pair.second]}"
+        yield f"{names}: {found.bad[pair]}; both are fine with others, so it may be the path between them"
+    if len(paths) > MOST_NOTES:
+        yield f"likewise {len(paths) - MOST_NOTES} more pairs: rather the network, such as a switch"
+
+
+def members(verdicts: Sequence[NodeVerdict]) -> tuple[int, ...]:
+    """The good ones, by their places; none if there are too few for a group."""
+    fit = tuple(node for node, verdict in enumerate(verdicts) if verdict.fit)
+    return fit if len(fit) > 1 else ()
+
+
+def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Iterator[str]:
+    """What the measurement of all good nodes at once shows."""
+    if not group:
+        return
+    found = {node: readings.found.get((GROUP, node)) for node in group}
+    silent = [readings.names[node] for node, reading in found.items() if reading is None]
+    if silent:
+        names = ", ".join(silent[:MOST_NOTES])
+        yield f"the group of the {len(group)} fit nodes was not measured: nothing came of {names}"
+    elif problem := next((reading.problem for reading in found.values() if reading and reading.problem), None):
+        yield f"the group of the {len(group)} fit nodes failed, although each of them is fine in pairs: {problem}"
+    else:
+        first, own = found[group[0]], [pair for pair in readings.pairs if {pair.first, pair.second} <= {*group}]
+        speeds = [speed for pair in own if not pair.problem and (speed := pair.figures.gb_per_s)]
+        speed = first.figures.gb_per_s if first else None
+        if speed and speeds and 100 * (1 - speed / median(speeds)) > rule.group_below_pct:
+            slower = f"{speed:.3g} GB/s, its pairs {median(speeds):.3g}"
+            yield f"the group of the {len(group)} fit nodes is slower than its pairs: {slower}; no node is named for it"

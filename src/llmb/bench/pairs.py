@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes measured alone, in pairs and as a group: who meets whom and when, and the records of it. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from llmb.bench.cases import SQUARE
+from llmb.bench.collectives import CollectiveJob, CollectiveResult, algorithm_gb_per_s, bus_factor
+from llmb.bench.gpus import gpus_job
+from llmb.bench.jobs import CaseList
+from llmb.bench.records import PartReport
+from llmb.catalogue.records import Record
+from llmb.runs.host import Device
+
+PROGRAM = "llmb.bench.pair_agent"
+JOB, FOLDER = "pairs_job.json", "pairs"
+"""A file and a folder, in the folder that the program is called with."""
+ALONE, GROUP = "alone", "group"
+LEAST_NODES = 3
+PRODUCT_S = 2.0
+MIB = 2**20
+SIZES: Mapping[Device, tuple[int, ...]] = {"cuda": (1024, 32 * MIB, 256 * MIB), "cpu": (1024, MIB // 4, 4 * MIB)}
+"""The smallest shows the latency, the largest the bandwidth; one call of it takes half a second at 1 GB/s."""
+
+ROLL_CALL_S, ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 90.0, 60.0, 60.0, 0.5
+"""Limits. A measurement starts processes that load torch and connect, which takes much longer than it itself."""
+END_S = 60.0
+"""For what hangs to be killed, and the result to be written."""
+USUAL_S: Mapping[str, float] = {"begin": 15.0, ALONE: 25.0, "round": 15.0, GROUP: 20.0, "node": 0.1}
+
+
+class PairJob(Record):
+    """What the agent of every node does."""
+
+    device: Device
+    nodes: int
+    per_node: int
+    """Processes."""
+    product: CaseList
+    collectives: CollectiveJob
+
+
+class NodeHere(Record):
+    """An agent that has begun: where it can be reached, with a port for each measurement with others."""
+
+    node: int
+    """Its place among the nodes of the job."""
+    name: str
+    address: str
+    ports: tuple[int, ...]
+    began_s: float
+    """Seconds since 1970."""
+
+
+class Members(Record):
+    """Nodes that measure together."""
+
+    nodes: tuple[int, ...]
+
+
+class Figures(Record):
+    """Product: that of the slowest process. Bandwidth: the bus bandwidth of the largest all-reduce."""
+
+    tflops: float | None = None
+    gb_per_s: float | None = None
+    latency_s: float | None = None
+
+
+class Reading(Record):
+    """What one node says of one measurement. ``figures`` of several nodes are with the first of them."""
+
+    measurement: str
+    node: int
+    figures: Figures = Figures()
+    problem: str | None = None
+    left_out: bool = False
+    """It did not take place, because the partner has failed before."""
+
+
+class PairReading(Record):
+    """One pair in one round. ``far``: not neighbors in the list of nodes."""
+
+    first: int
+    second: int
+    round: int
+    far: bool
+    figures: Figures
+    problem: str | None
+
+    def has(self, *nodes: int) -> bool:
+        """Whether one of them is in it."""
+        return self.first in nodes or self.second in nodes
+
+    def other(self, node: int) -> int:
+        return self.first + self.second - node
+
+
+class NodeVerdict(Record):
+    """Whether a node is fit; None is undecided, with the reason as evidence."""
+
+    node: str
+    fit: bool | None
+    evidence: tuple[str, ...] = ()
+
+
+class PairwiseResult(Record):
+    """What a job decided."""
+
+    schema_version: Literal[1] = 1
+    started_at: str
+    nodes: tuple[NodeVerdict, ...]
+    notes: tuple[str, ...] = ()
+    expected_s: float
+    limit_s: float
+    took_s: float
+    group: Figures | None = None
+    """None if there was none."""
+    alone: tuple[Reading, ...] = ()
+    pairs: tuple[PairReading, ...] = ()
+
+    def named(self, *, fit: bool | None) -> list[str]:
+        return [one.node for one in self.nodes if one.fit is fit]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Pairs that measure at the same time, each node in one of them at most."""
+
+    pairs: tuple[tuple[int, int], ...]
+    far: bool
+
+    def partner(self, node: int) -> int | None:
+        """None for a node that pauses."""
+        return next((sum(pair) - node for pair in self.pairs if node in pair), None)
+
+
+def rounds(nodes: int) -> list[Round]:
+    """Every node has three partners or more if there are so many; of fewer nodes, all meet.
+
+    Neighbors come first, then nodes at half the length of the list, whom other switches connect, so that their rounds
+    are compared each for itself. If the number is odd, one node pauses in each round, none in two of them.
+    """
+    order = list(range(nodes))
+    if nodes < 4:
+        return [Round((pair,), far=False) for pair in combinations(order, 2)]
+    half = nodes // 2
+    if nodes % 2 == 0:
+        across = tuple((node, node + half) for node in range(half))
+        return [Round(_matched(order), far=False), Round(_matched([*order[1:], 0]), far=False), Round(across, far=True)]
+    distant = [(half + 1 + step * half) % nodes for step in range(nodes)]
+    return [Round(_matched(walk[first:]), far=walk is distant) for walk in (order, distant) for first in (0, 1)]
+
+
+def _matched(walk: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The first with the second, the third with the fourth, and so on."""
+    pairs = (sorted(walk[place : place + 2]) for place in range(0, len(walk) - 1, 2))
+    return tuple((first, second) for first, second in pairs)
+
+
+def measurements(nodes: int) -> list[str]:
+    """Their names, in their order."""
+    return [ALONE, *(f"round-{number + 1}" for number in range(len(rounds(nodes)))), GROUP]
+
+
+def deadlines(nodes: int) -> dict[str, float]:
+    """When each measurement is over, whatever hangs: seconds after the roll call."""
+    at, found = 0.0, {}
+    for name in measurements(nodes):
+        at += {ALONE: ALONE_S, GROUP: GROUP_S + GROUP_PER_NODE_S * nodes}.get(name, PAIR_S)
+        found[name] = at
+    return found
+
+
+def limit_s(nodes: int) -> float:
+    """From the beginning of the job to its result, at most."""
+    return ROLL_CALL_S + deadlines(nodes)[GROUP] + END_S
+
+
+def expected_s(nodes: int) -> float:
+    """Likewise if no node hangs."""
+    return sum(USUAL_S[part] for part in ("begin", ALONE, GROUP)) + (
+        USUAL_S["round"] * len(rounds(nodes)) + USUAL_S["node"] * nodes
+    )
+
+
+def pair_job(device: Device, nodes: int, per_node: int) -> PairJob:
+    collectives = CollectiveJob(
+        device=device, collectives=("all_reduce",), sizes=SIZES[device], warm_ups=5, iterations=20
+    )
+    product = gpus_job(device, PRODUCT_S)
+    return PairJob(device=device, nodes=nodes, per_node=per_node, product=product, collectives=collectives)
+
+
+def collective_figures(result: CollectiveResult) -> tuple[Figures, str | None]:
+    """With what is wrong with them."""
+    timed = [(row.size_bytes, row.in_place) for row in result.rows if row.in_place]
+    wrong = sum(way.wrong or 0 for _, way in timed)
+    if not timed:
+        return Figures(), "nothing could be timed"
+    (_, small), (size, large) = timed[0], timed[-1]
+    bandwidth = algorithm_gb_per_s(size, large.time_s) * bus_factor("all_reduce", len(result.ranks))
+    figures = Figures(gb_per_s=bandwidth, latency_s=small.time_s)
+    return figures, f"wrong results, in {wrong:,} elements" if wrong else None
+
+
+def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[Figures, str | None]:
+    """Likewise."""
+    failed = [f"local rank {part.local_rank}: {part.timing.reason}" for part in parts if part.timing.seconds is None]
+    slowest = max((part.timing.seconds for part in parts if part.timing.seconds), default=None)
+    tflops = None if slowest is None else 2 * SQUARE[device] ** 3 / slowest / 1e12
+    return Figures(tflops=tflops), "; ".join(failed) or None
+
+
+def read_pairs(readings: Mapping[tuple[str, int], Reading], present: Sequence[int]) -> Iterator[PairReading]:
+    """Every pair that was to be measured, but those that were left out."""
+    for number, round_ in enumerate(rounds(len(present)), 1):
+        for pair in round_.pairs:
+            first, second = (present[place] for place in pair)
+            one, other = (readings.get((f"round-{number}", node)) for node in (first, second))
+            if not any(reading and reading.left_out for reading in (one, other)):
+                yield PairReading(
+                    first=first,
+                    second=second,
+                    round=number,
+                    far=round_.far,
+                    figures=one.figures if one else Figures(),
+                    problem=_problem(one, other),
+                )
+
+
+def _problem(one: Reading | None, other: Reading | None) -> str | None:
+    known = next((reading.problem for reading in (one, other) if reading and reading.problem), None)
+    return known or (None if one and other else "no result")
