@@ -4,9 +4,12 @@
 from typing import Any
 
 from llmb.bench.gpus import compare_parts, outlier_rule
+from llmb.bench.pairs import Figures, NodeVerdict, PairReading, PairwiseResult, Reading
 from llmb.bench.records import CheckpointTrial, Measurement, MeasurementFile, NotMeasured, RepeatedStep
 from llmb.checkpoints.times import RankTransfer, checkpoint_time
 from llmb.report.bench_report import gpus_document, history_document, measurement_document
+from llmb.report.pairs_report import pairs_document
+from llmb.schedulers.lookup import find_scheduler
 
 ROW = Measurement(benchmark="gemm", case="qkv_forward", node="node1", device="", time_s=0.1, repetitions=3)
 
@@ -57,3 +60,19 @@ def sample_gpus() -> dict[str, Any]:
     row = ROW.model_copy(update={"rank": 0, "tflops": 1.0})
     file = sample_file().model_copy(update={"measurements": (row,)})
     return gpus_document(compare_parts([file], ["node2"], outlier_rule()), outlier_rule())
+
+
+def sample_pairs() -> dict[str, Any]:
+    figures = Figures(tflops=1.0, gb_per_s=1.0, latency_s=1.0)
+    result = PairwiseResult(
+        started_at="",
+        nodes=(NodeVerdict(node="node1", fit=True), NodeVerdict(node="node2", fit=False, evidence=("",))),
+        notes=("",),
+        expected_s=1.0,
+        limit_s=1.0,
+        took_s=1.0,
+        group=figures,
+        alone=(Reading(measurement="alone", node=0, figures=figures),),
+        pairs=(PairReading(first=0, second=1, round=1, far=False, figures=figures, problem=None),),
+    )
+    return pairs_document(result, find_scheduler("slurm").host_list)

@@ -82,6 +82,7 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `compare`](#json-of-llmb-compare), [of `bisect`](#json-of-llmb-bisect-next), [of `trace`](#json-of-llmb-trace),
 [of `nccl`](#json-of-llmb-nccl), [of `bench`](#json-of-llmb-bench), [of `bench list`](#json-of-llmb-bench-list),
 [of `bench gpus`](#json-of-llmb-bench-gpus),
+[of `bench collectives --pairwise`](#json-of-llmb-bench-collectives---pairwise),
 [samples.json](#samplesjson), [packed datasets](#packed-datasets),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare access`](#json-of-llmb-prepare-access),
 [of `prepare dataset`](#json-of-llmb-prepare-dataset), [of `prepare image`](#json-of-llmb-prepare-image),

@@ -82,7 +82,7 @@ from llmb.traces.nccl_suspects import Suspect
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
 from llmb.traces.summary import summarize
 from llmb.traces.timeline import Timeline, TracedStep
-from reference_pages.bench_samples import sample_gpus, sample_history, sample_measurements
+from reference_pages.bench_samples import sample_gpus, sample_history, sample_measurements, sample_pairs
 from reference_pages.comparison_samples import sample_bisection, sample_comparison
 from reference_pages.verdict_samples import sample_judgement
 
@@ -126,6 +126,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "bench": sample_measurements(),
         "bench list": sample_history(),
         "bench gpus": sample_gpus(),
+        "bench collectives --pairwise": sample_pairs(),
         "config check": checked_document(Path("suite"), [CheckedFile(launch_scripts()[0], "launch.sh", "as released")]),
         "config show": settings_document(sample_settings()),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),

@@ -18,7 +18,16 @@ from llmb.health import check_nodes
 from llmb.health.check_nodes import CheckTerms, NodesCheck, Problem, check_order, compared, stored
 from llmb.health.checks.clock import TICK_S, read_shared_clock, reading
 from llmb.health.exclusion import excluded_nodes
-from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check, write_result
+from llmb.health.kept_checks import (
+    CheckFolder,
+    JudgedNodes,
+    NodesRequest,
+    NodesResult,
+    last_check,
+    new_check,
+    write_judged,
+    write_result,
+)
 from llmb.health.records import ANSWER, Check, NodeReport, worst
 from llmb.health.rules import BETWEEN, rule, rules
 from llmb.jobs.history import open_history
@@ -27,6 +36,7 @@ from llmb.jobspec.options import JobOptions
 from llmb.report.doctor_report import nodes_document, nodes_tables
 from llmb.report.table import table_lines
 from llmb.runs.record import SubmittedJob
+from llmb.runs.record_file import BrokenRecord
 from llmb.schedulers.local.scheduler import LocalScheduler
 from llmb.schedulers.lookup import SCHEDULERS, cluster_schema, find_scheduler
 from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Scheduler, Submission
@@ -381,6 +391,27 @@ def test_nodes_at_fault_in_runs_since_the_check_are_unfit_too(tmp_path: Path) ->
     said.clear()
     assert excluded_nodes("unfit", tmp_path, SLURM, said.append) == "node[1,8-9]"
     assert said[1].startswith("unfit: at fault in runs since ") and said[1].endswith(": node[8-9]")
+
+
+def test_a_pairwise_measurement_counts_beside_the_check(tmp_path: Path) -> None:
+    said: list[str] = []
+    older = JudgedNodes(started_at="2026-11-20T00:00:00+00:00", fit=(), unfit=("node9",), undecided=())
+    judged = JudgedNodes(started_at=WHEN, fit=("node3",), unfit=("node1", "node4"), undecided=("node5",))
+    for each in (older, judged):
+        write_judged(tmp_path, each)
+    assert excluded_nodes("unfit", tmp_path, SLURM, said.append) == "node[1,4]"
+    assert said[:2] == [
+        f"unfit: 2 of 4 nodes in the pairwise measurement of {WHEN}: node[1,4]",
+        "warning: node5 had no result in that pairwise measurement, and may be unfit",
+    ]
+    kept(tmp_path, WHEN, node1="pass", node2="fail", node4="fail")
+    said.clear()
+    assert excluded_nodes("unfit", tmp_path, SLURM, said.append) == "node[1-2,4]"
+    told = [text.partition(" in the ")[2].partition(" of ")[0] for text in said if text.startswith("unfit:")]
+    assert told == ["check", "pairwise measurement"]
+    (tmp_path / ".llmb" / "pairwise" / "20991120T000000Z.json").write_text("{}")
+    with pytest.raises(BrokenRecord, match="damaged"):
+        excluded_nodes("unfit", tmp_path, SLURM, said.append)
 
 
 def test_an_old_check_is_used_with_a_warning(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Slurm of its own on this machine: a controller and two nodes or more with stand-ins for GPUs, all below one folder."""
+"""A real Slurm of its own on this machine: a controller and its nodes with stand-ins for GPUs, all below one folder."""
 
 import os
 import secrets

@@ -125,10 +125,11 @@ class Evidence:
     """Those of them that are slow or failed."""
     notes: list[str] = field(default_factory=list)
 
-    def good_of(self, node: int) -> list[PairReading]:
-        """The good pairs of a node with others that nothing speaks against."""
-        suspects = {*self.failed, *self.slow} - {node}
-        return [pair for pair in self.pairs if pair not in self.bad and pair.has(node) and not pair.has(*suspects)]
+    def cleared(self) -> set[int]:
+        """Nodes that nothing speaks against, with a good pair between two of them."""
+        good = (pair for pair in self.pairs if pair not in self.bad)
+        free = (pair for pair in good if not (pair.has(self.failed) or pair.has(self.slow)))
+        return {node for pair in free for node in (pair.first, pair.second)}
 
 
 def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[str]]:
@@ -136,7 +137,7 @@ def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[
     found = Evidence(failed=dict(_failures(readings)))
     for kind in (PRODUCT, BANDWIDTH):
         _compare_alone(readings, kind, rule, found)
-    found.pairs = [pair for pair in readings.pairs if not pair.has(*found.failed)]
+    found.pairs = [pair for pair in readings.pairs if not pair.has(found.failed)]
     _judge_pairs(found, rule)
     _blame(readings, found)
     return list(_verdicts(readings, found, rule)), [*found.notes, *_paths(readings, found)]
@@ -176,24 +177,32 @@ def _compare_alone(readings: Readings, kind: Kind, rule: PairRule, found: Eviden
 
 
 def _judge_pairs(found: Evidence, rule: PairRule) -> None:
-    """Of many nodes, each distance by itself; pairs far apart tell nothing if all of them are slow."""
+    """Of many nodes, each distance by itself."""
     found.bad = {pair: pair.problem for pair in found.pairs if pair.problem}
-    near = [pair for pair in found.pairs if not pair.far]
-    far = [pair for pair in found.pairs if pair.far]
-    if len(best_of_nodes(found.pairs, BANDWIDTH)) < MANY:
-        near, far = found.pairs, []
-    usual_near, usual_far = (usual([*best_of_nodes(same, BANDWIDTH).values()], BANDWIDTH, rule) for same in (near, far))
-    if usual_near and usual_far and usual_near.is_slow(usual_far.middle):
-        what = usual_near.evidence(BANDWIDTH, usual_far.middle)
-        found.notes.append(f"pairs far apart in the list of nodes: {what}, that of neighbors: rather the network")
-        found.pairs, far = near, []
-    for same in (near, far):
+    alike = [found.pairs]
+    if len(best_of_nodes(found.pairs, BANDWIDTH)) >= MANY:
+        _leave_out_slow_distance(found, rule)
+        alike = [[pair for pair in found.pairs if pair.far is far] for far in (False, True)]
+    for same in alike:
         for kind in (BANDWIDTH, LATENCY):
             typical = usual([*best_of_nodes(same, kind).values()], kind, rule)
             for pair in same:
                 speed = None if pair.problem else kind.speed(pair.figures)
                 if typical and speed and typical.is_slow(speed):
                     found.bad.setdefault(pair, typical.evidence(kind, speed))
+
+
+def _leave_out_slow_distance(found: Evidence, rule: PairRule) -> None:
+    """Pairs tell nothing of their nodes if all of their distance are slower than those of the other one."""
+    alike = {far: [pair for pair in found.pairs if pair.far is far] for far in (False, True)}
+    usual_of = {far: usual([*best_of_nodes(alike[far], BANDWIDTH).values()], BANDWIDTH, rule) for far in alike}
+    for far, names in {True: ("far apart", "of neighbors"), False: ("of neighbors", "far apart")}.items():
+        slower, faster = usual_of[far], usual_of[not far]
+        if slower and faster and faster.is_slow(slower.middle):
+            what = faster.evidence(BANDWIDTH, slower.middle)
+            found.notes.append(f"pairs {names[0]} in the list of nodes: {what} of pairs {names[1]}: rather the network")
+            found.pairs = alike[not far]
+            found.bad = {pair: text for pair, text in found.bad.items() if pair.far is not far}
 
 
 def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
@@ -209,12 +218,12 @@ def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
 
 def _blame(readings: Readings, found: Evidence) -> None:
     """Convicts the node with the largest share of bad pairs, leaves its pairs out, and so on."""
-    left = [pair for pair in found.pairs if not pair.has(*found.slow)]
+    left = [pair for pair in found.pairs if not pair.has(found.slow)]
     while (worst := _worst(left, found.bad)) is not None:
-        left = [pair for pair in left if not pair.has(worst)]
+        left = [pair for pair in left if not pair.has((worst,))]
         found.slow[worst] = []
     for node, evidence in found.slow.items():
-        of_it = [pair for pair in found.bad if pair.has(node)]
+        of_it = [pair for pair in found.bad if pair.has((node,))]
         evidence += [f"with {readings.names[pair.other(node)]}: {found.bad[pair]}" for pair in of_it]
 
 
@@ -234,14 +243,14 @@ def _is_guilty(node: int, own: Mapping[int, Sequence[PairReading]], bad: Contain
     partners = [pair.other(node) for pair in own[node] if pair in bad]
     if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(own[node]):
         return False
-    others = [[pair in bad for pair in own[partner] if not pair.has(node)] for partner in partners]
+    others = [[pair in bad for pair in own[partner] if not pair.has((node,))] for partner in partners]
     return len(partners) == len(own[node]) or sum(2 * sum(each) < len(each) for each in others) >= LEAST_PAIRS
 
 
 def _verdicts(readings: Readings, found: Evidence, rule: PairRule) -> Iterator[NodeVerdict]:
     total, compared = len(readings.names), len(readings.names) - len(found.failed)
-    unclear = [node for node in range(total) if node not in found.failed and not found.good_of(node)]
-    suspects = {*found.slow, *unclear}
+    unclear = {*range(total)} - found.failed.keys() - found.cleared()
+    suspects = unclear | found.slow.keys()
     many_failed = len(found.failed) > rule.most_failed_share * total
     many_slow = len(suspects) > rule.most_share * compared and compared >= rule.least_nodes
     if many_failed:
@@ -264,8 +273,8 @@ def _verdicts(readings: Readings, found: Evidence, rule: PairRule) -> Iterator[N
 
 def _paths(readings: Readings, found: Evidence) -> Iterator[str]:
     """Bad pairs that speak against neither of their nodes."""
-    free = [pair for pair in found.bad if not pair.has(*found.slow)]
-    paths = [pair for pair in free if found.good_of(pair.first) and found.good_of(pair.second)]
+    cleared = found.cleared()
+    paths = [pair for pair in found.bad if {pair.first, pair.second} <= cleared]
     for pair in paths[:MOST_NOTES]:
         names = f"{readings.names[pair.first]} with {readings.names[pair.second]}"
         yield f"{names}: {found.bad[pair]}; both are fine with others, so it may be the path between them"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes measured alone, in pairs and as a group: who meets whom and when, and the records of it. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -24,7 +24,7 @@ MIB = 2**20
 SIZES: Mapping[Device, tuple[int, ...]] = {"cuda": (1024, 32 * MIB, 256 * MIB), "cpu": (1024, MIB // 4, 4 * MIB)}
 """The smallest shows the latency, the largest the bandwidth; one call of it takes half a second at 1 GB/s."""
 
-ROLL_CALL_S, ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 90.0, 60.0, 60.0, 0.5
+ROLL_CALL_S, ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 120.0, 90.0, 90.0, 0.5
 """Limits. A measurement starts processes that load torch and connect, which takes much longer than it itself."""
 END_S = 60.0
 """For what hangs to be killed, and the result to be written."""
@@ -89,7 +89,7 @@ class PairReading(Record):
     figures: Figures
     problem: str | None
 
-    def has(self, *nodes: int) -> bool:
+    def has(self, nodes: Container[int]) -> bool:
         """Whether one of them is in it."""
         return self.first in nodes or self.second in nodes
 

@@ -75,7 +75,7 @@ def _own(result: PairwiseResult, verdict: NodeVerdict) -> str:
     """What a fit node measured: alone, and the best of its pairs."""
     place = result.nodes.index(verdict)
     alone = next((one.figures for one in result.alone if one.node == place), Figures())
-    pairs = (pair.figures for pair in result.pairs if pair.has(place) and not pair.problem)
+    pairs = (pair.figures for pair in result.pairs if pair.has((place,)) and not pair.problem)
     best = max(pairs, key=lambda figures: figures.gb_per_s or 0.0, default=Figures())
     parts = (f"{what} {_text(figures)}" for what, figures in (("alone", alone), ("in pairs", best)) if _text(figures))
     return "; ".join(parts)
