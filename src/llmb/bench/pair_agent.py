@@ -115,7 +115,7 @@ class PairFiles:
         return {node: read_record_file(path, NodeHere) for node, path in found.items() if path.exists()}
 
     def readings(self, names: Sequence[str]) -> Readings:
-        """All that is there; nobody is present before the roll call is over."""
+        """All that is there; no node is present before the roll call is over."""
         present = read_record_file(self.present, Members).nodes if self.present.exists() else ()
         keys = [(name, node) for name in measurements(len(present)) for node in present]
         files = {key: self.reading(*key) for key in keys}

@@ -104,7 +104,7 @@ class Readings:
 
     names: Sequence[str]
     present: Sequence[int]
-    """Those that answered the roll call."""
+    """Nodes that answered the roll call."""
     found: Mapping[tuple[str, int], Reading]
     pairs: Sequence[PairReading]
 
@@ -120,9 +120,9 @@ class Evidence:
     failed: dict[int, list[str]] = field(default_factory=dict)
     slow: dict[int, list[str]] = field(default_factory=dict)
     pairs: list[PairReading] = field(default_factory=list)
-    """Those that can be judged."""
+    """Pairs that can be judged."""
     bad: dict[PairReading, str] = field(default_factory=dict)
-    """Those of them that are slow or failed."""
+    """What is wrong with those that are slow or failed."""
     notes: list[str] = field(default_factory=list)
 
     def cleared(self) -> set[int]:
@@ -177,7 +177,7 @@ def _compare_alone(readings: Readings, kind: Kind, rule: PairRule, found: Eviden
 
 
 def _judge_pairs(found: Evidence, rule: PairRule) -> None:
-    """Of many nodes, each distance by itself."""
+    """Each distance by itself if there are many nodes."""
     found.bad = {pair: pair.problem for pair in found.pairs if pair.problem}
     alike = [found.pairs]
     if len(best_of_nodes(found.pairs, BANDWIDTH)) >= MANY:

@@ -194,7 +194,7 @@ def pair_job(device: Device, nodes: int, per_node: int) -> PairJob:
 
 
 def collective_figures(result: CollectiveResult) -> tuple[Figures, str | None]:
-    """With what is wrong with them."""
+    """Bandwidth and latency, and what is wrong with them."""
     timed = [(row.size_bytes, row.in_place) for row in result.rows if row.in_place]
     wrong = sum(way.wrong or 0 for _, way in timed)
     if not timed:
@@ -206,7 +206,7 @@ def collective_figures(result: CollectiveResult) -> tuple[Figures, str | None]:
 
 
 def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[Figures, str | None]:
-    """Likewise."""
+    """The rate of the slowest process, and what is wrong with it."""
     failed = [f"local rank {part.local_rank}: {part.timing.reason}" for part in parts if part.timing.seconds is None]
     slowest = max((part.timing.seconds for part in parts if part.timing.seconds), default=None)
     tflops = None if slowest is None else 2 * SQUARE[device] ** 3 / slowest / 1e12

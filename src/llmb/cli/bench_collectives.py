@@ -93,8 +93,8 @@ def collectives(
     expected values; '#wrong' counts the elements that differ, and any is an error.
 
     --pairwise names bad nodes: a job measures every node alone, then in rounds of disjoint pairs, three or more for
-    each node, and then the good ones as a group, at sizes of its own. How long that takes is said before. A node that
-    hangs costs only its partners' time. 'llmb submit --exclude unfit' leaves the unfit ones out.
+    each node, and then the good ones as a group, at sizes of its own. The time is printed before. A node that hangs
+    costs only its partners' time. 'llmb submit --exclude unfit' leaves the unfit ones out.
 
     Exit codes: 0 measured, 4 a result is wrong, memory ran out for a size that was specified, a rank failed, or a node
     is unfit.
