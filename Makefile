@@ -32,9 +32,9 @@ $(VENV)/.run: pyproject.toml scripts/setup.sh
 	PYTHON=$(PYTHON) scripts/setup.sh $(VENV) ""
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(VENV)/.dev: pyproject.toml scripts/setup.sh
 	PYTHON=$(PYTHON) scripts/setup.sh $(VENV) "test,lint"
-	@touch $@
+	@touch $(VENV)/.run $@
 
 demo: $(VENV)/.run
 	$(BIN)/llmb run -w pretrain_llama3.1 -s tiny --scale 2

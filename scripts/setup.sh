@@ -45,6 +45,7 @@ if [ ! -x "$venv/bin/python" ]; then
     else
         "$python" -m venv "$venv"
     fi
+    "$venv/bin/pip" install -q --upgrade pip  # Python 3.11 brings one that takes twice as long to find what fits
 fi
 if ! has_torch "$venv/bin/python"; then
     if command -v nvidia-smi >/dev/null; then default="torch>=2.11"; else default="torch==2.13.0"; fi
