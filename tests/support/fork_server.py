@@ -34,6 +34,7 @@ LOADED = (
     "llmb.engine.worker",
     "llmb.weights.worker.convert",
     "llmb.processes.ranks",
+    "torch._inductor.compile_fx",  # by ranks whose blocks are compiled, with any backend
     *(f"llmb.cli.{name}" for name in COMMANDS),
 )
 # One thread only: a process with more cannot be forked. Threads that wait spin no longer than in the product's runs.
