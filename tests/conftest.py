@@ -32,11 +32,15 @@ GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
 LONGEST = (
     "slurm",
     "accounts",
+    "tests/engine/test_rank_account.py",
+    "tests/page/test_browser.py",
     "tests/engine/test_layouts.py",
-    "tests/engine/test_fp8_training.py",
-    "tests/engine/test_run_on_pretended_gpus.py",
-    "tests/programs/engine",
+    "tests/benchmarks/test_generated_code.py",
+    "tests/predict/test_random_layouts.py",
     "tests/prepare/test_end_to_end.py",
+    "tests/engine/test_run_on_pretended_gpus.py",
+    "tests/engine/test_fp8_training.py",
+    "tests/programs/engine",
     "tests/benchmarks/test_engine_comparison.py",
 )
 
