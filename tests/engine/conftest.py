@@ -115,9 +115,9 @@ def randomised() -> Callable[[Model], Decoder]:
 
 @pytest.fixture(scope="session")
 def run_ranks(forked_python: str) -> Callable[..., list[str]]:
-    """Runs a script once for every rank, which it is given last, and returns what each of them printed."""
+    """Runs a script once for every rank, which it is given last, and returns what each printed; or from one rank on."""
 
-    def run(script: Path, ranks: int, *arguments: object, limit_s: int = 600) -> list[str]:
+    def run(script: Path, ranks: int, *arguments: object, first: int = 0, limit_s: int = 600) -> list[str]:
         workers = [
             subprocess.Popen(
                 [forked_python, script, *map(str, arguments), str(rank)],
@@ -126,7 +126,7 @@ def run_ranks(forked_python: str) -> Callable[..., list[str]]:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(ranks)
+            for rank in range(first, ranks)
         ]
         try:
             outputs = [worker.communicate(timeout=limit_s) for worker in workers]

@@ -61,12 +61,14 @@ def test_an_account_is_what_ranks_take_when_they_train(
     written(case, tiny_plan, tmp_path)
     real = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "real")]
     fake = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "fake")]
-    alone = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "pretended")]
+    first = 0 if "pp" in case.sizes else case.ranks - 1  # only stages of a pipeline do not all do the same
+    alone = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "pretended", first=first)]
     assert disorder([each["sequence"] for each in fake]) == []
-    for ours, theirs, pretended in zip(fake, real, alone, strict=True):
-        account, true = ours["account"], theirs["account"]
+    for ours, pretended in zip(fake[first:], alone, strict=True):
         same = ("flops_by_kind", "collectives", "peak_bytes", "bytes_by_owner")
-        assert {key: pretended["account"][key] for key in same} == {key: account[key] for key in same}
+        assert {key: pretended["account"][key] for key in same} == {key: ours["account"][key] for key in same}
+    for ours, theirs in zip(fake, real, strict=True):
+        account, true = ours["account"], theirs["account"]
         assert account["flops_by_kind"] == true["flops_by_kind"]
         assert sum(account["flops_by_kind"].values()) == account["flops"] == true["flops"] > 0
         # A CPU multiplies FP8 values in another precision, which depends on the processor.
