@@ -250,9 +250,10 @@ def test_a_campaign_is_counted_and_listed_for_ci_systems(
     environ: dict[str, str], tmp_path: Path, program: Callable[[str, str], None]
 ) -> None:
     program("sbatch", f"echo x >>{tmp_path}/asked; wc -l <{tmp_path}/asked; [ $(wc -l <{tmp_path}/asked) != 2 ]")
-    (tmp_path / "jobs.txt").write_text("pretrain_llama3.1 8b bf16 8,16\n")
+    (tmp_path / "jobs.txt").write_text("pretrain_llama3.1 8b bf16 8,256\n")
     file = tmp_path / "campaign.xml"
     shown = call("bulk", environ, str(tmp_path / "jobs.txt"), "--yes", "--junit", str(file))
+    assert "without a published figure: 1 of 2 jobs (pretrain_llama3.1 8b bf16 on 256 h100)" in shown.stderr
     assert "1 of 2 jobs are queued, 1 rejected" in shown.stderr
     (suite,) = JUnitXml.fromfile(str(file))
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (2, 1, 0, 0)

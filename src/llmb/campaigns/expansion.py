@@ -104,10 +104,10 @@ def grouped(refusals: Iterable[tuple[SelectedJob, str]]) -> list[str]:
         recipes = groups.setdefault((job.where, reason), [])
         if job.recipe not in recipes:
             recipes.append(job.recipe)
-    return [f"{where}: {_few(recipes)}: {reason}" for (where, reason), recipes in groups.items()]
+    return [f"{where}: {few(recipes)}: {reason}" for (where, reason), recipes in groups.items()]
 
 
-def _few(recipes: Sequence[str]) -> str:
+def few(recipes: Sequence[str]) -> str:
     shown, more = recipes[:MOST_RECIPES], len(recipes) - MOST_RECIPES
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 

@@ -3,7 +3,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ import typer
 
 from llmb.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.campaigns.entry import Entry, Selection
+from llmb.campaigns.expansion import few
 from llmb.campaigns.proposal import CampaignContext, Proposal, RequestedJobs, job_options, listed, propose
 from llmb.campaigns.submission import SubmissionOutcome, queue
 from llmb.catalogue.load import Catalogue
@@ -26,6 +27,7 @@ from llmb.report.junit import campaign_cases, write_junit
 from llmb.report.output import print_output
 from llmb.report.table import number
 from llmb.runs.folder import chosen_root
+from llmb.runs.published_verdict import figure_of
 from llmb.schedulers.lookup import read_cluster_site, scheduler_of
 
 
@@ -76,7 +78,7 @@ def run_campaign(
     Raises UsageError with all problems, and if jobs are rejected.
     """
     proposal = propose(context, requested, resume=resume, start_new=start_new)
-    for line in _left_open(context, requested, proposal):
+    for line in (*_left_open(context, requested, proposal), *_without_figure(proposal)):
         say(line)
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
@@ -121,6 +123,17 @@ def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Pro
         types = ", ".join(dict.fromkeys(job.recipe.gpu_type for job in proposal.jobs))
         found["GPU type"] = f"GPU type {types} (--gpu-type, or gpu_type in cluster_config.yaml, names another)"
     return [f"not specified: {'; '.join(found.values())}"] if found else []
+
+
+def _without_figure(proposal: Proposal) -> Iterator[str]:
+    """The jobs that nothing published can be compared with."""
+    without = [recipe for job in proposal.jobs if not figure_of(recipe := job.recipe)]
+    if without:
+        of = f"{len(without)} of {len(proposal.jobs)} jobs"
+        texts = (f"{one.workload} {one.size} {one.dtype.value} on {one.scale} {one.gpu_type}" for one in without)
+        named = few(list(dict.fromkeys(texts)))
+        do = "'llmb judge LABEL --against BASELINE' or '--expect FILE' judges them"
+        yield f"without a published figure: {of} ({named}); {do}"
 
 
 def _print(campaign: Campaign, proposal: Proposal, *, json: bool) -> None:
