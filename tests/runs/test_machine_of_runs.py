@@ -163,6 +163,7 @@ HARMLESS = {
     "rdma/mlx5_0/symbol_error": 9,
     "rdma/mlx5_0/packet_seq_err": 9,
     "rdma/mlx5_1/out_of_sequence": 20_000,
+    "rdma/rdmap160s27/retrans_pkts": 20_000,
     "rdma/mlx5_1/np_cnp_sent": 2_000_000,
     "rdma/mlx5_1/port_xmit_wait": 9_000_000,
     "rdma/mlx5_1/port_rcv_data": 10**15,

@@ -83,6 +83,7 @@ class Order:
             python=options.python,
             container=mounted_folders(work.container, _mounts(plan, site)),
             control_in_container=work.control_in_container,
+            sampled=plan.device == "cuda" and not work.launch and program.name != ENGINE,
             begin=() if work.launch else BEGIN,
             work=work.command,
             launch=work.launch,

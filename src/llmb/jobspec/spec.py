@@ -152,6 +152,8 @@ class JobSpec(Record):
     container: ContainerSettings = ContainerSettings()
     control_in_container: bool = True
     """Whether ``begin`` and ``finish`` run in the container, too."""
+    sampled: bool = False
+    """Whether a sampler of llmb runs on every node beside workers that start none, outside of a container."""
     begin: tuple[Word, ...] = ()
     work: tuple[Word, ...] = ()
     launch: Launch | None = None

@@ -14,6 +14,8 @@ from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.programs.port import End
+from llmb.resources.machine import Machine, find_events
+from llmb.resources.read import samples_of_ended
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -33,6 +35,7 @@ def result_of_log(
     log_format: Format,
     profile: ProfileReport | None = None,
     contradiction: str | None = None,
+    machine: Machine | Missing = NOT_SAMPLED,
 ) -> Result:
     """The result of a run that ended as ``end`` says, and whose log is judged as ``outcome``.
 
@@ -59,9 +62,17 @@ def result_of_log(
         profile=profile,
         resources=NOT_SAMPLED,
         other_work=NOT_SAMPLED,
-        machine=NOT_SAMPLED,
+        machine=machine,
         **(figures_of(plan, times.mean) if times else {}),
     )
+
+
+def machine_of(folder: RunFolder, nodes: int | None) -> Machine | Missing:
+    """What happened on the nodes of a run, which are so many, if a sampler of llmb ran beside it."""
+    samples = samples_of_ended(folder.resources)
+    if isinstance(samples, Missing):
+        return samples
+    return find_events(samples, count=nodes) if samples else NOT_SAMPLED
 
 
 def _statistics(plan: Plan, status: Status, outcome: LogOutcome, log_format: Format) -> Statistics | Missing:

@@ -157,12 +157,14 @@ def machine_rules() -> MachineRules:
     return read_file(DATA, MachineRules)
 
 
-def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = ()) -> Machine:
-    """``nodes`` are all of the run, if they are known."""
+def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> Machine:
+    """``nodes`` are all of the run, if they are known, and ``count`` at least how many they are."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):
         unread.setdefault(("all counters", "the node was not sampled"), []).append(node)
+    if count and count > len(names):
+        unread["all counters", f"{count - len(names)} of {count} nodes were not sampled"] = []
     for one in sampled:
         events += _merged(_events(one, between_nodes=len({*nodes, *names}) > 1))
         for area, reason in _unread(one):

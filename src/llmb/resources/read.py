@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the samples of a run."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +11,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from llmb.input_files import open_regular
+from llmb.missing import Missing
 from llmb.resources.sample import CounterReading, Line, Sample, SamplerStart
+
+LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
+"""How long the last counters of a node are waited for, if its file is still written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,23 @@ def read_samples(folder: Path) -> tuple[Sampled, ...]:
     Lines that were truncated by a crash or a full disk are left out. Raises OSError if a file cannot be read.
     """
     return tuple(sampled for file in sorted(folder.glob("*.jsonl")) for sampled in _read_file(file))
+
+
+def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
+    """Samples of a run that ended. The last ones of ranks that died are written after them."""
+    until = time.monotonic() + LAST_COUNTERS_S
+    try:
+        found = read_samples(folder)
+        while time.monotonic() < until and any(not one.ended for one in found) and _is_written(folder):
+            time.sleep(0.05)
+            found = read_samples(folder)
+        return found
+    except OSError as error:  # it does not spoil a result
+        return Missing(f"the samples cannot be read: {error.strerror}")
+
+
+def _is_written(folder: Path) -> bool:
+    return any(time.time() - file.stat().st_mtime < RECENT_S for file in folder.glob("*.jsonl"))
 
 
 def _read_file(path: Path) -> Iterator[Sampled]:

@@ -14,6 +14,7 @@ from slurm_cluster import NODES, SlurmCluster
 
 from llmb.jobspec.node_setup import Binding, Boost
 from llmb.jobspec.spec import JobSpec, Placement
+from llmb.resources.read import read_samples
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import VboostOutcome
 from llmb.runs.record_file import read_record_file
@@ -96,8 +97,11 @@ def ended(slurm: SlurmCluster, job: str) -> str:
 def test_vboost_lasts_as_long_as_the_workers(
     smi: Path, queue: Callable[[JobSpec], tuple[str, RunFolder]], slurm: SlurmCluster
 ) -> None:
-    job, folder = queue(spec_of('cat "$SMI_CALLS" >"$SMI_CALLS.$SLURM_PROCID"; sleep 1', vboost=Boost(level=2)))
+    work = 'cat "$SMI_CALLS" >"$SMI_CALLS.$SLURM_PROCID"; sleep 1; exit 0'
+    job, folder = queue(spec_of(work, vboost=Boost(level=2), sampled=True, python=sys.executable))
     assert ended(slurm, job) == "COMPLETED 0", (folder.path / "log.out").read_text()
+    sampled = read_samples(folder.resources)
+    assert [(one.start.node, one.ended) for one in sampled] == [(node, True) for node in NODES]
     during = [smi.with_name(f"calls.{rank}").read_text().splitlines() for rank in range(4)]
     assert all(sorted(lines) == [f"{node} boost-slider --vboost 2" for node in NODES] for lines in during), during
     after = smi.read_text().splitlines()[2:]
@@ -108,7 +112,7 @@ def test_vboost_lasts_as_long_as_the_workers(
 def test_vboost_ends_when_the_job_is_cancelled(
     smi: Path, queue: Callable[[JobSpec], tuple[str, RunFolder]], slurm: SlurmCluster
 ) -> None:
-    job, _ = queue(spec_of(f"touch {smi}.$SLURM_PROCID; sleep 300", vboost=Boost(level=1)))
+    job, _ = queue(spec_of(f"touch {smi}.$SLURM_PROCID; sleep 300", vboost=Boost(level=1), sampled=True))
     slurm.wait_for("the workers", lambda: all(smi.with_name(f"calls.{rank}").exists() for rank in range(4)))
     slurm.run("scancel", job)
     assert ended(slurm, job).startswith("CANCELLED")

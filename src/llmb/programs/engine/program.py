@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """llmb's engine behind the port of programs."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from llmb.jobspec.spec import PYTHON, RUN_FOLDER
 from llmb.jobspec.variables import VariableLayer
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY
-from llmb.missing import Missing
 from llmb.predict.memory import with_whole_parameters
 from llmb.predict.prediction import predicted_step
 from llmb.programs.engine.nsys import with_profiler, worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
-from llmb.resources.read import Sampled, read_samples
+from llmb.resources.read import samples_of_ended
 from llmb.runs.attempts import cut, is_done, window_began
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.choices import Choices
@@ -35,9 +33,6 @@ from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
 from llmb.runs.steps import Step, StepFollower, read_steps
 from llmb.site.site import Site
-
-LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
-"""How long the last counters of a node are waited for, if its file is still written."""
 
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
@@ -116,7 +111,7 @@ class EngineProgram(Program):
                 began=window_began(record),
                 contradiction=contradiction,
                 environment=record.environment,
-                samples=_samples(folder.resources) if sampled else NOT_SAMPLED,
+                samples=samples_of_ended(folder.resources) if sampled else NOT_SAMPLED,
             )
         )
 
@@ -134,23 +129,6 @@ def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install:
         assert isinstance(error.plan, EnginePlan)
         error.plan = sharded(error.plan)
         raise
-
-
-def _samples(folder: Path) -> Sequence[Sampled] | Missing:
-    """Samples that cannot be read do not spoil a result. The last ones of ranks that died are written after them."""
-    until = time.monotonic() + LAST_COUNTERS_S
-    try:
-        found = read_samples(folder)
-        while time.monotonic() < until and any(not one.ended for one in found) and _is_written(folder):
-            time.sleep(0.05)
-            found = read_samples(folder)
-        return found
-    except OSError as error:
-        return Missing(f"the samples cannot be read: {error.strerror}")
-
-
-def _is_written(folder: Path) -> bool:
-    return any(time.time() - file.stat().st_mtime < RECENT_S for file in folder.glob("*.jsonl"))
 
 
 def engine_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:

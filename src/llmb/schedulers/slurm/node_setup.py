@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch script does on every node for the workers: the site's prolog, vboost, and their binding. Pure."""
+"""What a batch script does on every node for the workers: prolog, vboost, a sampler, and their binding. Pure."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ from llmb.runs.folder import VBOOST_FILE
 from llmb.schedulers.slurm.shell import Shell, ShellWord, command_lines
 
 BIND_FILE = Shell('"$llmb_folder"/bind.py')
+PYTHON_WORD, FOLDER_WORD = Shell('"$llmb_python"'), Shell('"$llmb_folder"')
 # srun ends the step with the first node that fails, and may lose what is still on its way to the log: that node waits.
 PROLOG = r"""for llmb_command; do
     bash -c "$llmb_command" </dev/null || {
@@ -53,12 +54,21 @@ BOOST_SET = r"""} &&
 """Waits for the word of every node, and writes what came of it."""
 ALL_SET = '[ "$llmb_boosted" -eq "$SLURM_JOB_NUM_NODES" ]'
 ALL_TOLD = '[ "$llmb_told" -eq "$SLURM_JOB_NUM_NODES" ]'
-BOOST_ENDS = r"""llmb_exit_code=$?
-if [ -n "${llmb_boost_in:-}" ]; then
+BOOST_ENDS = r"""if [ -n "${llmb_boost_in:-}" ]; then
     exec {llmb_boost_in}>&-
     wait "$llmb_boost_step"
-fi
-exit $llmb_exit_code"""
+fi"""
+SAMPLER = (
+    r"""exec "$1" -P -m llmb.resources.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID"""
+)
+SAMPLER_ENDS = r"""if [ -n "${llmb_sampler:-}" ]; then
+    exec {llmb_sampled}>&-
+    for ((llmb_try = 0; llmb_try < 20; llmb_try++)); do
+        kill -0 "$llmb_sampler" 2>/dev/null || break
+        sleep 0.5
+    done
+    kill "$llmb_sampler" 2>/dev/null  # a node whose driver hangs holds up no job
+fi"""
 
 
 def files(spec: JobSpec) -> Iterator[str]:
@@ -71,7 +81,7 @@ def files(spec: JobSpec) -> Iterator[str]:
 
 def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
     """The command of the workers, which start where every node is ready; whatever fails, its exit code counts."""
-    if not spec.prolog and not spec.vboost:
+    if not (spec.prolog or spec.vboost or spec.sampled):
         yield workers
         return
     yield "{"
@@ -87,9 +97,15 @@ def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
         yield f"exec {command_lines(step)}"
         enough = ALL_SET if spec.vboost.required else ALL_TOLD
         yield BOOST_SET.replace("LEVEL", level).replace("VBOOST", VBOOST_FILE).replace("ENOUGH", enough)
+    if spec.sampled:
+        yield "# The samplers end with the pipe to them. The run goes on without those that do not start."
+        step = (*_on_every_node(spec), "--overlap", "bash", "-c", SAMPLER, "llmb-sampler", PYTHON_WORD, FOLDER_WORD)
+        yield f"exec {{llmb_sampled}}> >(exec {command_lines(step)} >/dev/null 2>&1) && llmb_sampler=$! &&"
     yield workers
-    if spec.vboost:
-        yield BOOST_ENDS
+    if spec.sampled or spec.vboost:
+        yield "llmb_exit_code=$?"
+        yield from (text for text, used in ((SAMPLER_ENDS, spec.sampled), (BOOST_ENDS, spec.vboost)) if used)
+        yield "exit $llmb_exit_code"
     yield "}"
 
 

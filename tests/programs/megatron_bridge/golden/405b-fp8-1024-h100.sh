@@ -73,6 +73,12 @@ export LLMB_STORE_ID
 "$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
+{
+trap : TERM  # Slurm ends the steps; this waits for their end
+# The samplers end with the pipe to them. The run goes on without those that do not start.
+exec {llmb_sampled}> >(exec srun --nodes=128 --ntasks=128 --ntasks-per-node=1 --cpu-bind=none --overlap bash -c \
+    'exec "$1" -P -m llmb.resources.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID' \
+    llmb-sampler "$llmb_python" "$llmb_folder" >/dev/null 2>&1) && llmb_sampler=$! &&
 srun --nodes=128 --ntasks=1024 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none \
     '--container-image=nvcr.io#nvidia/nemo:26.04.01' \
     --container-mounts=/datasets:/datasets,/lustre/bench:/lustre/bench --no-container-mount-home \
@@ -88,7 +94,18 @@ srun --nodes=128 --ntasks=1024 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bi
     /lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge_1700000000/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge/checkpoints \
     --save_interval 50 --save_config_filepath "$llmb_folder"/ConfigContainer.yaml model.seq_length=8192 \
     model.num_layers=126 model.account_for_embedding_in_pipeline_split=true \
-    model.account_for_loss_in_pipeline_split=true rng.seed=7 \
+    model.account_for_loss_in_pipeline_split=true rng.seed=7
+llmb_exit_code=$?
+if [ -n "${llmb_sampler:-}" ]; then
+    exec {llmb_sampled}>&-
+    for ((llmb_try = 0; llmb_try < 20; llmb_try++)); do
+        kill -0 "$llmb_sampler" 2>/dev/null || break
+        sleep 0.5
+    done
+    kill "$llmb_sampler" 2>/dev/null  # a node whose driver hangs holds up no job
+fi
+exit $llmb_exit_code
+} \
     >>"$llmb_folder"/log-pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_h100_megatron_bridge.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

@@ -78,6 +78,12 @@ export LLMB_STORE_ID
 "$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
+{
+trap : TERM  # Slurm ends the steps; this waits for their end
+# The samplers end with the pipe to them. The run goes on without those that do not start.
+exec {llmb_sampled}> >(exec srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpu-bind=none --overlap bash -c \
+    'exec "$1" -P -m llmb.resources.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID' \
+    llmb-sampler "$llmb_python" "$llmb_folder" >/dev/null 2>&1) && llmb_sampler=$! &&
 srun --nodes=16 --ntasks=64 --ntasks-per-node=4 --kill-on-bad-exit=1 --cpu-bind=none apptainer exec --nv \
     --bind /datasets/rp2 --bind /lustre/bench --bind /checkpoints docker://nvcr.io/nvidia/nemo:26.04.01 sh -c \
     'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"; export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE" TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"; exec "$@"' \
@@ -89,7 +95,18 @@ srun --nodes=16 --ntasks=64 --ntasks-per-node=4 --kill-on-bad-exit=1 --cpu-bind=
     --context_parallel_size 2 --micro_batch_size 1 --global_batch_size 128 --seq_length 8192 --data rp2 --save_dir \
     /checkpoints/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10_1700000000 \
     --save_interval 10 --dataset_paths 'it'"'"'s $(here)' --save_config_filepath \
-    "$llmb_folder"/ConfigContainer.yaml model.seq_length=8192 model.num_layers=80 optimizer.lr=0.0001 \
+    "$llmb_folder"/ConfigContainer.yaml model.seq_length=8192 model.num_layers=80 optimizer.lr=0.0001
+llmb_exit_code=$?
+if [ -n "${llmb_sampler:-}" ]; then
+    exec {llmb_sampled}>&-
+    for ((llmb_try = 0; llmb_try < 20; llmb_try++)); do
+        kill -0 "$llmb_sampler" 2>/dev/null || break
+        sleep 0.5
+    done
+    kill "$llmb_sampler" 2>/dev/null  # a node whose driver hangs holds up no job
+fi
+exit $llmb_exit_code
+} \
     >>"$llmb_folder"/log-pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

@@ -71,6 +71,12 @@ export LLMB_STORE_ID
 "$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
+{
+trap : TERM  # Slurm ends the steps; this waits for their end
+# The samplers end with the pipe to them. The run goes on without those that do not start.
+exec {llmb_sampled}> >(exec srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --overlap bash -c \
+    'exec "$1" -P -m llmb.resources.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID' \
+    llmb-sampler "$llmb_python" "$llmb_folder" >/dev/null 2>&1) && llmb_sampler=$! &&
 srun --nodes=1 --ntasks=8 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none \
     '--container-image=nvcr.io#nvidia/nemo:26.04.01' \
     --container-mounts=/datasets:/datasets,/lustre/bench:/lustre/bench --no-container-mount-home \
@@ -82,7 +88,18 @@ srun --nodes=1 --ntasks=8 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=no
     --model_recipe_name llama3_70b --task lora --gpu b200 --compute_dtype fp8_cs --num_gpus 8 --max_steps 50 \
     --tensor_model_parallel_size 1 --pipeline_model_parallel_size 4 --virtual_pipeline_model_parallel_size 20 \
     --context_parallel_size 1 --micro_batch_size 1 --global_batch_size 32 --seq_length 4096 --data mock \
-    --save_config_filepath "$llmb_folder"/ConfigContainer.yaml model.seq_length=4096 model.num_layers=80 \
+    --save_config_filepath "$llmb_folder"/ConfigContainer.yaml model.seq_length=4096 model.num_layers=80
+llmb_exit_code=$?
+if [ -n "${llmb_sampler:-}" ]; then
+    exec {llmb_sampled}>&-
+    for ((llmb_try = 0; llmb_try < 20; llmb_try++)); do
+        kill -0 "$llmb_sampler" 2>/dev/null || break
+        sleep 0.5
+    done
+    kill "$llmb_sampler" 2>/dev/null  # a node whose driver hangs holds up no job
+fi
+exit $llmb_exit_code
+} \
     >>"$llmb_folder"/log-lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

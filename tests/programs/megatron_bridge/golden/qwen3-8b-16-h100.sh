@@ -73,6 +73,12 @@ export LLMB_STORE_ID
 "$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
+{
+trap : TERM  # Slurm ends the steps; this waits for their end
+# The samplers end with the pipe to them. The run goes on without those that do not start.
+exec {llmb_sampled}> >(exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --overlap bash -c \
+    'exec "$1" -P -m llmb.resources.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID' \
+    llmb-sampler "$llmb_python" "$llmb_folder" >/dev/null 2>&1) && llmb_sampler=$! &&
 srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none \
     --container-image=/images/bridge-0.6.sqsh --container-mounts=/datasets:/datasets,/lustre/bench:/lustre/bench \
     --no-container-mount-home --container-writable sh -c \
@@ -85,7 +91,18 @@ srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=n
     --context_parallel_size 2 --micro_batch_size 1 --global_batch_size 256 --seq_length 8192 --data mock \
     --wandb_experiment_name llmb --use_recipes --save_config_filepath "$llmb_folder"/ConfigContainer.yaml \
     model.seq_length=8192 model.num_layers=36 checkpoint.load=null checkpoint.save=null \
-    logger.tensorboard_dir=null scheduler.lr_warmup_iters=7 \
+    logger.tensorboard_dir=null scheduler.lr_warmup_iters=7
+llmb_exit_code=$?
+if [ -n "${llmb_sampler:-}" ]; then
+    exec {llmb_sampled}>&-
+    for ((llmb_try = 0; llmb_try < 20; llmb_try++)); do
+        kill -0 "$llmb_sampler" 2>/dev/null || break
+        sleep 0.5
+    done
+    kill "$llmb_sampler" 2>/dev/null  # a node whose driver hangs holds up no job
+fi
+exit $llmb_exit_code
+} \
     >>"$llmb_folder"/log-pretrain_qwen3_8b_bf16_gpus16_tp1_pp1_cp2_vp1_ep1_mbs1_gbs256_h100_megatron_bridge.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
