@@ -22,8 +22,13 @@ CASES = {
     "bf16, side by side": {"compiled": True, "dtype": "fp8", "fp8_recipe": "current"},
     "lora": {"compiled": True, "workload": "finetune_llama3", "lora_targets": "qkv", "lora_dropout": 0.3},
 }
-SUMS_IN_OTHER_ORDER = {"fp32": 1e-6, "bf16, side by side": 0.01}
-"""The relative error where the gradient of an input is a sum of several products. All else is equal to the bit."""
+SUMS_IN_OTHER_ORDER = {
+    "fp32": 1e-6,
+    "bf16, side by side": 0.01,
+    **dict.fromkeys(("fp8", "fp8, all casts apart", "fp8, compiled"), 1e-5),
+}
+"""The relative error where the gradient of an input is a sum of several products, and of products in fp32, whose terms
+MKL adds in an order that depends on where a tensor lies in memory. All else is equal to the bit."""
 TRAFFIC = {"forward": [2, 2], "backward": [4, 2]}
 """Gathers, and reductions with scatters: attention and feed-forward layer begin with one and end with the other. The
 backward pass gathers what they end with, and their inputs for a second time."""

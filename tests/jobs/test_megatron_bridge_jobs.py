@@ -61,7 +61,7 @@ def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretended: Ca
     assert (result["status"], result["steps"], result["step_time_s"]["mean"]) == ("success", 20, 2.0)
     assert result["tokens_per_s_per_gpu"] == pytest.approx(32 * 4096 / 2 / 8)
     assert result["machine"]["state"] == "unknown", "nothing happened, and no GPU is here to tell"
-    assert [one["what"] for one in result["machine"]["unread"]][0] == "counters of the GPUs"
+    assert result["machine"]["unread"][0]["what"] == "counters of the GPUs"
     folder = RunFolder(Path(result["run_dir"]))
     record = read_record(folder)
     assert record.program == "megatron_bridge"
