@@ -12,15 +12,16 @@ MOST_NAMED = 4
 
 
 def machine_rows(machine: Machine) -> Iterator[tuple[str, str]]:
-    """What is wrong, else that nothing is; and what could not be read."""
+    """What is wrong."""
     for events in machine.kinds:
         yield STATES[events[0].state], kind_text(events)
+
+
+def machine_note(machine: Machine) -> str:
+    """Beside the state: whether anything rose, and what could not be read."""
     unread = "; ".join(f"{one.what}{_where(one)}: {one.reason}" for one in machine.unread)
-    if not machine.events:
-        found = {"clean": "clean: no counter of errors rose", "unknown": "unknown"}[machine.state]
-        yield "nodes meanwhile", found + (f"; not read: {unread}" if unread else "")
-    elif unread:
-        yield "not read", unread
+    found = "" if machine.events else "no counter of errors rose"
+    return "; ".join(filter(None, (found, unread and f"not read: {unread}")))
 
 
 def machine_table(machine: Machine) -> Table:

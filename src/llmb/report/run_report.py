@@ -10,7 +10,7 @@ from llmb.catalogue.records import Convention
 from llmb.metrics.statistics import Spread, Statistics, spread_of
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
-from llmb.report.machine_report import machine_rows
+from llmb.report.machine_report import machine_note, machine_rows
 from llmb.report.network_report import network_text
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
@@ -81,6 +81,8 @@ def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
     _add_memory(table, plan, result)
     for name, text, note in resource_rows(result.resources) if result.resources else ():
         table.add_row(name, text, "", note)
+    if result.machine:
+        table.add_row("nodes meanwhile", result.machine.state, "", machine_note(result.machine))
     _add_counters(table, result)
     if result.attention_backend:
         table.add_row("attention backend", result.attention_backend)
