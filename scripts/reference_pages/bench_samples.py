@@ -4,7 +4,7 @@
 from typing import Any
 
 from llmb.bench.gpus import compare_parts, outlier_rule
-from llmb.bench.pairs import Figures, NodeVerdict, PairReading, PairwiseResult, Reading
+from llmb.bench.pairs import NodeReading, NodeVerdict, PairFigures, PairReading, PairwiseResult
 from llmb.bench.records import CheckpointTrial, Measurement, MeasurementFile, NotMeasured, RepeatedStep
 from llmb.checkpoints.times import RankTransfer, checkpoint_time
 from llmb.report.bench_report import gpus_document, history_document, measurement_document
@@ -63,7 +63,7 @@ def sample_gpus() -> dict[str, Any]:
 
 
 def sample_pairs() -> dict[str, Any]:
-    figures = Figures(tflops=1.0, gb_per_s=1.0, latency_s=1.0)
+    figures = PairFigures(tflops=1.0, gb_per_s=1.0, latency_s=1.0)
     result = PairwiseResult(
         started_at="",
         nodes=(NodeVerdict(node="node1", fit=True), NodeVerdict(node="node2", fit=False, evidence=("",))),
@@ -72,7 +72,7 @@ def sample_pairs() -> dict[str, Any]:
         limit_s=1.0,
         took_s=1.0,
         group=figures,
-        alone=(Reading(measurement="alone", node=0, figures=figures),),
+        alone=(NodeReading(measurement="alone", node=0, figures=figures),),
         pairs=(PairReading(first=0, second=1, round=1, far=False, figures=figures, problem=None),),
     )
     return pairs_document(result, find_scheduler("slurm").host_list)

@@ -21,7 +21,7 @@ from llmb.jobspec.node_setup import Binding, ContainerSettings
 from llmb.jobspec.spec import JobSpec
 from llmb.prepare.sample_files import SampleFiles
 from llmb.prepared.packed_dataset import PackedDataset
-from llmb.resources.machine import Machine, MachineEvent, Unread
+from llmb.resources.machine import MachineEvent, MachineReport, Unread
 from llmb.resources.records import HostUse, NodeOtherWork, OtherWork, ResourceUse
 from llmb.resources.sample import CounterReading, HostSample, Sample, SamplerStart
 from llmb.runs.experiment import experiment_name
@@ -268,7 +268,7 @@ def resources(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         "## Other work", "`other_work` of a result:", typed_table(annotations(OtherWork), meanings["other_work"])
     )
     yield page("`other_work.nodes[]`:", typed_table(annotations(NodeOtherWork), meanings["node_other_work"]))
-    yield page("## Machine", "`machine` of a result:", typed_table(annotations(Machine), meanings["machine"]))
+    yield page("## Machine", "`machine` of a result:", typed_table(annotations(MachineReport), meanings["machine"]))
     yield page("`machine.events[]`:", typed_table(annotations(MachineEvent), meanings["machine_event"]))
     yield page("`machine.unread[]`:", typed_table(annotations(Unread), meanings["machine_unread"]))
     yield page("## Network", "`network` of a result:", typed_table(annotations(NetworkUse), meanings["network"]))

@@ -9,7 +9,7 @@ from llmb.analysis import comparison, forecast
 from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.bisect import BisectReport
 from llmb.analysis.watched import Concern, State
-from llmb.bench.pairs import Figures
+from llmb.bench.pairs import PairFigures
 from llmb.bench.records import Measurement, MeasurementFile
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention, Dtype, Unspecified, Window
@@ -309,8 +309,8 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "nodes[].fit": bool | None,
         "nodes[].evidence": tuple[str, ...],
         "notes": tuple[str, ...],
-        "group": Figures | None,
-        **{f"{place}[].{name}": float | None for place in ("alone", "pairs") for name in Figures.model_fields},
+        "group": PairFigures | None,
+        **{f"{place}[].{name}": float | None for place in ("alone", "pairs") for name in PairFigures.model_fields},
         **{f"{place}[].problem": str | None for place in ("alone", "pairs")},
     },
     "config check": {"files[].state": FileState, "files[].differs": tuple[str, ...]},

@@ -12,10 +12,10 @@ from llmb.bench.pair_verdict import Readings, decide, group_notes, members, pair
 from llmb.bench.pairs import (
     ALONE,
     GROUP,
-    Figures,
+    NodeReading,
     NodeVerdict,
+    PairFigures,
     PairwiseResult,
-    Reading,
     deadlines,
     expected_s,
     limit_s,
@@ -49,18 +49,18 @@ def cluster(
     found = {}
     for node in set(range(nodes)) - set(hung):
         tflops = 700 * draw.gauss(1, noise) * (alone or {}).get(node, 1)
-        figures = Figures(tflops=tflops, gb_per_s=400 * draw.gauss(1, noise))
-        found[ALONE, node] = Reading(measurement=ALONE, node=node, figures=figures)
+        figures = PairFigures(tflops=tflops, gb_per_s=400 * draw.gauss(1, noise))
+        found[ALONE, node] = NodeReading(measurement=ALONE, node=node, figures=figures)
     for number, round_ in enumerate(rounds(nodes), 1):
         for pair in round_.pairs:
             share = min((speed or {}).get(node, 1) for node in pair) * path(*pair)
             latency_s = 30e-6 / share * (1 + abs(draw.gauss(0, 3 * noise)))
-            figures = Figures(gb_per_s=45 * share * draw.gauss(1, noise), latency_s=latency_s)
+            figures = PairFigures(gb_per_s=45 * share * draw.gauss(1, noise), latency_s=latency_s)
             lost = any(node in hung for node in pair)
             for node in set(pair) - set(hung):
-                own = figures if node == pair[0] and not lost else Figures()
+                own = figures if node == pair[0] and not lost else PairFigures()
                 name, problem = f"round-{number}", HUNG if lost else None
-                found[name, node] = Reading(measurement=name, node=node, figures=own, problem=problem)
+                found[name, node] = NodeReading(measurement=name, node=node, figures=own, problem=problem)
     present = tuple(range(nodes))
     return Readings([f"n{node}" for node in present], present, found, tuple(read_pairs(found, present)))
 
@@ -131,7 +131,9 @@ def test_of_eight_nodes_any_two_that_are_slow_are_convicted() -> None:
 def test_a_node_that_fails_alone_or_falls_silent_is_convicted_by_what_it_said() -> None:
     readings = cluster(8, random.Random(7))
     found = {key: reading for key, reading in readings.found.items() if key not in (("round-2", 3), ("round-3", 3))}
-    found[ALONE, 5] = Reading(measurement=ALONE, node=5, problem="local rank 2: CUDA error: uncorrectable ECC error")
+    found[ALONE, 5] = NodeReading(
+        measurement=ALONE, node=5, problem="local rank 2: CUDA error: uncorrectable ECC error"
+    )
     pairs = tuple(read_pairs(found, readings.present))
     verdicts, _ = decide(Readings([*readings.names, "n8"], readings.present, found, pairs), RULE)
     unfit = {one.node: one.evidence for one in verdicts if one.fit is False}
@@ -183,14 +185,16 @@ def test_the_group_is_that_of_the_fit_nodes_and_its_faults_convict_none() -> Non
     group = members(verdicts)
     assert group == (0, 1, 2, 4, 5, 6, 7)
 
-    def notes(first: Reading, *, silent: int | None = None) -> list[str]:
-        others = {(GROUP, node): Reading(measurement=GROUP, node=node) for node in group if node != silent}
+    def notes(first: NodeReading, *, silent: int | None = None) -> list[str]:
+        others = {(GROUP, node): NodeReading(measurement=GROUP, node=node) for node in group if node != silent}
         found = {**readings.found, **others, (GROUP, 0): first}
         return [*group_notes(Readings(readings.names, readings.present, found, readings.pairs), group, RULE)]
 
-    fast = Reading(measurement=GROUP, node=0, figures=Figures(gb_per_s=44))
+    fast = NodeReading(measurement=GROUP, node=0, figures=PairFigures(gb_per_s=44))
     assert notes(fast) == []
-    assert "is slower than its pairs: 20 GB/s" in notes(fast.model_copy(update={"figures": Figures(gb_per_s=20)}))[0]
+    assert (
+        "is slower than its pairs: 20 GB/s" in notes(fast.model_copy(update={"figures": PairFigures(gb_per_s=20)}))[0]
+    )
     assert HUNG in notes(fast.model_copy(update={"problem": HUNG}))[0]
     assert "nothing came of n4" in notes(fast, silent=4)[0]
     assert members([NodeVerdict(node="a", fit=True), NodeVerdict(node="b", fit=None)]) == ()
@@ -202,7 +206,7 @@ def test_the_table_has_the_worst_first_and_the_lists_below() -> None:
     alone = tuple(reading for (name, _), reading in readings.found.items() if name == ALONE)
     times = {"expected_s": expected_s(8), "limit_s": limit_s(8), "took_s": 200.0}
     parts = {"nodes": tuple(verdicts), "notes": tuple(notes), "alone": alone, "pairs": tuple(readings.pairs)}
-    result = PairwiseResult(started_at="2026-01-01T00:00:00+00:00", group=Figures(gb_per_s=44.0), **times, **parts)
+    result = PairwiseResult(started_at="2026-01-01T00:00:00+00:00", group=PairFigures(gb_per_s=44.0), **times, **parts)
     host_list = find_scheduler("slurm").host_list
     lines = [line.text for table in pairs_tables(result, host_list) for line in table_lines(table, 80)]
     text = "\n".join(lines)

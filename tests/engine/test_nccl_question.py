@@ -15,7 +15,7 @@ import pytest
 from ras_answers import BEHIND, FINE_RANKS, answer, communicator, text
 from ras_stand_in import converse, stand_in
 
-from llmb.engine.watchdog.nccl_question import OTHER_PROGRAM, Question, Refused, ask_ras
+from llmb.engine.watchdog.nccl_question import OTHER_PROGRAM, NcclQuestion, Refused, ask_ras
 from llmb.runs.folder import RunFolder
 from llmb.traces.nccl_ras import MOST_BYTES
 
@@ -139,5 +139,5 @@ def test_without_an_answer_there_is_a_reason(
     monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "none"))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    said = Question(RunFolder(tmp_path), {}).said(60)
+    said = NcclQuestion(RunFolder(tmp_path), {}).said(60)
     assert (said.text, said.answer, said.reason) == ("", None, why)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmb.resources.counters import AREAS, MOST_LINES, KernelLog, read_counters
-from llmb.resources.machine import Machine, find_events
+from llmb.resources.machine import MachineReport, find_events
 from llmb.resources.read import Sampled
 from llmb.resources.sample import CounterReading, SamplerStart
 
@@ -59,7 +59,7 @@ def put(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-def machine(before: CounterReading, after: CounterReading, nodes: tuple[str, ...] = ("n1",)) -> Machine:
+def machine(before: CounterReading, after: CounterReading, nodes: tuple[str, ...] = ("n1",)) -> MachineReport:
     start = SamplerStart(node="n1", cores=8, interval_s=1.0)
     return find_events([Sampled(start, (), (before, after))], nodes)
 

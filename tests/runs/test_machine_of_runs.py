@@ -17,7 +17,7 @@ from llmb.missing import Missing
 from llmb.report.machine_report import machine_table
 from llmb.report.run_report import run_table
 from llmb.resources.counters import AREAS, WORTH_KEEPING
-from llmb.resources.machine import Machine, find_events, machine_rules
+from llmb.resources.machine import MachineReport, find_events, machine_rules
 from llmb.resources.read import Sampled
 from llmb.resources.sample import CounterReading, SamplerStart, to_line
 from llmb.runs.folder import RunFolder
@@ -55,7 +55,7 @@ def ended(
     return analyzed(read_folder(RunFolder(path)))
 
 
-def machine(run: AnalyzedRun) -> Machine:
+def machine(run: AnalyzedRun) -> MachineReport:
     assert run.record and run.record.result and run.record.result.machine
     return run.record.result.machine
 
@@ -84,7 +84,7 @@ def machine(run: AnalyzedRun) -> Machine:
         ({}, "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 22 LTSSM Fault Up", "nvlink", "faulty"),
         ({}, "pcieport 0000:17:01.0: AER: Corrected error message received from 0000:18:00.0", "pcie", "doubtful"),
         ({}, "mlx5_core 0000:18:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal)", "pcie", "faulty"),
-        ({}, "mce: [Hardware Error]: Machine check events logged", "machine_check", "doubtful"),
+        ({}, "mce: [Hardware Error]: MachineReport check events logged", "machine_check", "doubtful"),
         ({}, "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", "host_memory", "faulty"),
         ({}, "mlx5_core 0000:18:00.0 ens3np0: Link down", "link_flap", "doubtful"),
         ({}, "Out of memory: Killed process 4711 (python3) total-vm:99kB", "oom", "doubtful"),

@@ -83,7 +83,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class EndedTrial:
     """Both runs that ended, and what was found between them."""
 
     wanted: TrialRequest
@@ -110,7 +110,7 @@ def check_trial(wanted: TrialRequest) -> LocalRun:
     return local
 
 
-def run_trial(wanted: TrialRequest, local: LocalRun, on_step: OnStep, say: Say) -> Trial:
+def run_trial(wanted: TrialRequest, local: LocalRun, on_step: OnStep, say: Say) -> EndedTrial:
     """Raises RunFailed if a run failed by itself, and UserInterrupt; the checkpoint is then removed."""
     free = shutil.disk_usage(wanted.place).free
     with _interruptible(), _own_folder(wanted, say) as folder:
@@ -122,7 +122,7 @@ def run_trial(wanted: TrialRequest, local: LocalRun, on_step: OnStep, say: Say) 
         say(f"resuming from {saved.path}, {'still' if cached else 'no longer'} in the page cache")
         resumed = _local(wanted, _resuming(wanted, killed, saved)).start(on_step, say)
         raise_unless_successful(resumed)
-    return Trial(wanted, killed, resumed, saved, free, cached)
+    return EndedTrial(wanted, killed, resumed, saved, free, cached)
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def _memory(place: Path) -> str | None:
     return mount.kind if mount and mount.kind in IN_MEMORY else None
 
 
-def trial_of(trial: Trial) -> CheckpointTrial:
+def trial_of(trial: EndedTrial) -> CheckpointTrial:
     """What is kept of it."""
     save, load = (_last(run, kind) for run, kind in ((trial.killed, "save"), (trial.resumed, "load")))
     mount, plan = _mount(trial.wanted.place), trial.killed.plan
@@ -246,7 +246,7 @@ def _last(run: EndedRun, kind: str) -> CheckpointTime:
     return next(time for time in reversed(_times(run.folder)) if time.kind == kind)
 
 
-def _repeated(trial: Trial) -> Iterator[RepeatedStep]:
+def _repeated(trial: EndedTrial) -> Iterator[RepeatedStep]:
     """Each step that both runs have; the killed one may have done more."""
     first = {step.step: step for step in read_steps(trial.killed.folder.steps)}
     for again in read_steps(trial.resumed.folder.steps):
@@ -263,7 +263,7 @@ def _pair(first: Step, again: Step) -> RepeatedStep:
     )
 
 
-def trial_file(trial: Trial) -> MeasurementFile:
+def trial_file(trial: EndedTrial) -> MeasurementFile:
     """A row for each rank and direction, and one for all ranks, as other measurements are kept."""
     found, plan, environment = trial_of(trial), trial.killed.plan, read_record(trial.resumed.folder).environment
     versions = environment.model_dump(include=set(VERSIONS)) if environment else {}

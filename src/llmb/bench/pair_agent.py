@@ -29,11 +29,11 @@ from llmb.bench.pairs import (
     GROUP,
     JOB,
     ROLL_CALL_S,
-    Figures,
     Members,
     NodeHere,
+    NodeReading,
+    PairFigures,
     PairJob,
-    Reading,
     collective_figures,
     deadlines,
     measurements,
@@ -119,7 +119,7 @@ class PairFiles:
         present = read_record_file(self.present, Members).nodes if self.present.exists() else ()
         keys = [(name, node) for name in measurements(len(present)) for node in present]
         files = {key: self.reading(*key) for key in keys}
-        found = {key: read_record_file(path, Reading) for key, path in files.items() if path.exists()}
+        found = {key: read_record_file(path, NodeReading) for key, path in files.items() if path.exists()}
         return Readings(names, present, found, tuple(read_pairs(found, present)))
 
 
@@ -166,11 +166,13 @@ class PairAgent:
         ports = tuple(free_ports(address, len(measurements(self.job.nodes))))
         return NodeHere(node=self.node, name=host_name(), address=address, ports=ports, began_s=time.time())
 
-    def _write(self, measurement: str, figures: Figures, problem: str | None, *, left_out: bool = False) -> None:
-        reading = Reading(measurement=measurement, node=self.node, figures=figures, problem=problem, left_out=left_out)
+    def _write(self, measurement: str, figures: PairFigures, problem: str | None, *, left_out: bool = False) -> None:
+        reading = NodeReading(
+            measurement=measurement, node=self.node, figures=figures, problem=problem, left_out=left_out
+        )
         self.files.write(self.files.reading(measurement, self.node), reading)
 
-    def _alone(self) -> tuple[Figures, str | None]:
+    def _alone(self) -> tuple[PairFigures, str | None]:
         with job_folder(PRODUCT_JOB, self.job.product) as folder:
             problem = self._run((0,), PRODUCT, folder, ALONE)
             figures, wrong = product_figures(read_parts(folder), self.job.device)
@@ -181,7 +183,7 @@ class PairAgent:
 
     def _meet(self, name: str, partner: int) -> None:
         if not all(self._is_well(node, name) for node in (self.node, partner)):
-            self._write(name, Figures(), None, left_out=True)
+            self._write(name, PairFigures(), None, left_out=True)
         else:
             self._write(name, *self._collectives(tuple(sorted((self.node, partner))), name))
 
@@ -196,7 +198,7 @@ class PairAgent:
         for each in before:
             if not files.wait_for([files.reading(each, node)], self.ends[each]):
                 return False
-        return read_record_file(files.reading(ALONE, node), Reading).problem is None
+        return read_record_file(files.reading(ALONE, node), NodeReading).problem is None
 
     def _join_group(self) -> None:
         """The first agent that knows all, or all that there will be, decides which nodes are good."""
@@ -213,16 +215,16 @@ class PairAgent:
             self._write(GROUP, *self._collectives(group, GROUP))
         files.wait_for([files.reading(GROUP, node) for node in group], self.ends[GROUP])
 
-    def _collectives(self, nodes: Sequence[int], name: str) -> tuple[Figures, str | None]:
+    def _collectives(self, nodes: Sequence[int], name: str) -> tuple[PairFigures, str | None]:
         """Between all processes of ``nodes``; the figures are with the first of them."""
         with job_folder(COLLECTIVES_JOB, self.job.collectives) as folder:
             problem = self._run(nodes, COLLECTIVES, folder, name)
             if problem or self.node != nodes[0]:
-                return Figures(), problem
+                return PairFigures(), problem
             try:
                 return collective_figures(read_result(folder))
             except RunFailed as error:
-                return Figures(), error.what
+                return PairFigures(), error.what
 
     def _run(self, nodes: Sequence[int], program: str, folder: Path, name: str) -> str | None:
         """Why the processes of this node failed; None if they did not."""

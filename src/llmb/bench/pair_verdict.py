@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from llmb.bench.pairs import ALONE, GROUP, Figures, NodeVerdict, PairReading, Reading, rounds
+from llmb.bench.pairs import ALONE, GROUP, NodeReading, NodeVerdict, PairFigures, PairReading, rounds
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.runs.host import Device
@@ -51,7 +51,7 @@ def pair_rule(device: Device) -> PairRule:
 class Kind:
     """One kind of figure: its speed, which is higher if it is better, and its text."""
 
-    speed: Callable[[Figures], float | None]
+    speed: Callable[[PairFigures], float | None]
     text: Callable[[float], str]
     is_latency: bool = False
 
@@ -105,7 +105,7 @@ class Readings:
     names: Sequence[str]
     present: Sequence[int]
     """Nodes that answered the roll call."""
-    found: Mapping[tuple[str, int], Reading]
+    found: Mapping[tuple[str, int], NodeReading]
     pairs: Sequence[PairReading]
 
     def found_by(self, node: int) -> set[str]:
@@ -114,7 +114,7 @@ class Readings:
 
 
 @dataclass
-class Evidence:
+class Suspicion:
     """What speaks against each node while a verdict is found. ``failed`` do not depend on comparisons, ``slow`` do."""
 
     failed: dict[int, list[str]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Evidence:
 
 def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[str]]:
     """The nodes in their order, and what is to be known besides."""
-    found = Evidence(failed=dict(_failures(readings)))
+    found = Suspicion(failed=dict(_failures(readings)))
     for kind in (PRODUCT, BANDWIDTH):
         _compare_alone(readings, kind, rule, found)
     found.pairs = [pair for pair in readings.pairs if not pair.has(found.failed)]
@@ -166,7 +166,7 @@ def _silent_since(readings: Readings, node: int) -> str | None:
     return [*names.values(), None][since]
 
 
-def _compare_alone(readings: Readings, kind: Kind, rule: PairRule, found: Evidence) -> None:
+def _compare_alone(readings: Readings, kind: Kind, rule: PairRule, found: Suspicion) -> None:
     alone = [reading for (name, _), reading in readings.found.items() if name == ALONE]
     well = [reading for reading in alone if reading.node not in found.failed]
     speeds = {reading.node: speed for reading in well if (speed := kind.speed(reading.figures))}
@@ -176,7 +176,7 @@ def _compare_alone(readings: Readings, kind: Kind, rule: PairRule, found: Eviden
             found.slow.setdefault(node, []).append(f"alone: {typical.evidence(kind, speed)}")
 
 
-def _judge_pairs(found: Evidence, rule: PairRule) -> None:
+def _judge_pairs(found: Suspicion, rule: PairRule) -> None:
     """Each distance by itself if there are many nodes."""
     found.bad = {pair: pair.problem for pair in found.pairs if pair.problem}
     alike = [found.pairs]
@@ -192,7 +192,7 @@ def _judge_pairs(found: Evidence, rule: PairRule) -> None:
                     found.bad.setdefault(pair, typical.evidence(kind, speed))
 
 
-def _leave_out_slow_distance(found: Evidence, rule: PairRule) -> None:
+def _leave_out_slow_distance(found: Suspicion, rule: PairRule) -> None:
     """Pairs tell nothing of their nodes if all of their distance are slower than those of the other one."""
     alike = {far: [pair for pair in found.pairs if pair.far is far] for far in (False, True)}
     usual_of = {far: usual([*best_of_nodes(alike[far], BANDWIDTH).values()], BANDWIDTH, rule) for far in alike}
@@ -216,7 +216,7 @@ def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
     return best
 
 
-def _blame(readings: Readings, found: Evidence) -> None:
+def _blame(readings: Readings, found: Suspicion) -> None:
     """Convicts the node with the largest share of bad pairs, leaves its pairs out, and so on."""
     left = [pair for pair in found.pairs if not pair.has(found.slow)]
     while (worst := _worst(left, found.bad)) is not None:
@@ -247,7 +247,7 @@ def _is_guilty(node: int, own: Mapping[int, Sequence[PairReading]], bad: Contain
     return len(partners) == len(own[node]) or sum(2 * sum(each) < len(each) for each in others) >= LEAST_PAIRS
 
 
-def _verdicts(readings: Readings, found: Evidence, rule: PairRule) -> Iterator[NodeVerdict]:
+def _verdicts(readings: Readings, found: Suspicion, rule: PairRule) -> Iterator[NodeVerdict]:
     total, compared = len(readings.names), len(readings.names) - len(found.failed)
     unclear = {*range(total)} - found.failed.keys() - found.cleared()
     suspects = unclear | found.slow.keys()
@@ -271,7 +271,7 @@ def _verdicts(readings: Readings, found: Evidence, rule: PairRule) -> Iterator[N
             yield NodeVerdict(node=name, fit=True)
 
 
-def _paths(readings: Readings, found: Evidence) -> Iterator[str]:
+def _paths(readings: Readings, found: Suspicion) -> Iterator[str]:
     """Bad pairs that speak against neither of their nodes."""
     cleared = found.cleared()
     paths = [pair for pair in found.bad if {pair.first, pair.second} <= cleared]

@@ -60,7 +60,7 @@ class Members(Record):
     nodes: tuple[int, ...]
 
 
-class Figures(Record):
+class PairFigures(Record):
     """Product: that of the slowest process. Bandwidth: the bus bandwidth of the largest all-reduce."""
 
     tflops: float | None = None
@@ -68,12 +68,12 @@ class Figures(Record):
     latency_s: float | None = None
 
 
-class Reading(Record):
+class NodeReading(Record):
     """What one node says of one measurement. ``figures`` of several nodes are with the first of them."""
 
     measurement: str
     node: int
-    figures: Figures = Figures()
+    figures: PairFigures = PairFigures()
     problem: str | None = None
     left_out: bool = False
     """It did not take place, because the partner has failed before."""
@@ -86,7 +86,7 @@ class PairReading(Record):
     second: int
     round: int
     far: bool
-    figures: Figures
+    figures: PairFigures
     problem: str | None
 
     def has(self, nodes: Container[int]) -> bool:
@@ -115,9 +115,9 @@ class PairwiseResult(Record):
     expected_s: float
     limit_s: float
     took_s: float
-    group: Figures | None = None
+    group: PairFigures | None = None
     """None if there was none."""
-    alone: tuple[Reading, ...] = ()
+    alone: tuple[NodeReading, ...] = ()
     pairs: tuple[PairReading, ...] = ()
 
     def named(self, *, fit: bool | None) -> list[str]:
@@ -193,27 +193,27 @@ def pair_job(device: Device, nodes: int, per_node: int) -> PairJob:
     return PairJob(device=device, nodes=nodes, per_node=per_node, product=product, collectives=collectives)
 
 
-def collective_figures(result: CollectiveResult) -> tuple[Figures, str | None]:
+def collective_figures(result: CollectiveResult) -> tuple[PairFigures, str | None]:
     """Bandwidth and latency, and what is wrong with them."""
     timed = [(row.size_bytes, row.in_place) for row in result.rows if row.in_place]
     wrong = sum(way.wrong or 0 for _, way in timed)
     if not timed:
-        return Figures(), "nothing could be timed"
+        return PairFigures(), "nothing could be timed"
     (_, small), (size, large) = timed[0], timed[-1]
     bandwidth = algorithm_gb_per_s(size, large.time_s) * bus_factor("all_reduce", len(result.ranks))
-    figures = Figures(gb_per_s=bandwidth, latency_s=small.time_s)
+    figures = PairFigures(gb_per_s=bandwidth, latency_s=small.time_s)
     return figures, f"wrong results, in {wrong:,} elements" if wrong else None
 
 
-def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[Figures, str | None]:
+def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[PairFigures, str | None]:
     """The rate of the slowest process, and what is wrong with it."""
     failed = [f"local rank {part.local_rank}: {part.timing.reason}" for part in parts if part.timing.seconds is None]
     slowest = max((part.timing.seconds for part in parts if part.timing.seconds), default=None)
     tflops = None if slowest is None else 2 * SQUARE[device] ** 3 / slowest / 1e12
-    return Figures(tflops=tflops), "; ".join(failed) or None
+    return PairFigures(tflops=tflops), "; ".join(failed) or None
 
 
-def read_pairs(readings: Mapping[tuple[str, int], Reading], present: Sequence[int]) -> Iterator[PairReading]:
+def read_pairs(readings: Mapping[tuple[str, int], NodeReading], present: Sequence[int]) -> Iterator[PairReading]:
     """Every pair that was to be measured, but those that were left out."""
     for number, round_ in enumerate(rounds(len(present)), 1):
         for pair in round_.pairs:
@@ -225,11 +225,11 @@ def read_pairs(readings: Mapping[tuple[str, int], Reading], present: Sequence[in
                     second=second,
                     round=number,
                     far=round_.far,
-                    figures=one.figures if one else Figures(),
+                    figures=one.figures if one else PairFigures(),
                     problem=_problem(one, other),
                 )
 
 
-def _problem(one: Reading | None, other: Reading | None) -> str | None:
+def _problem(one: NodeReading | None, other: NodeReading | None) -> str | None:
     known = next((reading.problem for reading in (one, other) if reading and reading.problem), None)
     return known or (None if one and other else "no result")

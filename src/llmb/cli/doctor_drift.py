@@ -36,7 +36,7 @@ class ReadNodes(NamedTuple):
     host_list: HostList
 
 
-class Reference(NamedTuple):
+class DriftReference(NamedTuple):
     """What nodes are compared with."""
 
     title: str
@@ -103,10 +103,10 @@ def _not_read(found: ReadNodes) -> RunFailed:
     return RunFailed(f"{len(found.not_read)} of {whole} nodes were not read: {found.host_list([*found.not_read])}")
 
 
-def find_reference(install: Path, text: str) -> Reference:
+def find_reference(install: Path, text: str) -> DriftReference:
     """A snapshot, or the newest run that ``text`` stands for and that has settings. Raises UsageError for neither."""
     if snapshot := read_snapshot(install, text):
-        return Reference(f"snapshot {text}", snapshot.saved_at, snapshot.settings)
+        return DriftReference(f"snapshot {text}", snapshot.saved_at, snapshot.settings)
     try:
         runs = find_ended_runs(text, install, say).runs
     except UsageError as error:
@@ -119,11 +119,11 @@ def find_reference(install: Path, text: str) -> Reference:
     return found[-1]
 
 
-def _of_run(run: AnalyzedRun) -> Reference | None:
+def _of_run(run: AnalyzedRun) -> DriftReference | None:
     record = run.record
     settings = settings_of_run(record.environment) if record else None
     if record is None or settings is None:
         return None
     if record.image:
         settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": record.image}})
-    return Reference(f"run {run.id}", record.started_at, settings, of_run=True)
+    return DriftReference(f"run {run.id}", record.started_at, settings, of_run=True)

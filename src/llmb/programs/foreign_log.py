@@ -14,7 +14,7 @@ from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.programs.port import End
-from llmb.resources.machine import Machine, find_events
+from llmb.resources.machine import MachineReport, find_events
 from llmb.resources.read import samples_of_ended
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
@@ -35,7 +35,7 @@ def result_of_log(
     log_format: Format,
     profile: ProfileReport | None = None,
     contradiction: str | None = None,
-    machine: Machine | Missing = NOT_SAMPLED,
+    machine: MachineReport | Missing = NOT_SAMPLED,
 ) -> Result:
     """The result of a run that ended as ``end`` says, and whose log is judged as ``outcome``.
 
@@ -67,7 +67,7 @@ def result_of_log(
     )
 
 
-def machine_of(folder: RunFolder, nodes: int | None) -> Machine | Missing:
+def machine_of(folder: RunFolder, nodes: int | None) -> MachineReport | Missing:
     """What happened on the nodes of a run, which are so many, if a sampler of llmb ran beside it."""
     samples = samples_of_ended(folder.resources)
     if isinstance(samples, Missing):

@@ -4,27 +4,27 @@
 from collections.abc import Iterator
 
 from llmb.report.table import Table, result_table
-from llmb.resources.machine import Machine, Unread, event_text, kind_text, machine_rules
+from llmb.resources.machine import MachineReport, Unread, event_text, kind_text, machine_rules
 
 STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
 MOST_NAMED = 4
 """Nodes of a text."""
 
 
-def machine_rows(machine: Machine) -> Iterator[tuple[str, str]]:
+def machine_rows(machine: MachineReport) -> Iterator[tuple[str, str]]:
     """What is wrong."""
     for events in machine.kinds:
         yield STATES[events[0].state], kind_text(events)
 
 
-def machine_note(machine: Machine) -> str:
+def machine_note(machine: MachineReport) -> str:
     """Beside the state: whether anything rose, and what could not be read."""
     unread = "; ".join(f"{one.what}{_where(one)}: {one.reason}" for one in machine.unread)
     found = "" if machine.events else "no counter of errors rose"
     return "; ".join(filter(None, (found, unread and f"not read: {unread}")))
 
 
-def machine_table(machine: Machine) -> Table:
+def machine_table(machine: MachineReport) -> Table:
     """An event a row, then what could not be read."""
     table = result_table("Nodes meanwhile", "node", "what", "state", "seen", "to do")
     for event in machine.events:

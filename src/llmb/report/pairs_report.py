@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from llmb.bench.pairs import Figures, NodeVerdict, PairwiseResult
+from llmb.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
 from llmb.report.table import Table, duration, known, result_table
 from llmb.shown_text import printable
 
@@ -43,7 +43,7 @@ def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any
     }
 
 
-def _figures(figures: Figures) -> dict[str, float | None]:
+def _figures(figures: PairFigures) -> dict[str, float | None]:
     return figures.model_dump()
 
 
@@ -74,14 +74,14 @@ def _notes(result: PairwiseResult) -> Iterator[str]:
 def _own(result: PairwiseResult, verdict: NodeVerdict) -> str:
     """What a fit node measured: alone, and the best of its pairs."""
     place = result.nodes.index(verdict)
-    alone = next((one.figures for one in result.alone if one.node == place), Figures())
+    alone = next((one.figures for one in result.alone if one.node == place), PairFigures())
     pairs = (pair.figures for pair in result.pairs if pair.has((place,)) and not pair.problem)
-    best = max(pairs, key=lambda figures: figures.gb_per_s or 0.0, default=Figures())
+    best = max(pairs, key=lambda figures: figures.gb_per_s or 0.0, default=PairFigures())
     parts = (f"{what} {_text(figures)}" for what, figures in (("alone", alone), ("in pairs", best)) if _text(figures))
     return "; ".join(parts)
 
 
-def _text(figures: Figures) -> str:
+def _text(figures: PairFigures) -> str:
     latency = None if figures.latency_s is None else 1e6 * figures.latency_s
     units = ((figures.tflops, "TFLOPS"), (figures.gb_per_s, "GB/s"), (latency, "us"))
     return ", ".join(f"{known(value)} {unit}" for value, unit in units if value is not None)

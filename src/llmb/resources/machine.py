@@ -64,7 +64,7 @@ class CounterRule(Record):
         return rise >= self.least and rise >= self.per_s * seconds and (not self.pct_of or 100 * rise >= self.pct * of)
 
 
-class KernelRule(Record):
+class KernelLogRule(Record):
     """What a line of the kernel's log means that the pattern is found in."""
 
     pattern: str
@@ -85,7 +85,7 @@ class MachineRules(Record):
 
     kinds: dict[str, KindText]
     counters: tuple[CounterRule, ...]
-    kernel: tuple[KernelRule, ...]
+    kernel: tuple[KernelLogRule, ...]
 
     @model_validator(mode="after")
     def _check(self) -> "MachineRules":
@@ -120,7 +120,7 @@ class Unread(Record):
     nodes: tuple[str, ...]
 
 
-class Machine(Record):
+class MachineReport(Record):
     """What happened on the nodes of a run from its start to its end."""
 
     state: State
@@ -157,7 +157,7 @@ def machine_rules() -> MachineRules:
     return read_file(DATA, MachineRules)
 
 
-def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> Machine:
+def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
     """``nodes`` are all of the run, if they are known, and ``count`` at least how many they are."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
@@ -173,7 +173,7 @@ def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: in
     decisive = [AREAS[area] for area in DECISIVE] + ["all counters"]
     undecided = any(what in decisive for what, _ in unread)
     state: State = events[0].state if events else "unknown" if undecided else "clean"
-    return Machine(
+    return MachineReport(
         state=state,
         events=tuple(events[:MOST_EVENTS]),
         events_left_out=max(len(events) - MOST_EVENTS, 0),

@@ -59,7 +59,7 @@ CPU, RDMA, NET = "/sys/devices/system/cpu", "/sys/class/infiniband", "/sys/class
 Found = Iterator[tuple[str, str | int | None]]
 
 
-class Group(NamedTuple):
+class SettingsGroup(NamedTuple):
     """Keys that begin with ``name`` and are read together; ``missing`` is why there are none."""
 
     name: str
@@ -249,14 +249,14 @@ def _counted(values: Iterable[str | None]) -> str | None:
 
 
 GROUPS = (
-    Group("kernel", _kernel, "Linux does not show its settings here"),
-    Group("sysctl", _sysctls, "/proc/sys cannot be read"),
-    Group("cpu", _cpus, "Linux does not show the CPUs here"),
-    Group("bios", _bios, "/sys/class/dmi/id is not there, as in many virtual machines"),
-    Group("gpu", _driver, "no driver of NVIDIA's GPUs is loaded"),
-    Group("modules", _modules, "no module of the kernel has a version of its own"),
-    Group("nic", _rdma, "no card with RDMA is in /sys/class/infiniband"),
-    Group("interface", _interfaces, "no interface in /sys/class/net has a device"),
-    Group("pcie", _pcie, "no GPU and no network card is on the PCI bus"),
-    Group("variables", _variables, "none of NCCL's or of the network's libraries is set"),
+    SettingsGroup("kernel", _kernel, "Linux does not show its settings here"),
+    SettingsGroup("sysctl", _sysctls, "/proc/sys cannot be read"),
+    SettingsGroup("cpu", _cpus, "Linux does not show the CPUs here"),
+    SettingsGroup("bios", _bios, "/sys/class/dmi/id is not there, as in many virtual machines"),
+    SettingsGroup("gpu", _driver, "no driver of NVIDIA's GPUs is loaded"),
+    SettingsGroup("modules", _modules, "no module of the kernel has a version of its own"),
+    SettingsGroup("nic", _rdma, "no card with RDMA is in /sys/class/infiniband"),
+    SettingsGroup("interface", _interfaces, "no interface in /sys/class/net has a device"),
+    SettingsGroup("pcie", _pcie, "no GPU and no network card is on the PCI bus"),
+    SettingsGroup("variables", _variables, "none of NCCL's or of the network's libraries is set"),
 )

@@ -13,7 +13,7 @@ from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import throughput
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
-from llmb.resources.machine import Machine, find_events
+from llmb.resources.machine import MachineReport, find_events
 from llmb.resources.other_work import find_other_work
 from llmb.resources.read import Sampled
 from llmb.resources.records import OtherWork, ResourceUse
@@ -146,7 +146,7 @@ class Result(ReasonedRecord):
     """None for a run of all ranks."""
     network: NetworkUse | Missing = Missing("it was not recorded")
     """Between nodes; its ``faults`` make a verdict soft."""
-    machine: Machine | Missing = NOT_SAMPLED
+    machine: MachineReport | Missing = NOT_SAMPLED
     """What happened on the nodes, also of a run that failed; its ``faults`` make a verdict soft."""
 
     @property

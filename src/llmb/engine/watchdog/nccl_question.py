@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class NcclAnswer:
     """What NCCL says of a run that makes no progress."""
 
     text: str = ""
@@ -58,15 +58,15 @@ class Said:
     """Why RAS has not answered."""
 
 
-class Question:
+class NcclQuestion:
     """Asked in a thread, as the answer may take a while: RAS waits for processes that do not answer."""
 
     def __init__(self, folder: RunFolder, host_of: Mapping[int, str]) -> None:
-        self._said = Said(reason=LATE)
+        self._said = NcclAnswer(reason=LATE)
         self._thread = threading.Thread(target=self._ask, args=(folder, host_of), name="nccl-question", daemon=True)
         self._thread.start()
 
-    def said(self, within_s: float) -> Said:
+    def said(self, within_s: float) -> NcclAnswer:
         self._thread.join(within_s)
         return self._said
 
@@ -79,19 +79,19 @@ class Question:
         self._said = replace(found, text=printable(found.text))
 
 
-def _said_by_ras(folder: RunFolder, host_of: Mapping[int, str]) -> Said:
+def _said_by_ras(folder: RunFolder, host_of: Mapping[int, str]) -> NcclAnswer:
     try:
         if nccl_setting(ENABLED, "1") == "0":
-            return Said(reason=f"{ENABLED}=0")
+            return NcclAnswer(reason=f"{ENABLED}=0")
         answer = ask_ras(folder.path, nccl_setting(ADDRESS) or DEFAULT_ADDRESS)
     except Refused as why:
-        return Said(reason=str(why))
+        return NcclAnswer(reason=str(why))
     except OSError as error:
-        return Said(reason=f"{error.strerror or error}")
+        return NcclAnswer(reason=f"{error.strerror or error}")
     status = read_ras(answer)
     if isinstance(status, Missing):
-        return Said(reason=status.reason)
-    return Said(f"NCCL: {ras_text(status, host_of)}", answer)
+        return NcclAnswer(reason=status.reason)
+    return NcclAnswer(f"NCCL: {ras_text(status, host_of)}", answer)
 
 
 def ask_ras(run: Path, address: str, patience_s: float = PATIENCE_S) -> bytes:

@@ -12,7 +12,7 @@ from functools import partial
 from llmb.engine.parallel.store import store_host
 from llmb.engine.watchdog.flight_recorder import Collectives, main_thread_location, pending_collectives
 from llmb.engine.watchdog.heartbeat import LONGEST_TICK_S, Heartbeats, Position, Progress
-from llmb.engine.watchdog.nccl_question import ADDRESS, Question
+from llmb.engine.watchdog.nccl_question import ADDRESS, NcclQuestion
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.host import host_name
 from llmb.runs.parent_death import has_ended
@@ -55,7 +55,7 @@ class Watchdog:
         self.patience_s = max(4 * self.interval_s, SHORTEST_PATIENCE_S)
         self.folder = folder
         self.uses_nccl = plan.device == "cuda" or ADDRESS in os.environ
-        self.question: Question | None = None
+        self.question: NcclQuestion | None = None
         self.progress = progress
         self.heartbeats = Heartbeats(self.rank, world_size, self.interval_s)
         self.parent, self.launcher = os.getppid(), launcher
@@ -143,9 +143,9 @@ class Watchdog:
     def _heard(self) -> list[Seen]:
         return see({rank: (heard.text, heard.silent_s) for rank, heard in self.heartbeats.heard.items()})
 
-    def _ask_nccl(self) -> Question:
+    def _ask_nccl(self) -> NcclQuestion:
         """Before any rank ends, which NCCL would tell of as well."""
-        return Question(self.folder, {seen.rank: seen.beat.host for seen in self._heard() if seen.beat})
+        return NcclQuestion(self.folder, {seen.rank: seen.beat.host for seen in self._heard() if seen.beat})
 
     def _with_nccl(self, verdict: str) -> str:
         """The verdict and what NCCL says of it, whose whole answer is kept."""
