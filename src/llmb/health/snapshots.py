@@ -91,7 +91,8 @@ def read_snapshot(install: Path, name: str) -> Snapshot | None:
     try:
         return read_record_file(path, Snapshot)
     except BrokenRecord as error:
-        raise UsageError(f"the snapshot '{name}' cannot be read: {error.what}", where=error.where) from error
+        do = f"make it again with 'llmb doctor --save {name} --force' on a node that is as it should be"
+        raise UsageError(f"the snapshot '{name}' cannot be read: {error.what}", where=error.where, do=do) from error
 
 
 def snapshot_names(install: Path) -> list[str]:
