@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb bench collectives --pairwise`` on a real Slurm of four nodes, one of them slow and one that hangs."""
+"""``llmb bench collectives --pairwise`` on a real Slurm of four nodes, one of them slow and one that hangs.
+
+It is called in an allocation, whose core on the first node its step holds: of the parts of a queued job it lacks the
+queue, which ``tests/bench`` tests with other measurements.
+"""
 
 import json
 import os
@@ -7,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 NODES = ("node1", "node2", "node3", "node4")
+STEP = ("salloc", "--nodes=4", "--ntasks-per-node=1", "srun", "--nodes=1", "--ntasks=1")
 SLOW, HUNG = "node2", "node4"
 SETTINGS = """\
 gpu_type: cpu
@@ -69,11 +74,11 @@ def test_the_slow_node_and_the_one_that_hangs_are_named_and_left_out(four_nodes:
     (install / "cluster_config.yaml").write_text(SETTINGS.format(folder=tmp_path))
     environ = {**four_nodes.environ, "LLMB_INSTALL": str(install)}
 
-    def llmb(*command: str) -> "subprocess.Popen[str]":
+    def llmb(*command: str, within: Sequence[str] = ()) -> "subprocess.Popen[str]":
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([sys.executable, *LLMB, *command], env=environ, text=True, **pipes)
+        return subprocess.Popen([*within, sys.executable, *LLMB, *command], env=environ, text=True, **pipes)
 
-    measuring = llmb("bench", "collectives", "--pairwise", "--nodes", "4", "--wait", "--json")
+    measuring = llmb("bench", "collectives", "--pairwise", "--json", within=STEP)
     wait_until(lambda: bool([*install.glob(".llmb/bench_jobs/*/*/pairs/here-3.json")]), "the agent of the last node")
     (run_folder,) = install.glob(".llmb/bench_jobs/*/*")
     assert stop_processes(HUNG, run_folder)
@@ -91,7 +96,7 @@ def test_the_slow_node_and_the_one_that_hangs_are_named_and_left_out(four_nodes:
     assert document["group"]["gb_per_s"] > 0
     assert (document["fit_nodes"], document["unfit_nodes"]) == ("node[1,3]", "node[2,4]")
     assert document["took_s"] <= document["limit_s"]
-    assert re.search(r"4 nodes: about 1 min 45 s from the start of the job, at most 11 min 2 s if nodes hang", err)
+    assert re.search(r"4 nodes: about 1 min 45 s from now, at most 11 min 2 s if nodes hang", err)
     assert "2 of 4 nodes are not fit: node[2,4]" in err
 
     script, said = llmb("bench", "gpus", "--nodes", "2", "--exclude", "unfit", "--dry-run").communicate()

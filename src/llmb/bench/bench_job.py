@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements of nodes as a job of the scheduler, in a folder of its own below the root of installation."""
 
+import os
+import signal
+import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from llmb.bench.device_bench import DeviceChoice
 from llmb.bench.pairs import PairwiseResult
@@ -12,11 +16,14 @@ from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
-from llmb.errors import RunFailed, UsageError
+from llmb.errors import RunFailed, UsageError, UserInterrupt
 from llmb.jobs.job import Job
 from llmb.jobs.task import BENCHMARKS, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, Placement
+from llmb.processes.families import started_program
+from llmb.processes.signals import Interrupted
+from llmb.runs.claim import stamped_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import Device
 from llmb.schedulers.lookup import scheduler_of
@@ -106,14 +113,42 @@ def bench_order(
 
 def end_of(job: Job) -> BenchEnd:
     """What a job wrote at its end, which may show here later. Raises RunFailed if it wrote nothing."""
-    folder, until = RunFolder(Path(job.run_dir)), time.monotonic() + SETTLE_S
-    path = folder.path / END
+    return _end_in(RunFolder(Path(job.run_dir)), f"job {job.job_id}", job.reason or job.state)
+
+
+def _end_in(folder: RunFolder, what: str, how: str) -> BenchEnd:
+    path, until = folder.path / END, time.monotonic() + SETTLE_S
     while not path.exists():
         if time.monotonic() > until:
-            how = job.reason or job.state
-            raise RunFailed(f"job {job.job_id} ended without a result: {how}", where=str(folder.log))
+            raise RunFailed(f"{what} ended without a result: {how}", where=str(folder.log))
         time.sleep(LOOK_EVERY_S)
     return BenchEnd.model_validate_json(path.read_text())
+
+
+def run_here(order: TaskOrder, environ: Mapping[str, str]) -> BenchEnd:
+    """Measures on the nodes of the scheduler's job that this process runs in.
+
+    Raises RunFailed if nothing was measured, UserInterrupt, UsageError and EnvironmentProblem.
+    """
+    folder = stamped_folder(order.parent, order.name)
+    order.write(folder)
+    variables = order.scheduler.variables_here(environ)
+    with folder.batch_output.open("ab") as talk:
+        try:
+            code = _run_script(("bash", str(folder.batch_script)), talk, variables)
+        except Interrupted as error:
+            raise UserInterrupt(f"interrupted by {error}", where=str(folder.path)) from error
+    return _end_in(folder, "the measurement", f"exit code {code}")
+
+
+def _run_script(command: Sequence[str], talk: IO[bytes], variables: Mapping[str, str]) -> int:
+    with started_program(command, talk, subprocess.STDOUT, variables) as process:
+        try:
+            return process.wait()
+        except Interrupted:
+            # The script waits for what it started, which has to end first.
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
 
 
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:

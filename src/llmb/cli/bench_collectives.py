@@ -2,12 +2,13 @@
 """``llmb bench collectives``, on this machine, in a job, or between pairs of nodes."""
 
 import math
+import os
 from typing import Annotated, Any
 
 import typer
 
 import llmb
-from llmb.bench.bench_job import BenchProgram
+from llmb.bench.bench_job import BenchProgram, run_here
 from llmb.bench.cases import bytes_of
 from llmb.bench.collective_bench import (
     LEAST_BYTES,
@@ -35,6 +36,7 @@ from llmb.cli.bench_jobs import (
     Wait,
     check_is_job,
     command_line,
+    job_here,
     queue,
     ranks_here,
     save_and_show,
@@ -44,12 +46,13 @@ from llmb.cli.options import given_of, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import RunFailed, UsageError
+from llmb.jobs.task import TaskOrder
 from llmb.report.bench_report import measurement_document, not_measured_table
 from llmb.report.output import print_output
 from llmb.report.pairs_report import pairs_document, pairs_tables
 from llmb.report.table import duration
 from llmb.runs.record import now
-from llmb.schedulers.lookup import scheduler_of
+from llmb.schedulers.port import Scheduler
 
 RANKS_ON_CPU = 4
 LEAST_RANKS = 2
@@ -94,7 +97,8 @@ def collectives(
 
     --pairwise names bad nodes: a job measures every node alone, then in rounds of disjoint pairs, three or more for
     each node, and then the good ones as a group, at sizes of its own. The time is printed before. A node that hangs
-    costs only its partners' time. 'llmb submit --exclude unfit' leaves the unfit ones out.
+    costs only its partners' time. 'llmb submit --exclude unfit' leaves the unfit ones out. Called in an allocation
+    ('salloc', or a batch script) without options of the scheduler, it measures the nodes of this.
 
     Exit codes: 0 measured, 4 a result is wrong, memory ran out for a size that was specified, a rank failed, or a node
     is unfit.
@@ -108,13 +112,17 @@ def collectives(
     - `llmb bench collectives --nodes 2 --partition batch --wait`
 
     - `llmb bench collectives --pairwise --nodes 64 --wait`
+
+    - `salloc --nodes 16 llmb bench collectives --pairwise`
     """
     given = given_of(ctx, values)
     if pairwise:
         _check_own_sweep(ctx)
-        if not check_is_job(given, wait=wait, dry_run=dry_run):
-            raise UsageError("--pairwise compares the nodes of a job", do="add --nodes, such as --nodes 8")
-        _pairwise(BenchJobRequest(values, device, ranks), wait=wait, dry_run=dry_run, json=json)
+        here = None if check_is_job(given, wait=wait, dry_run=dry_run) else job_here()
+        if not given and here is None:
+            do = "add --nodes, such as --nodes 8, or call it in an allocation, as of 'salloc'"
+            raise UsageError("--pairwise compares the nodes of a job", do=do)
+        _pairwise(BenchJobRequest(values, device, ranks, here), wait=wait, dry_run=dry_run, json=json)
         return
     sweep = CollectiveRequest(
         collectives=named_collectives(names or []),
@@ -186,25 +194,37 @@ def _check_own_sweep(ctx: typer.Context) -> None:
 
 
 def _pairwise(request: BenchJobRequest, *, wait: bool, dry_run: bool, json: bool) -> None:
+    order = _pair_order(request)
+    if request.here:
+        say("on the nodes of this job; with an option of the scheduler, such as --nodes, it queues another one")
+        end = run_here(order, os.environ)
+    elif done := queue(order, dry_run=dry_run, wait=wait, json=json):
+        end, _ = done
+    else:
+        return
+    if end.pairwise:
+        _conclude_pairs(end.pairwise, order.scheduler, json=json)
+
+
+def _pair_order(request: BenchJobRequest) -> TaskOrder:
     placement = request.nodes.placement
     if placement.nodes < LEAST_NODES:
         what = f"--pairwise needs {LEAST_NODES} nodes: of two that differ, nothing tells which one is bad"
-        raise UsageError(what, do=f"add --nodes {LEAST_NODES} or more")
+        raise UsageError(what, do=f"add --nodes {LEAST_NODES} or more, which queues a job")
     job = pair_job(request.device, placement.nodes, placement.processes_per_node)
     usual, most = expected_s(placement.nodes), limit_s(placement.nodes)
-    times = f"about {duration(usual)} from the start of the job, at most {duration(most)} if nodes hang"
+    begin = "now" if request.here else "the start of the job"
+    times = f"about {duration(usual)} from {begin}, at most {duration(most)} if nodes hang"
     say(f"{placement.nodes} nodes: {times}")
     program = BenchProgram("pairwise", PAIRS_PROGRAM, "agents", PAIRS_FILE, math.ceil(most / 60) + 1)
-    order = request.order(program, f"pairs of {placement.nodes} nodes, by llmb", job.model_dump_json())
-    done = queue(order, dry_run=dry_run, wait=wait, json=json)
-    if done and (result := done[0].pairwise):
-        host_list = scheduler_of(request.site).host_list
-        print_output(pairs_document(result, host_list) if json else pairs_tables(result, host_list))
-        _raise_if_unfit(result, host_list(result.named(fit=False)))
+    return request.order(program, f"pairs of {placement.nodes} nodes, by llmb", job.model_dump_json())
 
 
-def _raise_if_unfit(result: PairwiseResult, unfit: str) -> None:
-    """Raises RunFailed also where no node is known to be fit."""
+def _conclude_pairs(result: PairwiseResult, scheduler: Scheduler, *, json: bool) -> None:
+    """Raises RunFailed if a node is unfit, also where none is known to be fit."""
+    host_list = scheduler.host_list
+    print_output(pairs_document(result, host_list) if json else pairs_tables(result, host_list))
+    unfit = host_list(result.named(fit=False))
     count, total = len(result.named(fit=False)), len(result.nodes)
     if count:
         do = "'llmb submit --exclude unfit' leaves them out, 'llmb doctor' on them looks for the cause"

@@ -37,6 +37,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
+from llmb.jobspec.options import JobOptions
 from llmb.options.option import Option
 from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.campaign_report import flags_text
@@ -44,7 +45,7 @@ from llmb.report.output import print_line, print_output
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import Device
 from llmb.runs.record import now
-from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
+from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options
 from llmb.site.machine import this_machine
 
 
@@ -80,19 +81,25 @@ def check_is_job(given: Mapping[str, Any], *, wait: bool, dry_run: bool) -> bool
     """Any option of the scheduler makes a measurement a job. Raises UsageError for options of a job without one."""
     for flag, chosen in {"--wait": wait, "--dry-run": dry_run}.items():
         if chosen and not given:
-            raise UsageError(f"{flag} is for jobs; this measures on this machine", do="add --nodes, such as --nodes 2")
+            raise UsageError(f"{flag} is for jobs that are queued", do="add --nodes, such as --nodes 2")
     return bool(given)
 
 
 class BenchJobRequest:
     """A job that a command asks for."""
 
-    def __init__(self, values: Mapping[str, Any], device: DeviceChoice, ranks: int | None) -> None:
-        """Raises UsageError."""
+    def __init__(
+        self, values: Mapping[str, Any], device: DeviceChoice, ranks: int | None, here: JobOptions | None = None
+    ) -> None:
+        """``here``: of the job that this process runs in, whose nodes are to be measured. Raises UsageError."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
         chosen = with_excluded({name: values[name] for name in OF_JOBS})
         self.options = read_job_options(self.site, chosen, os.environ, sys.executable)
+        self.here = here
+        if here:
+            gpus, flags = here.gpus_per_node or self.options.gpus_per_node, {**self.options.flags, **here.flags}
+            self.options = replace(self.options, nodes=here.nodes, gpus_per_node=gpus, flags=flags)
         self.nodes = job_nodes(catalogue, self.site, self.options, device, ranks)
         self.device: Device = self.nodes.device
 
@@ -125,6 +132,12 @@ def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[B
     if end.problem:
         say(f"warning: {end.problem}")
     return end, folder
+
+
+def job_here() -> JobOptions | None:
+    """The nodes of the scheduler's job that this process runs in; None outside of one."""
+    here = scheduler_of(read_cluster_site(Catalogue(), install_here(), os.environ)).options_here(os.environ)
+    return here if here.nodes else None
 
 
 def _show_job(job: Job, *, json: bool) -> None:

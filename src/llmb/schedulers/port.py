@@ -18,6 +18,7 @@ from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
 from llmb.schedulers.installer import Choice, Offer, Partition, SchedulerQuestion
+from llmb.secrets import without_secrets
 from llmb.site.site import Site
 
 UNKNOWN = "UNKNOWN"
@@ -336,6 +337,10 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
         """Options of the job that this process runs in, as far as they name its nodes; none outside of a job."""
         return JobOptions()
+
+    def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """With what a script needs to run on the nodes of the job that this process runs in, without secrets."""
+        return without_secrets(environ)
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
         """The specification with flags, limits and array as they will be. Raises UsageError with all that is wrong."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm as a scheduler."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,13 @@ from llmb.schedulers.slurm.offer import gpu_type_within, read_nodes, site_partit
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings, partition_names, settings_of
 from llmb.schedulers.slurm.setup import read_setup
+from llmb.secrets import without_secrets
 from llmb.site.site import Site
 
 OWN = ("account", "partition")
 """Flags that are settings by themselves."""
+OF_SRUN = ("SRUN_", "SLURM_EXPORT_ENV")
+"""How variables begin that change what a step gets."""
 
 
 def overlays(
@@ -225,8 +229,20 @@ class SlurmScheduler(Scheduler):
         return installer.answers_of_section(section)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
-        partition = environ.get("SLURM_JOB_PARTITION")
-        return JobOptions(flags={"partition": partition} if partition else {})
+        partition, gpus = environ.get("SLURM_JOB_PARTITION"), environ.get("SLURM_GPUS_ON_NODE", "")
+        return JobOptions(
+            flags={"partition": partition} if partition else {},
+            nodes=len(expand(environ.get("SLURM_JOB_NODELIST"))) or None,
+            gpus_per_node=int(gpus) if gpus.isdecimal() else None,
+        )
+
+    def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The shell of ``salloc`` need not be on a node of its job, and others have flags of their own for ``srun``."""
+        own = {"SLURMD_NODENAME": expand(environ["SLURM_JOB_NODELIST"])[0]}
+        if cores := environ.get("SLURM_JOB_CPUS_PER_NODE"):
+            own["SLURM_CPUS_ON_NODE"] = re.split(r"\D", cores)[0]  # such as 64(x2),32
+        kept = {name: text for name, text in without_secrets(environ).items() if not name.startswith(OF_SRUN)}
+        return own | kept
 
     def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
         return read_setup(node, time_out_s)

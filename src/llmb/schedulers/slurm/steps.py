@@ -36,7 +36,8 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
         f"--ntasks={placement.nodes * tasks_per_node}",
         f"--ntasks-per-node={tasks_per_node}",
         "--kill-on-bad-exit=1",
-        *(("--no-kill", f"--wait={AGENTS_WAIT_S}") if spec.start == "agents" else ()),
+        # Agents may run beside a shell that holds the cores of the job.
+        *(("--no-kill", f"--wait={AGENTS_WAIT_S}", "--overlap") if spec.start == "agents" else ()),
         "--cpu-bind=none",
         *_cores(spec),
         *(f"--{name}" if value is None else f"--{name}={value}" for name, value in spec.step_flags.items()),
