@@ -216,6 +216,7 @@ def judge(
     path: str | Path,
     *,
     against: str | Path | None = None,
+    control: str | Path | None = None,
     expect: str | Path | None = None,
     tolerance: float | None = None,
     gpu_type: str | None = None,
@@ -224,19 +225,21 @@ def judge(
 ) -> RunVerdict:
     """Whether a run, by its id, ``"latest"``, folder or log, is as fast as it should be, as ``llmb judge``.
 
-    Also repeats with a label or in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in %,
-    ``gpu_type`` that of a log that does not report it, ``window`` the steps to average. Raises UsageError if there is
-    no run that ended, or if there would be several verdicts.
+    Also repeats with a label or in a folder, which have one verdict ``against`` other runs. ``control`` are more runs
+    like those, which withdraw the verdict if they differ from them. ``tolerance`` is in %, ``gpu_type`` that of a log
+    that does not report it, ``window`` the steps to average. Raises UsageError if there is no run that ended, or if
+    there would be several verdicts.
     """
     limit = given_tolerance(tolerance, "tolerance")
     if window is not None:
         check_rule(window)
-    if against is not None and expect is not None:
-        raise UsageError("against and expect cannot be combined", do="give one of them")
+    if expect is not None and (against is not None or control is not None):
+        raise UsageError("expect cannot be combined with against and control", do="leave it out")
     install = install_root(os.environ, Path.cwd())
     found = find_ended_runs(str(path.absolute() if isinstance(path, Path) else path), install, on_message)
     reference = Against(
         runs=None if against is None else str(against),
+        control=None if control is None else str(control),
         expectations=None if expect is None else Path(expect).expanduser(),
         tolerance=limit,
         gpu_type=gpu_type,

@@ -11,9 +11,10 @@ import pytest
 from recorded_runs import gpu_record
 from timed_runs import noisy_times, write_run
 
-from llmb.analysis.compare_runs import IN_BOTH, IN_CONTROL, compare_runs
+from llmb.analysis.compare_runs import IN_BOTH, compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
+from llmb.analysis.match_runs import IN_CONTROL
 from llmb.errors import UsageError
 from llmb.report.compare_report import compare_tables
 from llmb.runs.plan import Plan

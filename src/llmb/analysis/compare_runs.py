@@ -2,7 +2,6 @@
 """Compares two groups of runs, recipe by recipe. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
@@ -18,7 +17,6 @@ from llmb.analysis.analyzed_run import (
 )
 from llmb.analysis.comparison import (
     Comparison,
-    Control,
     LeftOutRun,
     Measure,
     Row,
@@ -30,26 +28,24 @@ from llmb.analysis.comparison import (
 )
 from llmb.analysis.match_runs import (
     Configuration,
+    Controls,
     MatchedRuns,
     Matches,
     Pair,
+    control_record,
+    controls_of,
     group_title,
     groups_of,
     match_sides,
     match_within,
     nearest,
     same_but,
+    sources,
     titles,
+    without_control,
 )
 from llmb.errors import UsageError
-from llmb.metrics.group_difference import (
-    Decision,
-    GroupDifference,
-    RunMean,
-    control_differs,
-    decide,
-    group_difference,
-)
+from llmb.metrics.group_difference import ControlGroup, RunMean, decide, group_difference
 from llmb.runs.drift import is_difference
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
@@ -79,13 +75,10 @@ def _mean(runs: Sequence[AnalyzedRun], name: str) -> float | None:
     return fmean(known) if known else None
 
 
-IN_CONTROL = "the control has it"
 IN_BOTH = "both selections have it: it counts as after"
 WORK = ("layout.gbs", "layout.seq_len", "layout.gpus")
 """Keys that decide how many tokens a GPU trains in a step."""
 Side = Literal["before", "after"]
-Controls = dict[str, MatchedRuns]
-"""Control runs by the key of their configuration."""
 
 
 def compare_runs(
@@ -111,25 +104,25 @@ def compare_runs(
     if control:
         kept = measured(control)
         left_out = [LeftOutRun(run=one.run, reason=one.reason, side="control") for one in kept.left_out]
-        before, after = _without(before, kept), after and _without(after, kept)
+        before, after = without_control(before, kept), after and without_control(after, kept)
     ended = (*before.runs, *(after.runs if after else ()))
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
     old, new = measured(before), measured(after) if after else None
     left_out += [_left_out(one, "before") for one in old.left_out]
-    if new is None or _sources(before) == _sources(after):
+    if new is None or sources(before) == sources(new):
         if not vary:
             do = "select two groups of runs, or say what differs within one: --vary dtype, --vary scale"
             lines = "".join(f"\n  left out: {one.run}: {one.reason}" for one in left_out)
             raise UsageError(f"both sides are the same runs{lines}", where=before.title, do=do)
         matches = match_within(groups_of(old.runs), may_vary)
     else:
-        own = [run for run in old.runs if run.counted_as not in _sources(new)]
+        own = [run for run in old.runs if run.counted_as not in sources(new)]
         left_out += [LeftOutRun(run=run.id, reason=IN_BOTH, side="before") for run in old.runs if run not in own]
         left_out += [_left_out(one, "after") for one in new.left_out]
         matches = match_sides(groups_of(own), groups_of(new.runs), may_vary)
     given = may_vary.tolerance if tolerance_pct is None else Tolerance(tolerance_pct, "as given")
     named = zip(matches.pairs, titles(matches.pairs), strict=True)
-    controls = _controls(kept, matches.pairs) if control else {}
+    controls = controls_of(kept, [pair.before for pair in matches.pairs]) if control else {}
     rows = tuple(_row(pair, recipe, given, earlier, controls) for pair, recipe in named)
     unmatched = tuple(_unmatched(matches, after or before, may_vary))
     return Comparison(
@@ -143,33 +136,6 @@ def compare_runs(
         unmatched=unmatched,
         left_out=tuple(left_out),
     )
-
-
-def _without(side: FoundRuns, control: FoundRuns) -> FoundRuns:
-    """A side without the runs of the control, which are named as left out."""
-    taken = [run for run in side.runs if run.counted_as in _sources(control)]
-    kept = tuple(run for run in side.runs if run not in taken)
-    return replace(side, runs=kept, left_out=(*side.left_out, *(LeftOut(run.id, IN_CONTROL) for run in taken)))
-
-
-def _controls(control: FoundRuns, pairs: Sequence[Pair]) -> Controls:
-    """Raises UsageError for runs of another configuration than those before, and without any."""
-    befores = [pair.before for pair in pairs]
-    known = {group.runs[0].identity.key for group in befores}
-    groups = groups_of(control.runs)
-    if not groups:
-        raise UsageError("the control has no run that is a measurement", where=control.title)
-    for group in groups:
-        if befores and group.runs[0].identity.key not in known:
-            near = nearest(group, befores) or befores[0]
-            differs = ", ".join(one.key for one in differences(near.configuration, group.configuration))
-            what = f"the control is not like the runs before: {differs} differs (run {group.runs[0].id})"
-            raise UsageError(what, where=control.title, do="repeat the runs before, without a change, under its label")
-    return {group.runs[0].identity.key: group for group in groups}
-
-
-def _sources(found: FoundRuns | None) -> set[str]:
-    return {run.counted_as for run in found.runs} if found else set()
 
 
 def _left_out(one: LeftOut, side: Side) -> LeftOutRun:
@@ -193,11 +159,11 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier, con
     scales = (1.0, 1.0) if measure == "step_time" else tuple(1 / work for work in works if work)
     same = controls.get(before.runs[0].identity.key)
     known = earlier_spread(before.runs, after.runs, earlier)
-    means = _means(before, scales[0]), _means(after, scales[1]), _means(same, scales[0]) if same else ()
-    difference = group_difference(means[0], means[1], known, means[2])
+    means = _means(before, scales[0]), _means(after, scales[1])
+    control = _control_group(before, same, scales[0], earlier) if same else None
+    difference = group_difference(*means, known, control.means if control else ())
     tolerance = given or _tolerance(pair)
-    own = group_difference(means[0], means[2], earlier_spread(before.runs, same.runs, earlier)) if same else None
-    decision = _decision(difference, own, tolerance.pct)
+    decision = decide(difference, tolerance.pct, control)
     return Row(
         recipe=recipe,
         n_before=difference.n_before,
@@ -220,24 +186,13 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier, con
         scaling=_scaling(before.configuration, after.configuration),
         before_runs=tuple(run.id for run in before.runs),
         after_runs=tuple(run.id for run in after.runs),
-        control=_control(same, own) if same and own else None,
+        control=control_record(same, control) if same and control else None,
     )
 
 
-def _decision(difference: GroupDifference, control: GroupDifference | None, tolerance_pct: float) -> Decision:
-    """Withdrawn if the control differs: what changed with the time may be all that was found, or hide it."""
-    if control and (why := control_differs(control)):
-        return Decision("inconclusive", None, why)
-    return decide(difference, tolerance_pct)
-
-
-def _control(group: MatchedRuns, difference: GroupDifference) -> Control:
-    return Control(
-        runs=tuple(run.id for run in group.runs),
-        delta_pct=difference.delta_pct,
-        ci95_pct=difference.ci95_pct,
-        withdraws=control_differs(difference) is not None,
-    )
+def _control_group(before: MatchedRuns, control: MatchedRuns, scale: float, earlier: Earlier) -> ControlGroup:
+    means, known = _means(control, scale), earlier_spread(before.runs, control.runs, earlier)
+    return ControlGroup(tuple(means), group_difference(_means(before, scale), means, known))
 
 
 def _disturbed(pair: Pair) -> Iterator[str]:

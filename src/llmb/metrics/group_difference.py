@@ -146,6 +146,15 @@ class GroupDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """More runs like those before, between which and those nothing was changed."""
+
+    means: tuple[RunMean, ...]
+    difference: GroupDifference
+    """From the runs before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     verdict: DecisionName
     more_runs: int | None
@@ -268,8 +277,13 @@ def _digits_above(value: float, limit: float) -> int:
     return next((n for n in range(1, MOST_DIGITS) if round(value, n) > limit), MOST_DIGITS)
 
 
-def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
-    """Whether the second group is slower than the first one by more than the tolerance."""
+def decide(difference: GroupDifference, tolerance_pct: float, control: ControlGroup | None = None) -> Decision:
+    """Whether the second group is slower than the first one by more than the tolerance.
+
+    Withdrawn if the control differs: what changed with the time may be all that was found, or hide it.
+    """
+    if control and (why := control_differs(control.difference)):
+        return Decision("inconclusive", None, why)
     interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
     if interval is None or smallest is None:
         return Decision("inconclusive", 2 * (REPEATS - 1), NO_INTERVAL)

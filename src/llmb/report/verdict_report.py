@@ -47,6 +47,7 @@ def _judged_document(judged: Judged, explanation: Explanation | None) -> dict[st
         **judged.verdict.model_dump(mode="json"),
         "recipe": judged.title,
         "step_time_s": judged.compared_s,
+        "control": judged.control and judged.control.model_dump(mode="json"),
         "runs": [{"id": run.id, "path": str(run.path), "label": run.label} for run in judged.runs],
         "explanation": explanation and explanation.model_dump(mode="json"),
     }
@@ -133,14 +134,21 @@ def _two_sided(verdict: Verdict) -> list[Condition]:
     return [one for one in verdict.conditions if one.effect != "noted" or (one.own and one.reference)]
 
 
-def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
-    verdict = judged.verdict
+def _reference_sources(verdict: Verdict) -> Iterator[tuple[str, str]]:
     if verdict.reference:
         yield "reference", verdict.reference.source
     if verdict.reference and verdict.reference.kind == "published":
         yield "what else differs", "llmb docs what-is-the-same"
     if verdict.reference and verdict.tolerance_pct is not None:
         yield "tolerance", f"{percent(verdict.tolerance_pct)} %: {verdict.tolerance_source}"
+
+
+def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
+    verdict, control = judged.verdict, judged.control
+    yield from _reference_sources(verdict)
+    if control:
+        interval = control.ci95_pct and " to ".join(f"{limit:+.1f}" for limit in control.ci95_pct)
+        yield "control", f"{', '.join(control.runs)}: {control.delta_pct:+.1f} % ({interval or 'n/a'} %)"
     for run in judged.runs if len(judged.runs) > 1 else ():
         if (flaw := flaw_of(run)) and verdict.verdict != "invalid":
             yield f"not counted: {run.id}", flaw

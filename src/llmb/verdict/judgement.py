@@ -2,7 +2,7 @@
 """Verdicts: of a run against a figure, of runs against runs, and what conditions leave of them. Pure."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from llmb.metrics.group_difference import (
@@ -10,10 +10,12 @@ from llmb.metrics.group_difference import (
     MOST_MORE_RUNS,
     NO_INTERVAL,
     NORMAL_QUANTILE,
+    ControlGroup,
     GroupDifference,
     KnownSpread,
     RunMean,
     clear_decision,
+    control_differs,
     decide,
     group_difference,
     smallest_change,
@@ -138,18 +140,25 @@ def judge_against_runs(
     reference: Reference,
     tolerance: Tolerance | None = None,
     known: KnownSpread | None = None,
+    control: ControlGroup | None = None,
 ) -> Verdict:
     """Whether ``runs``, repeats of each other, are as fast as those of ``baseline``, which is not empty.
 
     ``reference`` describes the baseline. Without ``tolerance``, the default for these nodes holds. ``known``: how much
-    earlier repeats differed, for a single run on each side.
+    earlier repeats differed, for a single run on each side. ``control`` are more runs like the baseline.
     """
-    counted = [run for run in runs if run.step_time_s and not run.flaw] or runs
+    valid = [run for run in runs if run.step_time_s and not run.flaw]
+    counted = valid or runs
     nodes = {node for run in counted for node in run.nodes}
     same_nodes = bool(nodes) and nodes == {node for run in baseline for node in run.nodes}
     limit = tolerance or default_tolerance("baseline", same_nodes=same_nodes)
     conditions = (*_disturbances(counted, baseline), *find_conditions(_side(counted), _side(baseline), reference.kind))
-    return judgement(_finding_against_runs(runs, baseline, limit, known), reference, conditions, limit)
+    if not valid:
+        flaws = dict.fromkeys(run.flaw or "it has no statistics" for run in runs)
+        return judgement(Finding(verdict="invalid", reason="; ".join(flaws)), reference, conditions, limit)
+    same = control.means if control else ()
+    difference = group_difference(means_of(baseline), means_of(valid), known, same)
+    return judgement(_finding_against_runs(difference, limit, control), reference, conditions, limit)
 
 
 def _disturbances(runs: Sequence[Measured], baseline: Sequence[Measured] = ()) -> Iterator[Condition]:
@@ -162,16 +171,10 @@ def _side(runs: Sequence[Measured]) -> dict[str, str]:
     return merged(run.conditions for run in runs) | ({"nodes": ", ".join(nodes)} if nodes else {})
 
 
-def _finding_against_runs(
-    runs: Sequence[Measured], baseline: Sequence[Measured], tolerance: Tolerance, known: KnownSpread | None
-) -> Finding:
-    valid = [run for run in runs if run.step_time_s and not run.flaw]
-    if not valid:
-        flaws = dict.fromkeys(run.flaw or "it has no statistics" for run in runs)
-        return Finding(verdict="invalid", reason="; ".join(flaws))
-    difference = group_difference(_means(baseline), _means(valid), known)
-    decision = decide(difference, tolerance.pct)
-    why = _why_undecided(difference, tolerance.pct)
+def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance, control: ControlGroup | None) -> Finding:
+    decision = decide(difference, tolerance.pct, control)
+    withdrawn = control and control_differs(control.difference)
+    why = withdrawn or _why_undecided(difference, tolerance.pct)
     notes = [why, spread_note(difference) if why != NO_INTERVAL else None, difference.node_effect]
     undecided = UNDECIDED if decision.more_runs else TOO_MANY_RUNS
     return Finding(
@@ -191,7 +194,7 @@ def _why_undecided(difference: GroupDifference, tolerance_pct: float) -> str | N
     return NO_INTERVAL if interval is None or smallest is None else unseen(interval, smallest, tolerance_pct)
 
 
-def _means(runs: Sequence[Measured]) -> list[RunMean]:
+def means_of(runs: Iterable[Measured]) -> list[RunMean]:
     return [
         RunMean(mean_s=run.step_time_s.mean, ci95_s=run.step_time_s.ci95, nodes=run.nodes)
         for run in runs
