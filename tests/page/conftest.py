@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports that are opened in a browser: of recorded runs, on GPUs and several nodes, and of a campaign trained here."""
+"""Reports that are opened in a browser: of recorded runs, on GPUs and several nodes, and of some trained here."""
 
 import os
 import shutil
@@ -29,10 +29,6 @@ QUIET = (
 LONG = "a-label-without-a-place-to-break-it-" * 6
 RUN = ("-m", "llmb.cli.main", "run", "-s", "tiny", "--gpu-type", "cpu", "--synthetic", "-q")
 SMALL = ("--gbs", "4", "--seq-len", "64", "--steps", "8", "--window", "2-7")
-WORKLOADS = ("pretrain_mixtral", "pretrain_nemotron4", "pretrain_qwen3", "finetune_llama3", "finetune_llama4-maverick")
-"""All but the one that has repeats and scales."""
-NOT_FINITE, RAN_INTO_LIMIT = 6, 4
-"""Exit codes of runs."""
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +44,7 @@ def browser(needs: Callable[[str, bool, str], None]) -> Iterator[Any]:
         opened.close()
 
 
-@pytest.fixture(scope="module", params=["recorded", pytest.param("trained", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["recorded"])
 def pages(request: pytest.FixtureRequest) -> Path:
     """An install root with its reports: of all runs, and of those after a change against those before it."""
     root: Path = request.getfixturevalue(request.param)
@@ -71,7 +67,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(below, labeled(LONG, "70b", 64), times_around(5.0))
     write_run(below, gpu_record(dtype="fp8", scale=16, nodes=("node1", "node2")), times_around(9.0, 2.0))
     write_run(below, gpu_record(scale=8, overrides=Overrides(mbs=2)), times_around(9.0))
-    make_reports(root)
+    make_reports(root, compared=("after", "--against", "before"))
     return root
 
 
@@ -91,31 +87,26 @@ def not_finite(below: Path) -> None:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Path:
-    """Every workload, three scales, repeats before and after a slowdown, a profile, a NaN, slow and hanging ranks."""
+    """What only training records: the load of experts, packed documents, a profile, and the times of ranks, one slow."""
     root = tmp_path_factory.mktemp("trained")
-    llama = ("-w", "pretrain_llama3.1")
 
-    def train(*options: str, slow: tuple[Slow, ...] = (), code: int = 0) -> None:
+    def train(*options: str, slow: tuple[Slow, ...] = ()) -> None:
         environ = {**os.environ, "LLMB_INSTALL": str(root), "OMP_NUM_THREADS": "1", **slowed(*slow)}
         words = [forked_python, *RUN, *SMALL, *options]
         done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
+        assert done.returncode == 0, done.stderr
 
-    for workload in WORKLOADS:
-        train("-w", workload, "--scale", "1")
-    train(*llama, "--scale", "2")
-    train(*llama, "--scale", "4", slow=(Slow("compute", ms=100, rank=3),))
-    train(*llama, "--scale", "2", "--profile")
-    train(*llama, "--scale", "1", "--repeats", "3", "--label", "before")
-    train(*llama, "--scale", "1", "--repeats", "3", "--label", "after", slow=(Slow("compute", ms=150),))
-    train(*llama, "--scale", "1", "--lr", "1e38", code=NOT_FINITE)
-    train(*llama, "--scale", "2", "--stall-limit", "2", slow=(Slow("step", ms=3_600_000, rank=1),), code=RAN_INTO_LIMIT)
+    train("-w", "pretrain_mixtral", "--scale", "1")
+    train("-w", "finetune_llama3", "--scale", "1")
+    train("-w", "pretrain_llama3.1", "--scale", "1", "--profile")
+    train("-w", "pretrain_llama3.1", "--scale", "4", slow=(Slow("compute", ms=100, rank=3),))
     make_reports(root)
     return root
 
 
-def make_reports(root: Path) -> None:
+def make_reports(root: Path, **compared: tuple[str, ...]) -> None:
+    """That of all runs, and others by their names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMB_INSTALL", str(root))
-        for name, words in {"all": [], "compared": ["after", "--against", "before"]}.items():
+        for name, words in {"all": (), **compared}.items():
             assert exit_code_of(app, ["report", *words, "-q", "-o", str(root / f"{name}.html")]) == 0

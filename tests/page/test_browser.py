@@ -24,11 +24,10 @@ TOO_WIDE = """[...document.querySelectorAll('body *')]
     && one.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
   .map((one) => one.outerHTML.slice(0, 100));
 function* up(one) { while (one = one.parentElement) yield one }"""
-MARKS = {
-    "recorded": ("pass", "regressed", "inconclusive", "invalid", "not-comparable"),
-    "trained": ("not-comparable",),
-}
-"""Verdicts that are on a page, whatever the machine that trained the runs did."""
+MARKS = ("pass", "regressed", "inconclusive", "invalid", "not-comparable")
+"""Verdicts that are on the page of recorded runs."""
+TRAINED = pytest.mark.parametrize("pages", ["recorded", pytest.param("trained", marks=pytest.mark.slow)], indirect=True)
+"""Where only training has all that a page can show."""
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
@@ -75,37 +74,43 @@ def opened(browser: Any, pages: Path) -> Iterator[Callable[..., Any]]:
     assert noticed == []
 
 
-@pytest.mark.parametrize("media", ["screen", "print"])
-@pytest.mark.parametrize("name", ["all", "compared"])
-def test_nothing_is_wider_than_the_window(opened: Callable[..., Any], name: str, media: str) -> None:
+@TRAINED
+def test_nothing_is_wider_than_the_window(opened: Callable[..., Any], pages: Path) -> None:
     """On paper also with the data open, as a reader may print them."""
-    page = opened(name)
-    page.emulate_media(media=media)
-    page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
-    for width in (*WIDTHS, *([A4] if media == "print" else [])):
-        page.set_viewport_size({"width": width, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.evaluate(TOO_WIDE) == [], f"at {width} px"
+    for file in (pages / "all.html", pages / "compared.html"):
+        if not file.exists():
+            continue
+        page = opened(file.stem)
+        page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+        for media, widths in {"screen": WIDTHS, "print": (A4,)}.items():
+            page.emulate_media(media=media)
+            for width in widths:
+                page.set_viewport_size({"width": width, "height": 800})
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                assert page.evaluate(TOO_WIDE) == [], f"at {width} px of {media}"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(opened: Callable[..., Any], pages: Path, scheme: str) -> None:
+@pytest.mark.parametrize(
+    "pages", ["recorded", pytest.param("trained", marks=[pytest.mark.slow, pytest.mark.measured])], indirect=True
+)
+def test_axe_finds_nothing(opened: Callable[..., Any], pages: Path) -> None:
     """With the tables of settings and of one figure open; the insides of a plot are not there for screen readers."""
-    page = opened("all", color_scheme=scheme)
-    for mark in MARKS[pages.name.rstrip("0123456789")]:
+    page = opened("all", color_scheme="light")
+    for mark in MARKS if (pages / "compared.html").exists() else ():
         assert page.locator(f".verdicts .{mark}").count(), f"no run is {mark}"
     # One recipe has all that the others have, and axe takes seconds for each.
     page.evaluate("document.querySelectorAll('.recipe ~ .recipe, figure ~ figure').forEach((one) => one.remove())")
     page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
-    assert violations(page) == []
-
-
-def violations(page: Any) -> Sequence[str]:
     spec = find_spec("axe_core_python")
     assert spec and spec.origin
     page.evaluate((Path(spec.origin).parent / "axe.min.js").read_text())
-    options = {"runOnly": {"type": "tag", "values": TAGS}}
-    found = page.evaluate("(options) => axe.run({exclude: ['svg']}, options)", options)
+    assert violations(page, {"type": "tag", "values": TAGS}) == []
+    page.emulate_media(color_scheme="dark")
+    assert violations(page, {"type": "rule", "values": ["color-contrast"]}) == [], "the rest is as it was in light"
+
+
+def violations(page: Any, rules: dict[str, Any]) -> Sequence[str]:
+    found = page.evaluate("(rules) => axe.run({exclude: ['svg']}, {runOnly: rules})", rules)
     assert "color-contrast" in [one["id"] for one in found["passes"]]
     return [f"{one['id']}: {node['html'][:200]}" for one in found["violations"] for node in one["nodes"]]
 
@@ -207,6 +212,7 @@ def test_without_a_browser_nothing_is_printed(
     assert not (pages / "none.pdf").exists()
 
 
+@TRAINED
 def test_every_figure_is_that_of_the_result(
     opened: Callable[..., Any], pages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
