@@ -8,6 +8,7 @@ gives to the real interpreter. Where this cannot do: a stopped stand-in stops no
 server, and a program's command line is seen at its stand-in.
 """
 
+import atexit
 import gc
 import importlib
 import marshal
@@ -24,7 +25,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import fork_client
 
@@ -267,6 +268,15 @@ def run(arguments: list[str]) -> None:
         runpy.run_path(rest[0], run_name="__main__")
 
 
+def leave(code: int) -> NoReturn:
+    """As the interpreter does, but for taking apart all that was loaded, which lasts longer than a command itself."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main() -> None:
     address, python, ready, *modules = sys.argv[1:]
     sys.path.pop(0)  # what is forked has a folder of its own there
@@ -284,7 +294,13 @@ def main() -> None:
         listener.detach()
     become(program, python)
     customize()
-    run(program.arguments)
+    try:
+        run(program.arguments)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            raise
+        leave(error.code or 0)
+    leave(0)
 
 
 if __name__ == "__main__":
