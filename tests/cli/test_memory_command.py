@@ -40,6 +40,7 @@ def test_every_stage_of_a_pipeline_is_counted(llmb: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.measured
 def test_compiled_blocks_multiply_and_send_what_others_do(llmb: Run) -> None:
     """Also in operators that change their arguments, as those that add to gradients do."""
     layout = (
@@ -57,11 +58,11 @@ def test_compiled_blocks_multiply_and_send_what_others_do(llmb: Run) -> None:
 
 def test_what_a_pipeline_receives_takes_memory_only_while_it_is_used(llmb: Run) -> None:
     layout = ("--scale", "2", "--pp", "2", "--vp", "2", "--rank", "0", "--json")
-    few, many = (json.loads(llmb(*TINY, *layout, "--gbs", gbs).stdout)["ranks"][0] for gbs in ("8", "32"))
+    few, many = (json.loads(llmb(*TINY, *layout, "--gbs", gbs).stdout)["ranks"][0] for gbs in ("8", "16"))
     added_gib = many["peak_gib"] - few["peak_gib"]
-    tokens_gib = (32 - 8) * SEQUENCE * 2 * 8 / 2**30  # int64, and labels
+    tokens_gib = (16 - 8) * SEQUENCE * 2 * 8 / 2**30  # int64, and labels
     assert 0 < added_gib <= tokens_gib
-    assert many["flops"] == 4 * few["flops"]
+    assert many["flops"] == 2 * few["flops"]
 
 
 def test_an_estimate_has_the_same_form(llmb: Run) -> None:

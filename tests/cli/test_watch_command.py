@@ -26,7 +26,7 @@ from llmb.cli.watch import job_of_label
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 
-LLMB = [sys.executable, "-m", "llmb.cli.main"]
+LLMB = ("-m", "llmb.cli.main")
 TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
 ROOT = Path(__file__).resolve().parents[1] / "data" / "root"
 WITHIN_S = 600
@@ -37,18 +37,12 @@ def environ_of(install: Path) -> dict[str, str]:
     return {**os.environ, "LLMB_INSTALL": str(install)}
 
 
-def llmb(install: Path, *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*LLMB, *command],
-        env=environ_of(install),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    return done
+def llmb(python: str, install: Path, *command: str) -> str:
+    """What the command prints."""
+    words, environ = [python, *LLMB, *command], environ_of(install)
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    return done.stdout
 
 
 @pytest.fixture
@@ -142,7 +136,7 @@ def test_what_cannot_be_watched(called: Called, tmp_path: Path) -> None:
 @contextmanager
 def running(python: str, install: Path, steps: int, *slow: Slow) -> "Iterator[subprocess.Popen[str]]":
     """A run that has done its first steps."""
-    command = [python, *LLMB[1:], *TINY, "--steps", str(steps)]
+    command = [python, *LLMB, *TINY, "--steps", str(steps)]
     # On a busy machine, threads that wait for each other make a step last ten times as long.
     environ = {**environ_of(install), "OMP_NUM_THREADS": "1", **slowed(*slow)}
     process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -164,45 +158,42 @@ def wait_for(true: Any, process: "subprocess.Popen[Any]") -> None:
 
 @pytest.mark.slow
 def test_a_run_is_watched_to_its_end(tmp_path: Path, forked_python: str) -> None:
-    # Half a minute in all: on a busy machine a command takes seconds to start, and has to see some of the steps.
-    with running(forked_python, tmp_path, 25, Slow("pace", ms=1200)) as process:
-        done = llmb(tmp_path, "watch", "--interval", "0.3")
+    # 18 seconds in all: on a busy machine a command takes seconds to start, and has to see some of the steps.
+    with running(forked_python, tmp_path, 12, Slow("pace", ms=1500)) as process:
+        done = llmb(forked_python, tmp_path, "watch", "--interval", "0.3")
         assert process.wait(WITHIN_S) == 0
-    shown = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    shown = [line for line in done.splitlines() if line.startswith("step ")]
     assert len([line for line in shown if " s left" in line or " min " in line]) >= 2
-    assert any(line.startswith("step 25/25 ") for line in shown)
-    assert "step time s, mean" in done.stdout
+    assert any(line.startswith("step 12/12 ") for line in shown)
+    assert "step time s, mean" in done
     by_folder = next(tmp_path.rglob("run.json")).parent
-    assert "step time s, mean" in llmb(tmp_path, "watch", str(by_folder)).stdout
-    document = json.loads(llmb(tmp_path, "watch", "latest", "--json").stdout)
-    assert (document["state"], document["steps_done"], document["result"]["status"]) == ("ended", 25, "success")
+    assert "step time s, mean" in llmb(forked_python, tmp_path, "watch", str(by_folder))
+    document = json.loads(llmb(forked_python, tmp_path, "watch", "latest", "--json"))
+    assert (document["state"], document["steps_done"], document["result"]["status"]) == ("ended", 12, "success")
     assert document["job_id"].startswith("local-")
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_meanwhile(tmp_path: Path, forked_python: str) -> None:
-    with running(forked_python, tmp_path, 10_000) as process:
-        watcher = start_watching(tmp_path)
+def test_an_interrupt_ends_the_watching_and_a_kill_the_run(
+    tmp_path: Path, forked_python: str, interrupts: None
+) -> None:
+    with running(forked_python, tmp_path, 10_000, Slow("pace", ms=300)) as process:
+        watcher = start_watching(sys.executable, tmp_path)
+        watcher.send_signal(signal.SIGINT)
+        out, err = watcher.communicate(timeout=WITHIN_S)
+        assert watcher.returncode == 130, (out, err)
+        assert "stopped watching; the run continues" in err
+        assert process.poll() is None
+        watcher = start_watching(forked_python, tmp_path)
         os.kill(process.pid, signal.SIGKILL)
         out, err = watcher.communicate(timeout=WITHIN_S)
     assert watcher.returncode == 4, (out, err)
     assert "its process was killed, after " in out + err
 
 
-@pytest.mark.slow
-def test_an_interrupt_ends_the_watching_and_not_the_run(tmp_path: Path, forked_python: str, interrupts: None) -> None:
-    with running(forked_python, tmp_path, 10_000) as process:
-        watcher = start_watching(tmp_path)
-        watcher.send_signal(signal.SIGINT)
-        out, err = watcher.communicate(timeout=WITHIN_S)
-        assert watcher.returncode == 130, (out, err)
-        assert "stopped watching; the run continues" in err
-        assert process.poll() is None
-
-
-def start_watching(install: Path) -> "subprocess.Popen[str]":
+def start_watching(python: str, install: Path) -> "subprocess.Popen[str]":
     """Once it has shown a step."""
-    command = [*LLMB, "watch", "--interval", "0.3"]
+    command = [python, *LLMB, "watch", "--interval", "0.3"]
     watcher = subprocess.Popen(
         command, env=environ_of(install), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slowed_runs import Slow, slowed
 
 from llmb.jobs.history import database_path, open_history
 from llmb.jobs.refresh import refresh
@@ -48,10 +49,11 @@ def jobs(llmb: Call, install: Path) -> list[dict[str, Any]]:
     return json.loads(llmb(install, "jobs", "list", "--json", PATH=BARE).stdout)["jobs"]
 
 
-def begin(llmb: Call, install: Path) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
-    """A run that would last, started as a user does, once its first step is done, and its row."""
-    command = [sys.executable, *MODULE, *TINY, "--steps", "10000"]
-    process = subprocess.Popen(command, env=environ_of(install), stderr=subprocess.DEVNULL, text=True)
+def begin(llmb: Call, install: Path, python: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+    """A run that would last, once its first step is done, and its row."""
+    command = [python, *MODULE, *TINY, "--steps", "10000"]
+    environ = environ_of(install, **slowed(Slow("pace", ms=300)))
+    process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL, text=True)
     end = time.monotonic() + WITHIN_S
     while not [path for path in install.rglob("metrics.jsonl") if path.read_text().count("\n")]:
         assert process.poll() is None and time.monotonic() < end, "the run did not start"
@@ -84,7 +86,7 @@ def test_a_run_is_listed_and_its_result_printed_again(llmb: Call, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_run_that_lasts_is_cancelled_from_elsewhere(llmb: Call, tmp_path: Path) -> None:
-    process, row = begin(llmb, tmp_path)
+    process, row = begin(llmb, tmp_path, sys.executable)  # as a user does
     assert (row["state"], row["status"]) == ("RUNNING", "running")
     llmb(tmp_path, "result", row["job_id"], code=2)
     llmb(tmp_path, "jobs", "wait", row["job_id"], "--timeout", "0", code=6)
@@ -98,8 +100,8 @@ def test_a_run_that_lasts_is_cancelled_from_elsewhere(llmb: Call, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_is_found_out(llmb: Call, tmp_path: Path) -> None:
-    process, row = begin(llmb, tmp_path)
+def test_a_run_that_was_killed_is_found_out(llmb: Call, tmp_path: Path, forked_python: str) -> None:
+    process, row = begin(llmb, tmp_path, forked_python)
     process.send_signal(signal.SIGKILL)
     process.wait(WITHIN_S)
     llmb(tmp_path, "jobs", "refresh", PATH=BARE)
@@ -112,7 +114,8 @@ def test_a_run_that_was_killed_is_found_out(llmb: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_history_that_cannot_be_written_loses_no_run(llmb: Call, tmp_path: Path) -> None:
+def test_a_run_that_the_history_lacks_is_found_by_its_folder(llmb: Call, tmp_path: Path) -> None:
+    """And if its record says that it is running on another machine, it stays as it was and says so."""
     (tmp_path / ".llmb").write_text("a file, and no folder")
     done = llmb(tmp_path, *TINY, "--steps", "2", "--json")
     assert json.loads(done.stdout)["status"] == "success"
@@ -120,12 +123,6 @@ def test_a_history_that_cannot_be_written_loses_no_run(llmb: Call, tmp_path: Pat
     (tmp_path / ".llmb").unlink()
     (row,) = json.loads(llmb(tmp_path, "jobs", "rebuild", "--json", PATH=BARE).stdout)["jobs"]
     assert (row["scheduler"], row["status"]) == ("local", "success")
-
-
-@pytest.mark.slow
-def test_a_run_of_another_machine_stays_as_it_was_and_says_so(llmb: Call, tmp_path: Path) -> None:
-    llmb(tmp_path, *TINY, "--steps", "2")
-    (row,) = jobs(llmb, tmp_path)
     folder = RunFolder(Path(row["run_dir"]))
     record, handle = read_record(folder), read_job(folder)
     assert handle and handle.process

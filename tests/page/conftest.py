@@ -87,7 +87,7 @@ def not_finite(below: Path) -> None:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Path:
-    """What only training records: the load of experts, packed documents, a profile, and the times of ranks, one slow."""
+    """What only training records: the load of experts, packed documents, a profile, and a slow rank."""
     root = tmp_path_factory.mktemp("trained")
 
     def train(*options: str, slow: tuple[Slow, ...] = ()) -> None:
