@@ -18,8 +18,9 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from llmb.analysis.analyzed_run import AnalyzedRun, analyzed, read_folder
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
+from llmb.analysis.recorded_run import read_folder, recorded_run
 from llmb.runs.folder import RunFolder
 from llmb.verdict.causes import Explanation
 
@@ -151,7 +152,7 @@ def run(install: Path, options: Sequence[str], slow: Sequence[tuple[str, str | f
     environ = {"OMP_NUM_THREADS": "1", **os.environ, "LLMB_INSTALL": str(install), **variables}
     subprocess.run([*command, *options], env=environ, check=True, capture_output=True)
     (path,) = install.rglob("run.json")
-    return analyzed(read_folder(RunFolder(path.parent)))
+    return recorded_run(read_folder(RunFolder(path.parent)))
 
 
 def support(name: str) -> ModuleType:

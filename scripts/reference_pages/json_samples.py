@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.forecast import Expected
-from llmb.analysis.parsed_run import ParsedRun
 from llmb.analysis.watched import Circumstances, StepHistory, outlook
 from llmb.campaigns.campaign import CampaignJob, JobRequest, PlannedJob, new_campaign
 from llmb.catalogue.job_defaults import job_defaults
@@ -64,6 +64,7 @@ from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices
 from llmb.runs.drift import Drift
 from llmb.runs.folder import RunFolder
+from llmb.runs.identity import RunIdentity
 from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.rank_account import OWNERS, CollectiveCount, MemoryUse, RankAccount
 from llmb.runs.record import new_record, queued_record
@@ -221,14 +222,21 @@ def sample_watched(plan: Plan) -> Mapping[str, Any]:
     return watch_document(WatchedTitle(path=Path("run"), plan=plan), seen, None)
 
 
-def sample_parsed_runs(plan: EnginePlan) -> tuple[ParsedRun, ...]:
+def sample_parsed_runs(plan: EnginePlan) -> tuple[AnalyzedRun, ...]:
     """Also by a coarse clock."""
     log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
-    mfu = dict.fromkeys(("published", "full"), 50.0)
     times = describe_means([17.0], [2], 0.5)
     coarse = ParsedFile(Path("clock.out"), LogOutcome("success", "", step_time_s=times, clock_error_s=0.5))
-    recorded = ParsedRun(file=log, id="k", configuration={"layout.tp": 1}, origin=plan.origin, mfu_pct=mfu)
-    return recorded, ParsedRun(file=coarse, id="l")
+    recorded = AnalyzedRun(
+        id="k",
+        path=Path("run"),
+        identity=RunIdentity(configuration={"layout.tp": 1}),
+        status="success",
+        mfu_pct=dict.fromkeys(("published", "full"), 50.0),
+        record=new_record(plan, ()),
+    )
+    other = AnalyzedRun(id="l", path=coarse.path, identity=RunIdentity(configuration={}), status="success")
+    return recorded.with_outcome(log), other.with_outcome(coarse)
 
 
 def sample_dataset() -> PreparedDataset:

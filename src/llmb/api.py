@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison, Row
 from llmb.analysis.copies import with_copies
-from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, named_folders
+from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, named_folders
 from llmb.analysis.judge_run import Against, judge_runs
-from llmb.analysis.known_run import known_run
-from llmb.analysis.other_window import in_window
+from llmb.analysis.logged_run import known_run, parsed_run
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
@@ -32,7 +31,7 @@ from llmb.jobs.find import parse_since
 from llmb.jobs.history import read_history
 from llmb.jobs.local_run import plan_here, raise_unless_successful
 from llmb.jobs.store import Filter
-from llmb.logs.files import ParsedFile, find_logs, parse_file
+from llmb.logs.files import ParsedFile, find_logs
 from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import build, options_of
 from llmb.options.text import valid_values
@@ -256,8 +255,9 @@ def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
     """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
     check_rule(window)
     found = find_logs(Path(path).expanduser())
-    runs = with_copies([*map(known_run, found.refused), *(known_run(parse_file(log, window)) for log in found.logs)])
-    return sorted((run.file for run in runs), key=lambda file: file.path)
+    read = (parsed_run(log, window) for log in found.logs)
+    runs = with_copies([*(known_run(file, window) for file in found.refused), *read])
+    return sorted((run.log for run in runs if run.log), key=lambda file: file.path)
 
 
 def compare(

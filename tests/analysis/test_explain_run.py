@@ -12,11 +12,12 @@ from inspector_lines import inspector_files
 from recorded_runs import SXM, environment, gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, analyzed, read_folder
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
 from llmb.analysis.bisect import BisectState, bisect_report
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.explain_run import explain, explain_judged
 from llmb.analysis.judge_run import judge_against
+from llmb.analysis.recorded_run import read_folder, recorded_run
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
@@ -54,7 +55,7 @@ def run(root: Path, record: RunRecord | None = None, mean_s: float = MEAN_S, **v
     folder = RunFolder(write_run(root, record or gpu_record(), times_around(mean_s)))
     steps = [replace(step, **{**QUIET, **values}) for step in read_steps(folder.steps)]
     folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
-    return analyzed(read_folder(folder))
+    return recorded_run(read_folder(folder))
 
 
 def shares(explanation: Explanation | None) -> dict[str, float | None]:
@@ -184,7 +185,7 @@ def test_samples_of_the_window_count_before_counters_of_the_whole_run(tmp_path: 
     folder.resources_of("node1").write_bytes(b"".join(map(to_line, (start, *gpus))))
     assert slow.record
     conclude_run(folder, slow.record, End(0))
-    found = explain(analyzed(read_folder(folder)), verdict=UNJUDGED)
+    found = explain(recorded_run(read_folder(folder)), verdict=UNJUDGED)
     assert shares(found) == {"throttled_clocks": pytest.approx(MEAN_S / 4)}
     assert found
     assert found.causes[0].evidence == (f"GPU 0 of node1: {own} in 100 % of the samples, SM clock 1485 of 1980 MHz",)
@@ -214,7 +215,7 @@ def test_a_hung_run_is_judged_by_what_its_ranks_and_nccl_said(tmp_path: Path, mo
 
 def test_a_failed_run_has_no_explanation(tmp_path: Path) -> None:
     folder = write_run(tmp_path, gpu_record(), [13.0] * 3, exit_code=1)
-    assert explain(analyzed(read_folder(RunFolder(folder)))) is None
+    assert explain(recorded_run(read_folder(RunFolder(folder)))) is None
 
 
 def test_tables_fit_a_terminal_and_commands_are_complete(tmp_path: Path) -> None:

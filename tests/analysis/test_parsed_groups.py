@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type
-from llmb.analysis.parsed_run import ParsedRun
 from llmb.analysis.parsed_scaling import Scaling, group_runs, scaling_of
 from llmb.catalogue.load import Catalogue
 from llmb.logs.configuration import experiment_configuration
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
 from llmb.metrics.statistics import describe
+from llmb.runs.identity import RunIdentity
 
 CATALOGUE = Catalogue()
 LLAMA: dict[str, Any] = {
@@ -39,7 +40,7 @@ def run(
     software: dict[str, Any] | None = None,
     status: Any = "success",
     tflops: float | None = None,
-) -> ParsedRun:
+) -> AnalyzedRun:
     outcome = LogOutcome(
         status,
         "",
@@ -47,7 +48,9 @@ def run(
         tflops_per_gpu=describe([tflops] * 2) if tflops else None,
     )
     file = ParsedFile(Path(f"{name}.out"), outcome)
-    return ParsedRun(file=file, id=name, configuration=configuration, software=software or {})
+    identity = RunIdentity(configuration=configuration)
+    known = AnalyzedRun(id=name, path=file.path, identity=identity, conditions=software or {}, status=status)
+    return known.with_outcome(file)
 
 
 def test_repeats_are_grouped_by_what_was_run_not_by_name() -> None:

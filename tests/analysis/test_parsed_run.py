@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 
-from llmb.analysis.known_run import known_run
-from llmb.analysis.parsed_run import ParsedRun
-from llmb.logs.files import parse_file
+from llmb.analysis.analyzed_run import AnalyzedRun
+from llmb.analysis.logged_run import parsed_run
+from llmb.analysis.recorded_run import in_other_window, read_folder, recorded_run
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import short_id
 from llmb.runs.record import read_record
 
 ROOT = Path(__file__).parents[1] / "data" / "root" / "workloads"
 EXPERIMENT = "pretrain_llama3.1_tiny_fp32_gpus1_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8"
-
-
-def parsed_run(log: Path, rule: str) -> ParsedRun:
-    return known_run(parse_file(log, rule))
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def exact_times(log: Path) -> tuple[float, ...]:
     return tuple(json.loads(line)["step_time_s"] for line in lines)
 
 
-def mean(run: ParsedRun) -> float:
+def mean(run: AnalyzedRun) -> float:
     assert run.outcome.step_time_s
     return run.outcome.step_time_s.mean
 
@@ -66,11 +62,41 @@ def test_steps_that_are_missing_or_damaged_leave_the_figures_of_the_log(log: Pat
     assert parsed_run(log, "1-2").figures == "rounded"
 
 
-def test_a_profiled_step_is_not_taken_for_an_exact_figure(log: Path) -> None:
+def profile_steps(log: Path, *numbers: int) -> None:
     path = log.parent / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"profiled": false', '"profiled": true'))
-    assert '"profiled": true' in path.read_text()
-    assert parsed_run(log, "1-2").figures == "rounded"
+    lines = path.read_text().splitlines(keepends=True)
+    for number in numbers:
+        assert '"profiled": false' in lines[number]
+        lines[number] = lines[number].replace('"profiled": false', '"profiled": true')
+    path.write_text("".join(lines))
+
+
+def test_profiled_steps_are_no_measurement(log: Path) -> None:
+    profile_steps(log, 1, 2)
+    run = parsed_run(log, "1-2")
+    assert (run.status, run.figures, run.step_time_s) == ("profiled", None, None)
+    assert run.outcome.reason == "2 of the 2 steps of the window were profiled, which slows them down"
+    ended = recorded_run(read_folder(RunFolder(log.parent)))
+    spoiled, measured = in_other_window(ended, "1-2"), in_other_window(ended, "0-1")
+    assert (spoiled.step_time_s, spoiled.reason) == (None, run.reason)
+    assert in_other_window(spoiled, "0-1").step_time_s == measured.step_time_s == parsed_run(log, "0-1").step_time_s
+
+
+@pytest.mark.parametrize("shown", [3, 2, 0])
+def test_a_run_has_one_window_and_one_figure_however_it_is_read(log: Path, shown: int) -> None:
+    """By its folder or by its log, whatever that shows of its steps."""
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if not any(f"iteration {n}/2" in line for n in range(shown, 3))))
+    profile_steps(log, 1)
+    ended = recorded_run(read_folder(RunFolder(log.parent)))
+    for rule in ("reference", "0-2", "last", "auto"):
+        judged = ended if rule == "reference" else in_other_window(ended, rule)
+        parsed = parsed_run(log, rule)
+        assert parsed.step_time_s == judged.step_time_s
+        assert [*parsed.step_times_s] == [*judged.step_times_s]
+        if parsed.step_time_s:
+            assert (parsed.status, parsed.window, parsed.figures) == ("success", judged.window, "exact")
+            assert parsed.tokens_per_s_per_gpu == judged.tokens_per_s_per_gpu
 
 
 def test_the_record_says_what_was_run(log: Path) -> None:
@@ -80,7 +106,7 @@ def test_the_record_says_what_was_run(log: Path) -> None:
     assert (run.gpus, run.text("gpu_type"), run.text("program")) == (1, "cpu", "engine")
     assert run.layout == {"tp": 1, "pp": 1, "cp": 1, "vp": 1, "ep": 1, "etp": 1, "mbs": 1, "gbs": 8}
     assert run.layout_text == "mbs1 gbs8"
-    assert (run.node_count, run.folder) == (1, log.parent)
+    assert (run.node_count, run.path) == (1, log.parent)
     assert run.origin and run.origin.data.short == "synthetic"
     assert run.tokens_per_s_per_gpu == pytest.approx(8 * 128 / mean(run))
     assert set(run.mfu_pct) == {"published", "full", "causal", "packed"}
@@ -102,9 +128,9 @@ def test_repeats_have_one_key_whatever_they_are_called(log: Path, tmp_path: Path
 def test_a_log_without_a_record_is_known_by_itself(log: Path) -> None:
     (log.parent / "run.json").unlink()
     run = parsed_run(log, "1-2")
-    assert (run.id, run.figures, run.folder) == (short_id(str(log)), "rounded", None)
+    assert (run.id, run.figures, run.record) == (short_id(str(log)), "rounded", None)
     assert run.unread_record is None
-    assert run.time_s == log.stat().st_mtime
+    assert run.started_s == log.stat().st_mtime
     assert run.id == parsed_run(log, "2-2").id
 
 
@@ -112,7 +138,7 @@ def test_a_log_without_a_record_is_known_by_itself(log: Path) -> None:
 def test_a_damaged_record_is_none(log: Path, content: str) -> None:
     (log.parent / "run.json").write_text(content)
     run = parsed_run(log, "1-2")
-    assert (run.outcome.status, run.folder, run.figures) == ("success", None, "rounded")
+    assert (run.outcome.status, run.record, run.figures) == ("success", None, "rounded")
     assert run.id == short_id(str(log.parent))
     assert run.unread_record and run.unread_record.startswith("it is damaged")
 

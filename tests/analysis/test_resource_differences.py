@@ -5,8 +5,9 @@ from pathlib import Path
 
 from recorded_runs import gpu_record, write_run
 
-from llmb.analysis.analyzed_run import AnalyzedRun, analyzed, read_folder
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.compare_runs import resource_differences
+from llmb.analysis.recorded_run import read_folder, recorded_run
 from llmb.resources.records import ResourceUse
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference
@@ -21,7 +22,7 @@ def sampled(root: Path, clock_mhz: float | None, power_w: float | None) -> Analy
     known = {"samples": 1, "sm_clock_mhz_mean": clock_mhz, "power_w_mean": power_w, "hosts": (), "reasons": {}}
     result = record.result.model_copy(update={"resources": ResourceUse.model_validate({**names, **known})})
     write_record(folder, record.model_copy(update={"result": result}))
-    return analyzed(read_folder(folder))
+    return recorded_run(read_folder(folder))
 
 
 def test_a_clock_that_fell_is_listed_and_power_that_hardly_changed_is_not(tmp_path: Path) -> None:
@@ -33,5 +34,5 @@ def test_a_clock_that_fell_is_listed_and_power_that_hardly_changed_is_not(tmp_pa
 
 
 def test_runs_that_were_not_sampled_tell_nothing(tmp_path: Path) -> None:
-    without = analyzed(read_folder(RunFolder(write_run(tmp_path, gpu_record(), [2.0] * 50))))
+    without = recorded_run(read_folder(RunFolder(write_run(tmp_path, gpu_record(), [2.0] * 50))))
     assert list(resource_differences([without], [sampled(tmp_path, 1500.0, 500.0)])) == []

@@ -20,7 +20,7 @@ from campaign_files import CampaignFiles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmb.analysis.known_run import known_run
+from llmb.analysis.logged_run import known_run
 from llmb.campaigns.expansion import expand
 from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue

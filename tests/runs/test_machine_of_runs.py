@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.analysis.analyzed_run import AnalyzedRun, analyzed, read_folder
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
 from llmb.analysis.judge_run import judge_against
+from llmb.analysis.recorded_run import read_folder, recorded_run
 from llmb.jobs.folder_state import read_figures
 from llmb.missing import Missing
 from llmb.report.machine_report import machine_table
@@ -52,7 +53,7 @@ def ended(
     files = {f"resources/{node}.jsonl": lines(node, *each) for node, each in readings.items()}
     times = times_around(mean_s)[: 9 if exit_code else None]
     path = write_run(root, gpu_record(scale=16, nodes=NODES), times, exit_code=exit_code, files=files)
-    return analyzed(read_folder(RunFolder(path)))
+    return recorded_run(read_folder(RunFolder(path)))
 
 
 def machine(run: AnalyzedRun) -> MachineReport:
@@ -144,7 +145,7 @@ def test_a_node_whose_end_was_not_read_is_unknown(tmp_path: Path) -> None:
             "node1", reading(0.0, {}), reading(9.0, {}, kernel_log="/dev/kmsg: Permission denied")
         )
     }
-    run = analyzed(read_folder(RunFolder(write_run(tmp_path, record, times_around(10.0), files=files))))
+    run = recorded_run(read_folder(RunFolder(write_run(tmp_path, record, times_around(10.0), files=files))))
     assert machine(run).state == "unknown", "a node was not sampled"
     assert [(one.what, one.nodes) for one in machine(run).unread] == [
         ("all counters", ("node2",)),
@@ -154,7 +155,7 @@ def test_a_node_whose_end_was_not_read_is_unknown(tmp_path: Path) -> None:
 
 def test_a_run_without_samples_has_a_reason(tmp_path: Path) -> None:
     record = gpu_record()
-    run = analyzed(read_folder(RunFolder(write_run(tmp_path, record, times_around(10.0)))))
+    run = recorded_run(read_folder(RunFolder(write_run(tmp_path, record, times_around(10.0)))))
     assert run.record and run.record.result
     assert run.record.result.machine == Missing("the run folder has no samples")
 

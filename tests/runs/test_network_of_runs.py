@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.analysis.analyzed_run import AnalyzedRun, analyzed, read_folder
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
 from llmb.analysis.judge_run import judge_against
+from llmb.analysis.recorded_run import read_folder, recorded_run
 from llmb.missing import Missing
 from llmb.report.run_report import run_table
 from llmb.runs.environment import RdmaPort
@@ -162,7 +163,7 @@ def test_where_nothing_tells_the_network_the_reason_is_given(tmp_path: Path) -> 
 def ended(root: Path, mean_s: float, *texts: str, **variables: str) -> AnalyzedRun:
     """A run that ended, whose NCCL said these words."""
     path = write_run(root, record(**variables), times_around(mean_s), files=files(texts))
-    return analyzed(read_folder(RunFolder(path)))
+    return recorded_run(read_folder(RunFolder(path)))
 
 
 def test_a_verdict_says_first_that_the_network_was_not_the_clusters(tmp_path: Path) -> None:

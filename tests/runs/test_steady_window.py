@@ -12,10 +12,10 @@ from step_series import step_times
 from llmb.metrics.steady_state import NO_STEADY_STATE
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
-from llmb.programs.engine.program import EngineProgram, with_steady_window
+from llmb.programs.engine.program import EngineProgram
 from llmb.programs.port import End
 from llmb.report.run_report import run_document, run_table
-from llmb.runs.attempts import with_window
+from llmb.runs.attempts import with_steady_window, with_window
 from llmb.runs.claim import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, BegunJob, RunRecord, queued_record

@@ -1,36 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run in the form in which it is judged and compared, whichever program trained it.
+"""One run as every command that looks at runs knows it, whichever program trained it. Pure.
 
-It is known by its record, by a log, or by the JSON document of the comparison of engines in ``benchmarks``.
+It is made from a run's folder (``recorded_run``), from a log (``logged_run``), or from a comparison of engines.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ValidationError
-
-from llmb.analysis.copies import digest_of
-from llmb.catalogue.records import Recipe, Window
-from llmb.errors import UsageError
-from llmb.input_files import read_text_file
-from llmb.metrics.group_difference import KnownSpread, known_spread
-from llmb.metrics.statistics import Statistics, describe
-from llmb.programs.conclude import stored_result
-from llmb.runs.drift import faults_of
-from llmb.runs.folder import RunFolder
+from llmb.catalogue.records import PARALLEL, Window
+from llmb.metrics.statistics import Statistics
+from llmb.metrics.throughput import SECONDS_PER_DAY
 from llmb.runs.identity import RunIdentity, Value
-from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record, seconds_of
-from llmb.runs.record_file import BrokenRecord
-from llmb.runs.recorded_identity import conditions_of, identity_of
-from llmb.runs.steps import read_steps
-from llmb.verdict.conditions import Faults
+
+if TYPE_CHECKING:  # where only a record or only a log is known, what reads the other is not needed
+    from llmb.catalogue.records import Recipe
+    from llmb.checkpoints.origin import Origin
+    from llmb.logs.files import ParsedFile
+    from llmb.logs.outcome import LogOutcome
+    from llmb.metrics.anomalies import Anomalies
+    from llmb.runs.record import RunRecord
+    from llmb.traces.nccl_network import Network
+    from llmb.verdict.conditions import Faults
+
+LOGGED = "logged"
+"""The convention of a FLOP rate that the log prints: whatever its framework counts."""
+ASSUMED = "layout.assumed"
+"""Key of a configuration whose layout is that of the recipe, because the log does not tell its own."""
+BATCH: tuple[str, ...] = ("mbs", "gbs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzedRun:
-    """A run that ended. One without a record is known by its log alone: ``record`` and ``recipe`` may be None."""
+    """Its identity, how it ended, and how fast it was. What is not known is None or empty.
+
+    A run without a record is known by its log alone; one whose log was not read has no ``log``.
+    """
 
     id: str
     """Short; what commands accept and print."""
@@ -42,27 +48,156 @@ class AnalyzedRun:
     label: str | None = None
     campaign: str | None = None
     started_s: float | None = None
-    """Seconds since 1970."""
+    """Seconds since 1970; without a record, when its log was last written."""
     status: str
     reason: str | None = None
     window: Window | None = None
-    step_times_s: tuple[float, ...] = ()
+    step_times_s: Sequence[float] = ()
     """Step times of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
     step_time_s: Statistics | None = None
+    figures: Literal["exact", "rounded"] | None = None
+    """Whether step times are those of ``metrics.jsonl``, or rounded as the log prints them."""
+    mfu_pct: Mapping[str, float | None] = field(default_factory=dict)
+    """By convention."""
+    tokens_per_s_per_gpu: float | None = None
+    days_per_1t_tokens: float | None = None
+    anomalies: "Anomalies | None" = None
+    """Anomalies of the window's steps, where they were looked for."""
     nodes: tuple[str, ...] = ()
-    faults: Faults = field(default_factory=dict)
+    network: "Network | None" = None
+    """By the record, or by the log."""
+    faults: "Faults" = field(default_factory=dict)
     """What is known to have disturbed it."""
-    recipe: Recipe | None = None
-    record: RunRecord | None = None
+    recipe: "Recipe | None" = None
+    record: "RunRecord | None" = None
+    unread_record: str | None = None
+    """Why the record beside the log cannot be read, so that only the log counts."""
+    log: "ParsedFile | None" = None
+    """Its log with its outcome, in which the record counts."""
     source: str | None = None
     """The run's own id, or what its log has of it: equal for copies. None if only ``path`` is known."""
     content: str | None = None
     """Equal for copies that were not changed."""
+    copy_of: str | None = None
+    """Why the run does not count: another file has it, too."""
 
     @property
     def counted_as(self) -> str:
         """Equal for what counts as one run."""
-        return self.source or str(self.path)
+        return self.source or str(self.path.absolute())
+
+    @property
+    def outcome(self) -> "LogOutcome":
+        """That of its log, which was read."""
+        assert self.log, "the log was read"
+        return self.log.outcome
+
+    @property
+    def log_path(self) -> Path:
+        assert self.log, "the log was read"
+        return self.log.path
+
+    @property
+    def configuration(self) -> Mapping[str, Value]:
+        return self.identity.configuration
+
+    @property
+    def software(self) -> dict[str, Value]:
+        return {key: value for key, value in self.conditions.items() if key.startswith("software.")}
+
+    @property
+    def key(self) -> str | None:
+        """Equal for repeats with the same software. None if nothing is known of the run."""
+        known = {**self.configuration, **self.software}
+        return RunIdentity(configuration=known).key if known else None
+
+    def text(self, key: str) -> str | None:
+        """A value of the configuration as text."""
+        value = self.configuration.get(key)
+        return None if value is None else str(value)
+
+    def number(self, key: str) -> int | None:
+        value = self.configuration.get(key)
+        return value if isinstance(value, int) else None
+
+    @property
+    def release(self) -> str | None:
+        """Release of the reference document."""
+        return (self.recipe and self.recipe.release) or self.text("release")
+
+    @property
+    def origin(self) -> "Origin | None":
+        """Where its weights and data come from."""
+        return self.record.plan.origin if self.record else None
+
+    @property
+    def gpus(self) -> int | None:
+        return self.number("layout.gpus")
+
+    @property
+    def node_count(self) -> int | None:
+        return len(self.nodes) or self.number("nodes")
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """Parallel sizes and batch sizes that are known."""
+        values = {name: self.number(f"layout.{name}") for name in (*PARALLEL, *BATCH)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def layout_source(self) -> Literal["record", "log", "recipe"] | None:
+        """Who tells the layout; the recipe's is an assumption."""
+        if not self.layout:
+            return None
+        return "record" if self.record else "recipe" if self.configuration.get(ASSUMED) else "log"
+
+    @property
+    def layout_text(self) -> str:
+        return layout_text(self.layout)
+
+    @property
+    def recipe_text(self) -> str:
+        """Such as ``pretrain_llama3.1 8b bf16``; empty if it is not known."""
+        return " ".join(filter(None, map(self.text, ("workload", "size", "dtype"))))
+
+    def configured(self, configuration: dict[str, Value]) -> "AnalyzedRun":
+        return replace(self, identity=RunIdentity(configuration=configuration))
+
+    def with_outcome(self, log: "ParsedFile") -> "AnalyzedRun":
+        """As its log tells: a success says only which steps it is of."""
+        outcome = log.outcome
+        return replace(
+            self,
+            log=log,
+            status=outcome.status,
+            reason=None if outcome.status == "success" else outcome.reason,
+            window=outcome.window,
+            step_times_s=outcome.step_times_s,
+            step_time_s=outcome.step_time_s,
+            figures=(self.figures or "rounded") if outcome.step_time_s else None,
+        )
+
+    def with_figures(self, mfu_pct: Mapping[str, float | None], tokens_per_s_per_gpu: float | None) -> "AnalyzedRun":
+        """With what the catalogue knows of the log's configuration."""
+        gpus = self.gpus
+        days = 1e12 / (tokens_per_s_per_gpu * gpus) / SECONDS_PER_DAY if tokens_per_s_per_gpu and gpus else None
+        return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
+
+    def spoiled(self, reason: str) -> "AnalyzedRun":
+        """As an invalid one, without figures."""
+        assert self.log, "the log was read"
+        log = replace(self.log, outcome=without_figures(self.outcome, reason))
+        return replace(self.with_outcome(log).with_figures({}, None), anomalies=None)
+
+
+def without_figures(outcome: "LogOutcome", reason: str) -> "LogOutcome":
+    """The outcome of an invalid run, without its figures."""
+    return replace(outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=())
+
+
+def layout_text(layout: Mapping[str, int]) -> str:
+    """Such as ``tp4 pp8 mbs1 gbs252``, without parallel sizes of 1."""
+    return " ".join(f"{name}{value}" for name, value in layout.items() if value > 1 or name in BATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,192 +215,6 @@ class FoundRuns:
     title: str
     runs: tuple[AnalyzedRun, ...]
     left_out: tuple[LeftOut, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
-    """A run folder whose record was read, and nothing else of it."""
-
-    folder: RunFolder
-    record: RunRecord
-    job: SubmittedJob | None
-
-    @property
-    def id(self) -> str:
-        return self.record.id
-
-    @property
-    def label(self) -> str | None:
-        return self.record.label
-
-    @property
-    def campaign(self) -> str | None:
-        return self.job.campaign if self.job else None
-
-    @property
-    def started_s(self) -> float | None:
-        return seconds_of(self.record.started_at or (self.job.submitted_at if self.job else None))
-
-    @property
-    def job_ids(self) -> tuple[str, ...]:
-        """Ids of all its submissions."""
-        return tuple(job.job_id for job in (self.job, *self.job.earlier)) if self.job else ()
-
-    @property
-    def has_ended(self) -> bool:
-        return self.record.status not in ("queued", "running")
-
-
-def read_folder(folder: RunFolder) -> RecordedRun:
-    """Raises BrokenRecord, or OSError if the record cannot be read."""
-    record = read_record(folder)
-    try:
-        job = read_job(folder)
-    except (OSError, BrokenRecord):
-        job = None  # the run is what its record says; only its campaign is not known
-    return RecordedRun(folder, record, job)
-
-
-def analyzed(run: RecordedRun) -> AnalyzedRun:
-    """A run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read."""
-    record = run.record
-    result = stored_result(run.folder, record)
-    window = result.window or record.plan.window
-    kept = result.step_time_s or None
-    times = step_times(run.folder, window) if kept else ()
-    return AnalyzedRun(
-        id=run.id,
-        path=run.folder.path,
-        identity=identity_of(record),
-        conditions=conditions_of(record),
-        label=run.label,
-        campaign=run.campaign,
-        started_s=run.started_s,
-        status=result.status,
-        reason=result.flaw,
-        window=window,
-        step_times_s=times,
-        step_time_s=describe(times) if times else kept,
-        nodes=record.environment.nodes if record.environment else (),
-        faults=faults_of(record, result),
-        recipe=record.plan.recipe,
-        record=record,
-        source=record.run_id,
-        content=digest_of(identity_of(record).key, result.status, result.steps, window, times or kept),
-    )
-
-
-def step_times(folder: RunFolder, window: Window) -> tuple[float, ...]:
-    """In order, of the window's steps of which nothing was recorded; empty if the steps are in a log alone."""
-    steps = read_steps(folder.steps)
-    return tuple(one.step_time_s for one in steps if window.first <= one.step <= window.last and not one.profiled)
-
-
-LAYOUT = ("mbs", "gbs", "seq_len", "layers")
-SAME = ("workload", "size", "dtype", "gpu_type", "vocab_size", "experts")
-LLMB = "llmb"
-"""What the document calls the engine that its options are for."""
-
-
-class EngineCase(BaseModel):
-    """One engine, model, dtype, batch and round; fields that are not compared are not read.
-
-    variant: what llmb does otherwise than it is used. outdated: why the result is not one of the present code.
-    """
-
-    engine: str
-    variant: str | None = None
-    engine_version: str | None
-    model: str
-    workload: str
-    size: str
-    dtype: str
-    gpu_type: str
-    layers: int
-    vocab_size: int
-    experts: int | None
-    mbs: int
-    gbs: int
-    seq_len: int
-    round: int
-    status: Literal["done", "failed", "not_run"]
-    reason: str | None = None
-    outdated: str | None = None
-    step_times_s: tuple[float, ...] = ()
-
-    @property
-    def name(self) -> str:
-        parts = (self.engine, self.variant, self.model, self.dtype, f"gbs{self.gbs}", str(self.round))
-        return "-".join(part for part in parts if part)
-
-
-class EngineDocument(BaseModel):
-    """A comparison of engines (docs/how-to/compare-engines.md). Version 1 has neither variants nor outdated cases."""
-
-    schema_version: Literal[1, 2]
-    kind: Literal["engine-comparison"]
-    settings: dict[str, Any]
-    environment: dict[str, Any]
-    cases: tuple[EngineCase, ...]
-
-
-def runs_of_engines(path: Path, title: str) -> FoundRuns:
-    """One run for each case and round. Raises UsageError if the file is not such a document."""
-    text = read_text_file(path)
-    try:
-        document = EngineDocument.model_validate_json(text)
-    except ValidationError as error:
-        do = "give the file that 'python -m benchmarks.engine --out FILE' wrote, or a folder of runs or logs"
-        raise UsageError("this JSON file is not a comparison of engines", where=str(path), do=do) from error
-    return FoundRuns(title, tuple(_engine_run(path, document, case) for case in document.cases))
-
-
-def _engine_run(path: Path, document: EngineDocument, case: EngineCase) -> AnalyzedRun:
-    done = case.status == "done" and case.outdated is None and bool(case.step_times_s)
-    return AnalyzedRun(
-        id=case.name,
-        path=Path(f"{path.absolute()}#{case.name}"),
-        identity=RunIdentity(configuration=_engine_configuration(document, case)),
-        conditions=_engine_conditions(document, case),
-        started_s=document.environment.get("started_unix_s"),
-        status="success" if done else "outdated" if case.outdated else case.status,
-        reason=None if done else case.outdated or case.reason,
-        step_times_s=case.step_times_s if done else (),
-        step_time_s=describe(case.step_times_s) if done else None,
-    )
-
-
-def _engine_configuration(document: EngineDocument, case: EngineCase) -> dict[str, Value]:
-    values = case.model_dump()
-    own = {"arguments.llmb_options": document.settings.get("llmb_options")} if case.engine == LLMB else {}
-    if case.variant:
-        own["arguments.variant"] = case.variant
-    return {
-        "program": case.engine,
-        **{key: values[key] for key in SAME},
-        **{f"layout.{key}": values[key] for key in LAYOUT},
-        "layout.gpus": 1,
-        "compiled": document.settings.get("compiled"),
-        **own,
-    }
-
-
-def _engine_conditions(document: EngineDocument, case: EngineCase) -> dict[str, Value]:
-    settings, environment = document.settings, document.environment
-    gpu = environment.get("gpu_before") or {}
-    return {
-        f"software.{case.engine}": case.engine_version,
-        "software.torch": settings.get("torch"),
-        "software.python": environment.get("python"),
-        "software.system": environment.get("system"),
-        "software.driver": gpu.get("driver_version"),
-        "hardware.device": settings.get("device"),
-        "hardware.power_limit": gpu.get("power.limit"),
-        "hardware.max_sm_clock": gpu.get("clocks.max.sm"),
-        "variables.expandable_segments": settings.get("expandable_segments"),
-        "seed": settings.get("seed"),
-        "steps": settings.get("steps"),
-    }
 
 
 def measured(found: FoundRuns) -> FoundRuns:
@@ -300,21 +249,3 @@ def grouped(runs: Iterable[AnalyzedRun]) -> list[list[AnalyzedRun]]:
     for run in runs:
         groups.setdefault(run.identity.key, []).append(run)
     return list(groups.values())
-
-
-Earlier = Callable[[AnalyzedRun], Sequence[AnalyzedRun]]
-"""Finds other runs of the same configuration on the same nodes as one."""
-
-
-def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
-    return ()
-
-
-def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> KnownSpread | None:
-    """Spread of a single run on each side, from what was run before on the nodes of both; None if that is not known."""
-    if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
-        return None
-    compared = {run.counted_as for run in (*before, *after)}
-    others = ([run for run in earlier(one) if run.counted_as not in compared] for one in (before[0], after[0]))
-    known = [known_spread([run.step_time_s.mean for run in found if run.step_time_s]) for found in others]
-    return max((one for one in known if one), key=lambda one: one.spread, default=None)

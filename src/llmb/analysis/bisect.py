@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import Field
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
+from llmb.analysis.copies import once_in
 from llmb.analysis.find_runs import Say, find_runs, labeled_runs, run_folders_below, runs_in
-from llmb.analysis.selected_once import once_in
 from llmb.catalogue.records import Record
 from llmb.errors import RunFailed, UsageError
 from llmb.input_files import read_text_file

@@ -2,9 +2,8 @@
 """What the catalogue knows of logs without a record: throughput and MFU of the recipe that they are of."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
-from llmb.analysis.parsed_run import ASSUMED, BATCH, LOGGED, ParsedRun
+from llmb.analysis.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, resolve
@@ -17,12 +16,12 @@ NEEDED = ("workload", "size", "dtype", "gpu_type", "layout.gpus")
 _SIZES = (*PARALLEL, *BATCH, "seq_len", "layers")
 
 
-def with_gpu_type(runs: Iterable[ParsedRun], gpu_type: str) -> list[ParsedRun]:
+def with_gpu_type(runs: Iterable[AnalyzedRun], gpu_type: str) -> list[AnalyzedRun]:
     """``gpu_type`` is that of runs that do not tell."""
     return [
         run
         if run.text("gpu_type") or not run.configuration
-        else replace(run, configuration={**run.configuration, "gpu_type": gpu_type})
+        else run.configured({**run.configuration, "gpu_type": gpu_type})
         for run in runs
     ]
 
@@ -51,13 +50,13 @@ def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) 
     return {}
 
 
-def with_catalogue_figures(runs: Iterable[ParsedRun], catalogue: Catalogue) -> list[ParsedRun]:
+def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) -> list[AnalyzedRun]:
     """Logs of a recipe of the catalogue get its figures; for others, the FLOP rate that they print gives an MFU."""
     recipes: dict[str | None, Recipe | None] = {}
     found = []
     for run in runs:
-        if run.folder is None and run.outcome.step_time_s:
-            run = replace(run, configuration=as_catalogued(run.configuration, catalogue))
+        if run.record is None and run.outcome.step_time_s:
+            run = run.configured(as_catalogued(run.configuration, catalogue))
             if run.key not in recipes:
                 recipes[run.key] = find_recipe(run.configuration, catalogue)
             run = _with_figures(run, recipes[run.key], catalogue)
@@ -93,16 +92,16 @@ def has_layout(configuration: Mapping[str, object], recipe: Recipe) -> bool:
     return all(getattr(recipe.layout, name) == value for name, value in known.items())
 
 
-def _with_figures(run: ParsedRun, recipe: Recipe | None, catalogue: Catalogue) -> ParsedRun:
+def _with_figures(run: AnalyzedRun, recipe: Recipe | None, catalogue: Catalogue) -> AnalyzedRun:
     outcome = run.outcome
     if recipe and outcome.step_time_s:
         figures = throughput(recipe, outcome.step_time_s.mean)
         layout = {f"layout.{name}": getattr(recipe.layout, name) for name in _SIZES}
         assumed: dict[str, Value] = {} if set(BATCH) <= set(run.layout) else {ASSUMED: True}
-        known = replace(run, configuration={**layout, **run.configuration, **assumed})
+        known = run.configured({**layout, **run.configuration, **assumed})
         return known.with_figures(figures.mfu_pct, figures.tokens_per_s_per_gpu)
     gpu = catalogue.gpus.get(run.text("gpu_type") or "")
     peak = gpu.peak_tflops.get(run.text("dtype") or "") if gpu else None
     if peak and outcome.tflops_per_gpu:
-        return run.with_figures({LOGGED: 100 * outcome.tflops_per_gpu.mean / peak})
+        return run.with_figures({LOGGED: 100 * outcome.tflops_per_gpu.mean / peak}, None)
     return run

@@ -7,12 +7,9 @@ from typing import Literal
 
 from llmb.analysis.analyzed_run import (
     AnalyzedRun,
-    Earlier,
     FoundRuns,
     LeftOut,
-    earlier_spread,
     measured,
-    no_earlier,
     why_left_out,
 )
 from llmb.analysis.comparison import (
@@ -29,16 +26,19 @@ from llmb.analysis.comparison import (
 from llmb.analysis.match_runs import (
     Configuration,
     Controls,
+    Earlier,
     MatchedRuns,
     Matches,
     Pair,
     control_record,
     controls_of,
+    earlier_spread,
     group_title,
     groups_of,
     match_sides,
     match_within,
     nearest,
+    no_earlier,
     same_but,
     sources,
     titles,

@@ -8,18 +8,10 @@ from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import (
-    AnalyzedRun,
-    Earlier,
-    FoundRuns,
-    LeftOut,
-    RecordedRun,
-    analyzed,
-    measured,
-    read_folder,
-    runs_of_engines,
-)
-from llmb.analysis.selected_once import once_in
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured
+from llmb.analysis.copies import once_in
+from llmb.analysis.match_runs import Earlier
+from llmb.analysis.recorded_run import RecordedRun, in_other_window, read_folder, recorded_run
 from llmb.errors import UsageError, closest
 from llmb.exchange.imported import unpacked
 from llmb.exchange.manifest import ENDING
@@ -173,6 +165,23 @@ def find_sides(
     return first, second, others[0] if others else None
 
 
+def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
+    """``runs`` with the window ``rule``; None leaves theirs. Raises UsageError for runs whose steps are not kept."""
+    return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
+
+
+def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
+    if run.record:
+        return in_other_window(run, rule)
+    if not run.path.is_file():
+        what = f"the steps of {run.id} are not numbered: it is of a comparison of engines"
+        raise UsageError(what, do="leave out --window")
+    from llmb.analysis.logged_run import logged_run  # what reads logs takes longer to load than to judge
+    from llmb.logs.files import parse_file
+
+    return logged_run(parse_file(run.path, rule))
+
+
 def _find(selector: str, install: Path, say: Say) -> FoundRuns:
     text = selector.strip()
     if not text:  # a variable of a script that is not set; as a path it would be the current folder
@@ -272,6 +281,8 @@ def _at(text: str, path: Path) -> FoundRuns:
     if path.is_file() and path.name.endswith(ENDING):
         return _found_in(text, _run_folders(unpacked(path.absolute())))
     if path.is_file() and path.suffix == ".json" and path.name != RUN_RECORD:
+        from llmb.analysis.engine_comparison import runs_of_engines  # seldom
+
         return runs_of_engines(path, text)
     if not path.is_dir() and not path.is_file():
         raise UsageError(f"no such file or directory: '{text}'", choices=SELECTORS)
@@ -280,7 +291,7 @@ def _at(text: str, path: Path) -> FoundRuns:
     recorded = _found_in(text, folders)
     if (root / RUN_RECORD).exists():
         return recorded
-    from llmb.analysis.logged_runs import logged_runs  # what reads logs takes longer to load than a record to read
+    from llmb.analysis.logged_run import logged_runs  # what reads logs takes longer to load than a record to read
 
     logged = logged_runs(root, {folder.path for folder in folders})
     if not folders and not logged.runs and not logged.left_out:
@@ -313,7 +324,7 @@ def _analyzed(title: str, recorded: Iterable[RecordedRun]) -> FoundRuns:
     for one in recorded:
         try:
             if one.has_ended:
-                runs.append(analyzed(one))
+                runs.append(recorded_run(one))
             else:
                 left_out.append(LeftOut(one.id, f"it is {one.record.status}"))
         except (OSError, BrokenRecord) as error:

@@ -9,20 +9,26 @@ from types import MappingProxyType
 
 from llmb.analysis.analyzed_run import (
     AnalyzedRun,
-    Earlier,
     FoundRuns,
-    earlier_spread,
     flaw_of,
     grouped,
     measured,
-    no_earlier,
 )
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe
 from llmb.analysis.comparison import Control
-from llmb.analysis.find_runs import earlier_runs, find_runs
-from llmb.analysis.match_runs import Controls, control_record, controls_of, groups_of, sources, without_control
-from llmb.analysis.other_window import in_window
-from llmb.analysis.selected_once import once_in
+from llmb.analysis.copies import once_in
+from llmb.analysis.find_runs import earlier_runs, find_runs, in_window
+from llmb.analysis.match_runs import (
+    Controls,
+    Earlier,
+    control_record,
+    controls_of,
+    earlier_spread,
+    groups_of,
+    no_earlier,
+    sources,
+    without_control,
+)
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of

@@ -2,13 +2,13 @@
 """Which runs of two selections are repeats of each other, which are compared, and which control that. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, grouped
 from llmb.analysis.comparison import Control, Varied
 from llmb.errors import UsageError
-from llmb.metrics.group_difference import ControlGroup, control_differs
+from llmb.metrics.group_difference import ControlGroup, KnownSpread, control_differs, known_spread
 from llmb.runs.identity import Value, differences
 
 ARROW = " -> "
@@ -209,3 +209,21 @@ def _texts(group: MatchedRuns) -> dict[str, str]:
     recipe = group.runs[0].recipe
     name = {MODEL_NAME: recipe.model_name} if recipe else {}
     return {**name, **{key: str(value) for key, value in group.configuration.items()}}
+
+
+Earlier = Callable[[AnalyzedRun], Sequence[AnalyzedRun]]
+"""Finds other runs of the same configuration on the same nodes as one."""
+
+
+def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
+    return ()
+
+
+def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> KnownSpread | None:
+    """Spread of a single run on each side, from what was run before on the nodes of both; None if that is not known."""
+    if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
+        return None
+    compared = {run.counted_as for run in (*before, *after)}
+    others = ([run for run in earlier(one) if run.counted_as not in compared] for one in (before[0], after[0]))
+    known = [known_spread([run.step_time_s.mean for run in found if run.step_time_s]) for found in others]
+    return max((one for one in known if one), key=lambda one: one.spread, default=None)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from llmb.analysis.analyzed_run import BATCH, AnalyzedRun, layout_text
 from llmb.analysis.catalogue_figures import has_layout
-from llmb.analysis.parsed_run import BATCH, ParsedRun, layout_text
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Recipe
@@ -29,14 +29,14 @@ MOST_DIFFERENCES = 3
 class RunGroup:
     """Successful runs of one configuration, by the time they began."""
 
-    runs: tuple[ParsedRun, ...]
+    runs: tuple[AnalyzedRun, ...]
     run_means_s: Statistics
     """Statistics of the mean step times of the runs."""
     differs: tuple[str, ...] = ()
     """What distinguishes it from groups that look the same otherwise, such as ``software.torch 2.9``."""
 
     @property
-    def first(self) -> ParsedRun:
+    def first(self) -> AnalyzedRun:
         return self.runs[0]
 
     @property
@@ -46,9 +46,9 @@ class RunGroup:
         return 100 * (means.max - means.min) / means.median if means.count > 1 and means.median else None
 
 
-def group_runs(runs: Iterable[ParsedRun]) -> tuple[RunGroup, ...]:
+def group_runs(runs: Iterable[AnalyzedRun]) -> tuple[RunGroup, ...]:
     """By recipe and number of GPUs, each run once. A run of which nothing is known is a group of its own."""
-    by_key: dict[str, list[ParsedRun]] = defaultdict(list)
+    by_key: dict[str, list[AnalyzedRun]] = defaultdict(list)
     for run in runs:
         if run.outcome.status == "success" and run.copy_of is None:
             by_key[run.key or run.id].append(run)
@@ -60,13 +60,13 @@ def group_runs(runs: Iterable[ParsedRun]) -> tuple[RunGroup, ...]:
     return tuple(sorted(told, key=_order))
 
 
-def _group(runs: Sequence[ParsedRun]) -> RunGroup:
-    ordered = sorted(runs, key=lambda run: (run.time_s or 0.0, str(run.file.path)))
+def _group(runs: Sequence[AnalyzedRun]) -> RunGroup:
+    ordered = sorted(runs, key=lambda run: (run.started_s or 0.0, str(run.log_path)))
     means = [run.outcome.step_time_s.mean for run in ordered if run.outcome.step_time_s]
     return RunGroup(tuple(ordered), describe(means))
 
 
-def _look(run: ParsedRun) -> tuple[object, ...]:
+def _look(run: AnalyzedRun) -> tuple[object, ...]:
     return run.recipe_text, run.text("gpu_type"), run.gpus, run.layout_text
 
 
@@ -134,7 +134,7 @@ def scaling_of(groups: Iterable[RunGroup], catalogue: Catalogue) -> tuple[Scalin
     return tuple(_scaling(members, catalogue) for members in families.values())
 
 
-def _family(run: ParsedRun) -> tuple[object, ...]:
+def _family(run: AnalyzedRun) -> tuple[object, ...]:
     """What the scales of a recipe have in common; a proxy has other layers than its model."""
     keys = ("gpu_type", "program", "layout.seq_len", "layout.layers")
     return run.recipe_text, run.release, *map(run.configuration.get, keys)
@@ -152,7 +152,7 @@ def _scaling(groups: Sequence[RunGroup], catalogue: Catalogue) -> Scaling:
     return Scaling(run.recipe_text, run.text("gpu_type"), run.text("program"), kind, tuple(_with_efficiency(ordered)))
 
 
-def _published(run: ParsedRun, catalogue: Catalogue) -> list[Recipe]:
+def _published(run: AnalyzedRun, catalogue: Catalogue) -> list[Recipe]:
     workload, size, dtype, gpu_type = map(run.text, ("workload", "size", "dtype", "gpu_type"))
     if not (workload and size and dtype and gpu_type) or workload not in catalogue.workloads:
         return []
@@ -174,7 +174,7 @@ def _measured_row(group: RunGroup, recipes: Iterable[Recipe]) -> ScalingRow:
     gbs = run.number("layout.gbs") or (layout.gbs if layout else None)
     seq_len = run.number("layout.seq_len") or (layout.seq_len if layout else None)
     median = group.run_means_s.median
-    proxy = bool(recipe and recipe.proxy) or (run.folder is not None and run.days_per_1t_tokens is None)
+    proxy = bool(recipe and recipe.proxy) or (run.record is not None and run.days_per_1t_tokens is None)
     days = 1e12 * median / (gbs * seq_len) / SECONDS_PER_DAY if gbs and seq_len and not proxy else None
     published = next(iter(recipe.expectations), None) if recipe else None
     shown = run.layout_text if run.layout or not recipe else _layout_text(recipe)

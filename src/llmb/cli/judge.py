@@ -9,10 +9,9 @@ import typer
 
 from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.explain_run import explain_judged
-from llmb.analysis.find_runs import find_all_runs
+from llmb.analysis.find_runs import find_all_runs, in_window
 from llmb.analysis.judge_run import Against, Judged, is_pretended, judge_acceptance, judge_runs
 from llmb.analysis.measured_expectations import write_expectations
-from llmb.analysis.other_window import in_window
 from llmb.cli.common import Json, Junit
 from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs

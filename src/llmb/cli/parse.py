@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.copies import with_copies
-from llmb.analysis.known_run import known_run, parsed_run
-from llmb.analysis.parsed_run import ParsedRun
+from llmb.analysis.logged_run import known_run, parsed_run
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import LlmbError, RunFailed, UsageError, unknown
@@ -202,20 +202,22 @@ def parse(
         raise RunFailed(f"none of {len(report.runs)} logs is from a successful run", where=where)
 
 
-def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> list[ParsedRun]:
+def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> list[AnalyzedRun]:
     found = find_all_logs(roots)
     read = read_in_parallel(found, partial(parsed_run, rule=rule), workers)
-    runs = with_copies([*map(known_run, found.refused), *_with_progress(read, len(found.logs), found.total_bytes)])
+    runs = with_copies(
+        [*(known_run(file, rule) for file in found.refused), *_with_progress(read, len(found.logs), found.total_bytes)]
+    )
     for copied in dict.fromkeys(run.copy_of for run in runs if run.copy_of):
         say(copied)
     for run in runs:
         if run.unread_record:
-            say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.file.path.parent})")
-    needs_catalogue = gpu_type or any(run.folder is None and run.text("gpu_type") for run in runs)
+            say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.log_path.parent})")
+    needs_catalogue = gpu_type or any(run.record is None and run.text("gpu_type") for run in runs)
     return _catalogued(runs, gpu_type) if needs_catalogue else runs
 
 
-def _catalogued(runs: list[ParsedRun], gpu_type: str | None) -> list[ParsedRun]:
+def _catalogued(runs: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
     from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type  # slow to load, seldom needed
     from llmb.catalogue.load import Catalogue
 

@@ -112,9 +112,7 @@ def _judged(log: RunLog) -> LogOutcome:
         every = (
             f"only every {attempt.interval}. step" if attempt.mean_of == 1 else f"the mean of {attempt.mean_of} steps"
         )
-        return _outcome(
-            attempt, "too_few_steps", f"{_steps_text(window.first, window.last)}: {every} is logged", window
-        )
+        return _outcome(attempt, "too_few_steps", f"{steps_span(window.first, window.last)}: {every} is logged", window)
     if attempt.last == attempt.first_step:
         return _only_step(attempt, window)
     if window is None:
@@ -133,7 +131,7 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
         return _outcome(attempt, "too_few_steps", _coarse_text(attempt, times), window)
     rates = attempt.tflops_per_gpu
     tflops = _statistics(rates, weights) if are_between(_BELOW_0, rates, MOST_TFLOPS) else None
-    steps = f"{_steps_text(window.first, window.last)} of {last + 1 - attempt.first_number}"
+    steps = f"{steps_span(window.first, window.last)} of {last + 1 - attempt.first_number}"
     steps += f"{_interval_text(log)}{_attempts_text(attempt)}"
     steps += f"; the clock shows whole seconds: ±{error_s:.2g} s, spread unknown" if error_s else ""
     steps += f"; after its last step: {error}" if (error := error_at_end(log.tail)) else ""
@@ -231,7 +229,7 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
         return f"the gradient norm is not finite from step {attempt.bad_grad_norm_step}"
     if window and not attempt.clock_s and not are_between(SHORTEST_STEP_S, attempt.step_time_s, LONGEST_STEP_S):
         bad = next(filter(_is_no_time, attempt.step_time_s))
-        return f"a step time in {_steps_text(window.first, window.last)} is {_bad_time_text(bad)}"
+        return f"a step time in {steps_span(window.first, window.last)} is {_bad_time_text(bad)}"
     if attempt.skipped_in_window:
         steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"
         return f"{steps} of the window skipped the update of the parameters"
@@ -272,7 +270,8 @@ def _attempts_text(attempt: LoggedAttempt) -> str:
     return f" (attempt {attempt.number})" if attempt.number > 1 else ""
 
 
-def _steps_text(first: int, last: int) -> str:
+def steps_span(first: int, last: int) -> str:
+    """Such as ``steps 35-44``."""
     return f"step {first}" if first == last else f"steps {first}-{last}"
 
 

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from llmb.analysis.parsed_run import ParsedRun
+from llmb.analysis.analyzed_run import AnalyzedRun
+from llmb.logs.configuration import INFERRED_RELEASE
 from llmb.logs.outcome import LogOutcome, Status
 from llmb.metrics.statistics import Statistics
 from llmb.report.table import csv_text
@@ -27,7 +28,7 @@ class ParseReport:
 
     directories: tuple[str, ...]
     rule: str
-    runs: tuple[ParsedRun, ...]
+    runs: tuple[AnalyzedRun, ...]
     names: dict[Path, str]
     full_names: bool = False
     """File names are not shortened, and shown for every run."""
@@ -37,21 +38,21 @@ class ParseReport:
         counted = Counter(run.outcome.status for run in self.runs)
         return {status: counted[status] for status in get_args(Status)}
 
-    def name(self, run: ParsedRun) -> str:
-        return self.names[run.file.path]
+    def name(self, run: AnalyzedRun) -> str:
+        return self.names[run.log_path]
 
 
-def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[ParsedRun], *, full_names: bool) -> ParseReport:
+def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun], *, full_names: bool) -> ParseReport:
     """Names are relative to the one directory, or to what several have in common."""
-    ordered = tuple(sorted(runs, key=lambda run: run.file.path))
+    ordered = tuple(sorted(runs, key=lambda run: run.log_path))
     common = roots[0] if len(roots) == 1 else Path(os.path.commonpath([path.absolute() for path in roots]))
-    paths = {run.file.path.absolute() if len(roots) > 1 else run.file.path: run.file.path for run in ordered}
+    paths = {run.log_path.absolute() if len(roots) > 1 else run.log_path: run.log_path for run in ordered}
     names = display_names(paths, common, full=full_names)
     shown = {own: names[path] for path, own in paths.items()}
     return ParseReport(tuple(map(text_of, roots)), rule, ordered, shown, full_names)
 
 
-def one_mfu(run: ParsedRun) -> tuple[float, str] | tuple[None, None]:
+def one_mfu(run: AnalyzedRun) -> tuple[float, str] | tuple[None, None]:
     """The MFU to print where there is place for one, and its convention."""
     for convention in CONVENTIONS:
         value = run.mfu_pct.get(convention)
@@ -60,9 +61,9 @@ def one_mfu(run: ParsedRun) -> tuple[float, str] | tuple[None, None]:
     return None, None
 
 
-def date_of(run: ParsedRun) -> str | None:
+def date_of(run: AnalyzedRun) -> str | None:
     """In UTC, to the second."""
-    return None if run.time_s is None else datetime.fromtimestamp(run.time_s, UTC).isoformat(timespec="seconds")
+    return None if run.started_s is None else datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds")
 
 
 _OF_SINGLE_STEPS = ("median", "min", "max")
@@ -80,23 +81,23 @@ def _statistics(statistics: Statistics) -> dict[str, Any]:
     return {key: getattr(statistics, key) for key in keys}
 
 
-def _time(name: str) -> Callable[[ParsedRun], Any]:
+def _time(name: str) -> Callable[[AnalyzedRun], Any]:
     return lambda run: known_times(run.outcome).get(name)
 
 
-def _time_limit(place: int) -> Callable[[ParsedRun], Any]:
+def _time_limit(place: int) -> Callable[[AnalyzedRun], Any]:
     return lambda run: (known_times(run.outcome).get("ci95") or (None, None))[place]
 
 
-def _rate(name: str) -> Callable[[ParsedRun], Any]:
+def _rate(name: str) -> Callable[[AnalyzedRun], Any]:
     return lambda run: run.outcome.tflops_per_gpu and getattr(run.outcome.tflops_per_gpu, name)
 
 
-def _configured(key: str) -> Callable[[ParsedRun], str | None]:
+def _configured(key: str) -> Callable[[AnalyzedRun], str | None]:
     return lambda run: run.text(key)
 
 
-VALUES: Mapping[str, Callable[[ParsedRun], Any]] = {
+VALUES: Mapping[str, Callable[[AnalyzedRun], Any]] = {
     "status": lambda run: run.outcome.status,
     "time_mean_seconds": _time("mean"),
     "time_std_dev_seconds": _time("std"),
@@ -130,12 +131,12 @@ VALUES: Mapping[str, Callable[[ParsedRun], Any]] = {
     "tokens_per_s_per_gpu": lambda run: run.tokens_per_s_per_gpu,
     "figures": lambda run: run.figures,
     "label": lambda run: run.label,
-    "path": lambda run: text_of(run.file.path),
+    "path": lambda run: text_of(run.log_path),
 }
 """A run in single values: all of them in this order in CSV, in tables and in JSON some under the same name."""
 
 
-def named_values(run: ParsedRun, *names: str) -> dict[str, Any]:
+def named_values(run: AnalyzedRun, *names: str) -> dict[str, Any]:
     return {name: VALUES[name](run) for name in names}
 
 
@@ -162,7 +163,7 @@ def parse_document(
     }
 
 
-def _result(run: ParsedRun, name: str) -> dict[str, Any]:
+def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
     outcome = run.outcome
     losses = {"first": outcome.loss_first, "last": outcome.loss_last}
     return {
@@ -174,12 +175,12 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         "layout": run.layout,
         "layout_source": run.layout_source,
         "release": run.release,
-        "release_source": run.release_source,
+        "release_source": _release_source(run),
         "identity": run.key,
         **named_values(run, "label", "nodes"),
         "node_names": list(run.nodes),
         **named_values(run, "date"),
-        "date_source": None if run.time_s is None else "record" if run.folder else "file",
+        "date_source": None if run.started_s is None else "record" if run.record else "file",
         "window": outcome.window and outcome.window.model_dump(),
         "format": outcome.format,
         "steps": outcome.steps,
@@ -196,6 +197,15 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         "network": run.network and {"faults": [], **run.network.model_dump(mode="json")},
         "loss": losses if any(value is not None for value in losses.values()) else None,
     }
+
+
+def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the name"] | None:
+    """Who tells the release; only names of one release have the form of theirs."""
+    if run.release is None:
+        return None
+    if run.recipe and run.recipe.release:
+        return "record"
+    return "form of the name" if run.configuration.get(INFERRED_RELEASE) else "path"
 
 
 def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path, str]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from llmb.analysis.parsed_run import ParsedRun
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.catalogue.records import Window
 from llmb.metrics.anomalies import Anomalies
 from llmb.report.parse_report import VALUES, ParseReport, date_of, known_times, one_mfu
@@ -45,9 +45,9 @@ def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
     return tables
 
 
-def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: bool) -> Table:
+def _measured_table(report: ParseReport, runs: Sequence[AnalyzedRun], *, wide: bool) -> Table:
     jobs = _jobs(report)
-    ids = {run.file.path: jobs.get(run.file.path, run.id) for run in runs}
+    ids = {run.log_path: jobs.get(run.log_path, run.id) for run in runs}
     columns = _wide_columns(report) if wide else _columns(report, ids)
     table = table_of(f"Step times, window {report.rule}", runs, columns)
     conventions = sorted({convention for run in runs if (convention := one_mfu(run)[1])})
@@ -62,17 +62,17 @@ def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: boo
     )
     unknown = sum(run.gpus is None and run.node_count is not None for run in runs)
     notes += [f"GPUs of {unknown} of these logs: only the nodes are reported; add --gpu-type"] if unknown else []
-    noted = [f"{ids[run.file.path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
+    noted = [f"{ids[run.log_path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
     notes += noted[:MOST_NOTES]
     notes += [f"{len(noted) - MOST_NOTES} more have a note: --wide"] if len(noted) > MOST_NOTES else []
     table.caption = "\n".join(notes) or None
     return table
 
 
-def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[ParsedRun]]:
+def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[AnalyzedRun]]:
     return [
         *([Column("file", report.name)] if report.full_names else []),
-        Column("run", lambda run: names[run.file.path]),
+        Column("run", lambda run: names[run.log_path]),
         Column("recipe", lambda run: run.recipe_text or report.name(run)),
         Column("GPUs", VALUES["gpus"], right=True, optional=True),
         Column("layout", VALUES["layout"], optional=True),
@@ -86,7 +86,7 @@ def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[Pars
     ]
 
 
-def _steps_column() -> Column[ParsedRun]:
+def _steps_column() -> Column[AnalyzedRun]:
     """A line of the step times of the window."""
     return Column(
         "[window]", lambda run: sparkline(run.outcome.step_times_s, STEP_CELLS), wrap=False, optional=True, drop=1
@@ -95,12 +95,12 @@ def _steps_column() -> Column[ParsedRun]:
 
 def _jobs(report: ParseReport) -> dict[Path, str]:
     """The number of the job, if it distinguishes logs that other commands do not know by an id."""
-    known = [run for run in report.runs if run.folder is None and run.recipe_text]
-    found = {run.file.path: f"job {match[1]}" for run in known if (match := _JOB.search(report.name(run)))}
+    known = [run for run in report.runs if run.record is None and run.recipe_text]
+    found = {run.log_path: f"job {match[1]}" for run in known if (match := _JOB.search(report.name(run)))}
     return found if len({*found.values()}) == len(found) else {}
 
 
-def _wide_columns(report: ParseReport) -> list[Column[ParsedRun]]:
+def _wide_columns(report: ParseReport) -> list[Column[AnalyzedRun]]:
     return [
         Column("file", report.name),
         *(Column(name, VALUES[name]) for name in ("run", "workload", "size", "dtype")),
@@ -126,7 +126,7 @@ def _wide_columns(report: ParseReport) -> list[Column[ParsedRun]]:
     ]
 
 
-def note_of(run: ParsedRun) -> str:
+def note_of(run: AnalyzedRun) -> str:
     """What a reader has to know of the figures."""
     outcome = run.outcome
     notes: list[str] = [outcome.status] if outcome.status != "success" else []
@@ -147,21 +147,21 @@ def _anomaly_notes(found: Anomalies) -> Iterator[str]:
         yield f"drift {found.drift_pct:+.2g} %"
 
 
-def _others_table(report: ParseReport, runs: Sequence[ParsedRun]) -> Table:
-    columns: list[Column[ParsedRun]] = [
-        Column("run", lambda run: run.id if run.folder else report.name(run)),
+def _others_table(report: ParseReport, runs: Sequence[AnalyzedRun]) -> Table:
+    columns: list[Column[AnalyzedRun]] = [
+        Column("run", lambda run: run.id if run.record else report.name(run)),
         Column("status", VALUES["status"]),
         Column("reason", VALUES["reason"], str, max_width=_REASON_WIDTH),
     ]
     return table_of("No result", runs, columns)
 
 
-def _is_hidden(run: ParsedRun) -> bool:
+def _is_hidden(run: AnalyzedRun) -> bool:
     """There is output of a batch script beside almost every log."""
     return run.outcome.status == "not_training_log"
 
 
-def _time(run: ParsedRun) -> str:
+def _time(run: AnalyzedRun) -> str:
     error = run.outcome.clock_error_s
     return number(VALUES["time_mean_seconds"](run)) + (f" ±{error:.2g}" if error else "")
 

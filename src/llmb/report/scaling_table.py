@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llmb.analysis.parsed_run import ParsedRun
+from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.parsed_scaling import RunGroup, Scaling, ScalingRow
 from llmb.report.parse_report import VALUES, ParseReport, named_values, one_mfu
 from llmb.report.table import Column, Table, as_text, csv_text, known, number_column, shortened, table_of
@@ -16,7 +16,7 @@ def _median_mfu(group: RunGroup) -> float | None:
     return one_mfu(by_mean[len(by_mean) // 2])[0]
 
 
-def _of_first(value: Callable[[ParsedRun], Any]) -> Callable[[RunGroup], Any]:
+def _of_first(value: Callable[[AnalyzedRun], Any]) -> Callable[[RunGroup], Any]:
     return lambda group: value(group.first)
 
 

@@ -5,17 +5,20 @@ Nothing of an earlier attempt is lost: its steps stay in a file of its own, its 
 end in the record. ``metrics.jsonl`` has every step of the run once, from the last attempt that trained it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from llmb.catalogue.records import Window
 from llmb.checkpoints.checkpoint import RECORD, SavedCheckpoint, checkpoint_name, saved_checkpoints
 from llmb.errors import InfrastructureError, UsageError
-from llmb.metrics.window import resolve_window
+from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
+from llmb.metrics.window import STEADY, resolve_window
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, BegunJob, JobEnd, RunRecord, now, read_job_end, write_record
-from llmb.runs.steps import read_steps, step_to_json
+from llmb.runs.steps import Step, read_steps, step_to_json
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
@@ -81,6 +84,35 @@ def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
     except UsageError:
         return plan
     return plan.model_copy(update={"window": window})
+
+
+def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
+    """The record with the window that statistics are of, and why there is none."""
+    plan = record.plan
+    if plan.window.rule != STEADY:
+        return record, None
+    found = _steady(max(_attempts(record, steps), key=len)[1:])  # the first step of an attempt includes warm-up
+    if found is None:
+        return record, NO_STEADY_STATE
+    return record.model_copy(update={"plan": plan.model_copy(update={"window": found})}), None
+
+
+def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
+    """The steps by the attempt that trained them last, without profiled ones."""
+    rest = [step for step in steps if not step.profiled]
+    parts = []
+    for attempt in reversed(record.attempts):
+        parts.append([step for step in rest if step.step >= attempt.first_step])
+        rest = [step for step in rest if step.step < attempt.first_step]
+    return [*parts, rest]
+
+
+def _steady(steps: Sequence[Step]) -> Window | None:
+    """Steps that are left out of ``steps`` may lie inside of the window."""
+    found = steady_window([step.step_time_s for step in steps], 0)
+    if found is None:
+        return None
+    return Window(first=steps[found.first].step, last=steps[found.last].step, rule=STEADY)
 
 
 def cut(record: RunRecord) -> str | None:

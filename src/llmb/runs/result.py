@@ -290,7 +290,8 @@ def _conclude(evidence: RunEvidence) -> Result:
     plan, steps, window = evidence.plan, evidence.steps, evidence.plan.window
     status, reason = _status(evidence)
     inside = [step for step in steps if window.first <= step.step <= window.last]
-    statistics = _statistics(evidence, status, inside)
+    done = status == "success"
+    statistics = statistics_of_window(plan, inside, evidence.no_window) if done else NOT_SUCCESSFUL
     inside = [step for step in inside if not step.profiled]
     resources, other_work = _used(evidence, inside, statistics)
     samples, nodes = evidence.samples, evidence.environment.nodes if evidence.environment else ()
@@ -337,19 +338,20 @@ def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
     return ("invalid", evidence.contradiction) if evidence.contradiction else ("success", None)
 
 
-def _statistics(evidence: RunEvidence, status: Status, inside: Sequence[Step]) -> Statistics | Missing:
-    """Statistics of the steps ``inside`` of the window, without profiled ones."""
-    plan, size = evidence.plan, evidence.plan.window.last - evidence.plan.window.first + 1
-    if status != "success":
-        return NOT_SUCCESSFUL
+def statistics_of_window(plan: Plan, inside: Sequence[Step], no_window: str | None = None) -> Statistics | Missing:
+    """Statistics of the steps ``inside`` of the plan's window, without profiled ones, for a run that was successful.
+
+    ``no_window``: why they cannot be combined.
+    """
+    size = plan.window.last - plan.window.first + 1
     if len(inside) < size:
         return Missing(f"only {len(inside)} of the {size} steps of the window were completed")
     profiled = sum(step.profiled for step in inside)
     if profiled / size > MOST_PROFILED:
         what = "traced" if plan.nccl_trace else "profiled"
         return Missing(f"{profiled} of the {size} steps of the window were {what}, which slows them down")
-    if evidence.no_window:
-        return Missing(evidence.no_window)
+    if no_window:
+        return Missing(no_window)
     return describe([step.step_time_s for step in inside if not step.profiled])
 
 

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """llmb's engine behind the port of programs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Recipe, Window
+from llmb.catalogue.records import Recipe
 from llmb.errors import UsageError
 from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER
 from llmb.jobspec.variables import VariableLayer
-from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
-from llmb.metrics.window import STEADY
 from llmb.predict.memory import with_whole_parameters
 from llmb.predict.prediction import predicted_step
 from llmb.programs.engine.nsys import with_profiler, worker_module
@@ -20,7 +17,7 @@ from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.resources.read import samples_of_ended
-from llmb.runs.attempts import cut, is_done, window_began
+from llmb.runs.attempts import cut, is_done, window_began, with_steady_window
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
@@ -31,37 +28,8 @@ from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
-from llmb.runs.steps import Step, StepFollower, read_steps
+from llmb.runs.steps import StepFollower, read_steps
 from llmb.site.site import Site
-
-
-def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
-    """The record with the window that statistics are of, and why there is none."""
-    plan = record.plan
-    if plan.window.rule != STEADY:
-        return record, None
-    found = _steady(max(_attempts(record, steps), key=len)[1:])  # the first step of an attempt includes warm-up
-    if found is None:
-        return record, NO_STEADY_STATE
-    return record.model_copy(update={"plan": plan.model_copy(update={"window": found})}), None
-
-
-def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
-    """The steps by the attempt that trained them last, without profiled ones."""
-    rest = [step for step in steps if not step.profiled]
-    parts = []
-    for attempt in reversed(record.attempts):
-        parts.append([step for step in rest if step.step >= attempt.first_step])
-        rest = [step for step in rest if step.step < attempt.first_step]
-    return [*parts, rest]
-
-
-def _steady(steps: Sequence[Step]) -> Window | None:
-    """Steps that are left out of ``steps`` may lie inside of the window."""
-    found = steady_window([step.step_time_s for step in steps], 0)
-    if found is None:
-        return None
-    return Window(first=steps[found.first].step, last=steps[found.last].step, rule=STEADY)
 
 
 class EngineProgram(Program):

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run of a log: what its log and the log's path tell, and the record beside it where there is one."""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
+from llmb.errors import UsageError
+from llmb.input_files import open_regular
+from llmb.logs.files import FoundFiles, ParsedFile, find_logs, parse_file
+from llmb.logs.outcome import LogOutcome
+from llmb.logs.parallel_reader import parse_logs
+from llmb.logs.reader import PlainText
+from llmb.metrics.anomalies import Anomalies, find_anomalies
+from llmb.metrics.window import DEFAULT_RULE
+from llmb.runs.folder import RunFolder
+from llmb.runs.host import usable_cores
+from llmb.runs.identity import RunIdentity, short_id
+from llmb.runs.record_file import BrokenRecord
+
+if TYPE_CHECKING:  # few logs have NCCL's lines
+    from llmb.traces.nccl_network import Network
+
+NCCL = b" NCCL INFO "
+MOST_BYTES = 1 << 25
+CHUNK_BYTES = 1 << 20
+_AROUND_EXPERIMENT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out(?:\.gz)?$")
+"""Parts of a log's name that are left out: the account, and the numbers of the job and of its start."""
+
+
+def parsed_run(path: Path, rule: str) -> AnalyzedRun:
+    """The run that a file is the log of, by the steps of the window ``rule``."""
+    return known_run(parse_file(path, rule), rule)
+
+
+def known_run(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
+    """The run that a file which was parsed with a window is the log of."""
+    run = _by_record_or_log(file, rule)
+    return replace(run, anomalies=_anomalies(run.outcome))
+
+
+def _by_record_or_log(file: ParsedFile, rule: str) -> AnalyzedRun:
+    folder = RunFolder(file.path.absolute().parent)
+    if file.path.name != folder.log.name or not folder.record.is_file():
+        return logged_run(file)
+    from llmb.analysis.recorded_log import run_with_log  # takes longer to load than to read a hundred logs
+
+    try:
+        return run_with_log(folder, file, rule)
+    except OSError as error:
+        unread = error.strerror or "it cannot be read"
+    except BrokenRecord as error:
+        unread = error.what
+    return replace(logged_run(file), id=short_id(str(folder.path)), unread_record=unread)
+
+
+def logged_run(file: ParsedFile) -> AnalyzedRun:
+    """The run of a log alone."""
+    network = _network(file.path) if file.outcome.steps else None
+    digest = file.outcome.digest
+    return AnalyzedRun(
+        id=short_id(str(file.path.absolute())),
+        path=file.path,
+        identity=log_identity(file) if _is_run(file) else RunIdentity(configuration={}),
+        conditions={"fabric": network.fabric} if network else {},
+        started_s=_written_s(file.path),
+        status=file.outcome.status,
+        network=network,
+        source=digest,
+        content=digest,
+    ).with_outcome(file)
+
+
+def log_identity(file: ParsedFile) -> RunIdentity:
+    """Equal for logs of repeats.
+
+    The name counts as a whole if it does not tell what was trained: two runs are not taken for repeats because nothing
+    is known of either.
+    """
+    outcome = file.outcome
+    known = dict(outcome.configuration)
+    if outcome.format:
+        known["program"] = outcome.format
+    if "workload" not in known:
+        known["experiment"] = _AROUND_EXPERIMENT.sub("", file.path.name)
+    return RunIdentity(configuration=known)
+
+
+def _written_s(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _anomalies(outcome: LogOutcome) -> Anomalies | None:
+    """None unless the steps of the window follow each other."""
+    times, window = outcome.step_times_s, outcome.window
+    if not window or len(times) != window.last - window.first + 1:
+        return None
+    return find_anomalies(times, window.first)
+
+
+def _network(path: Path) -> "Network | None":
+    """By the beginning of a log, whichever program wrote it; None if it does not tell or cannot be read."""
+    try:
+        with open_regular(path) as stream:
+            said = b"".join(text for text in _beginning(PlainText(stream)) if NCCL in text)
+    except OSError:
+        return None
+    if not said:
+        return None
+    from llmb.traces.nccl_network import read_network
+
+    return read_network([said], str(path))
+
+
+def _beginning(text: PlainText) -> Iterator[bytes]:
+    while text.size < MOST_BYTES and (part := text.read(CHUNK_BYTES)):
+        yield part
+
+
+def logged_runs(root: Path, recorded: Collection[Path]) -> FoundRuns:
+    """The runs of a log, or of all logs below a folder but those in the run folders ``recorded``."""
+    logs = _logs_outside(root, recorded)
+    files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
+    runs = tuple(logged_run(file) for file in files if _is_run(file))
+    unread = tuple(LeftOut(str(file.path), file.outcome.reason) for file in files if not _is_run(file))
+    return FoundRuns(str(root), runs, unread)
+
+
+def _logs_outside(root: Path, recorded: Collection[Path]) -> FoundFiles:
+    try:
+        found = find_logs(root)
+    except UsageError:
+        return FoundFiles((), 0, ())
+    known = frozenset(recorded)
+    logs = tuple(path for path in found.logs if known.isdisjoint(path.absolute().parents))
+    refused = tuple(file for file in found.refused if known.isdisjoint(file.path.absolute().parents))
+    return FoundFiles(logs, sum(path.stat().st_size for path in logs), refused)
+
+
+def _is_run(file: ParsedFile) -> bool:
+    return file.outcome.status not in ("not_training_log", "unreadable")
