@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import check_sources
@@ -38,8 +39,12 @@ ITEMS = [
 ]  # fmt: skip
 
 
+Check = Callable[..., tuple[int, list[str]]]
+
+
 @pytest.fixture
-def checkouts(tmp_path: Path) -> Path:
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Exit status and lines of the script for some items of 8b on eight GPUs."""
     folder = tmp_path / "checkouts" / "NeMo"
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(MODEL)
@@ -48,30 +53,26 @@ def checkouts(tmp_path: Path) -> Path:
     author = ("-c", "user.name=a", "-c", "user.email=a@b")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"], ["tag", "v1"]):
         subprocess.run(["git", *author, *words], cwd=folder, check=True)
-    return folder.parent
-
-
-def checked(
-    checkouts: Path, *items: dict[str, object], different: dict[str, str] | None = None
-) -> tuple[int, list[str]]:
-    """Exit status and lines of the script for these items of 8b on eight GPUs."""
     recipe = {"workload": "pretrain_llama3.1", "size": "8b", "release": "25.04", "gpu_type": "h100", "dtype": "bf16"}
-    entry = {
-        "recipe": {**recipe, "scale": 8}, "revisions": {"nemo": "v1"}, "readings": ["all"],
-        "names": {"config": "Llama"}, "different": different or {},
-    }  # fmt: skip
-    sources = checkouts / "sources.yaml"
-    sources.write_text(
-        yaml.safe_dump({"repositories": {"nemo": "NeMo"}, "readings": {"all": items}, "recipes": [entry]})
-    )
-    command = [sys.executable, str(check_sources.SOURCES.with_name("check_sources.py")), str(checkouts)]
-    done = subprocess.run([*command, "--sources", str(sources)], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    return done.returncode, done.stdout.splitlines()
+    sources = tmp_path / "sources.yaml"
+    monkeypatch.setattr(sys, "argv", ["check_sources.py", str(folder.parent), "--sources", str(sources)])
+
+    def check(*items: dict[str, object], different: dict[str, str] | None = None) -> tuple[int, list[str]]:
+        entry = {
+            "recipe": {**recipe, "scale": 8}, "revisions": {"nemo": "v1"}, "readings": ["all"],
+            "names": {"config": "Llama"}, "different": different or {},
+        }  # fmt: skip
+        document = {"repositories": {"nemo": "NeMo"}, "readings": {"all": items}, "recipes": [entry]}
+        sources.write_text(yaml.safe_dump(document))
+        with pytest.raises(SystemExit) as end:
+            check_sources.main()
+        return int(end.value.code or 0), capsys.readouterr().out.splitlines()
+
+    return check
 
 
-def test_every_kind_of_reading_finds_its_value(checkouts: Path) -> None:
-    assert checked(checkouts, *ITEMS) == (0, ["9 items: 9 equal, 0 different and named, 0 wrong"])
+def test_every_kind_of_reading_finds_its_value(checked: Check) -> None:
+    assert checked(*ITEMS) == (0, ["9 items: 9 equal, 0 different and named, 0 wrong"])
 
 
 WRONG: list[tuple[dict[str, object], str]] = [
@@ -86,19 +87,19 @@ WRONG: list[tuple[dict[str, object], str]] = [
 ]
 
 
-def test_what_differs_or_cannot_be_read_is_named(checkouts: Path) -> None:
+def test_what_differs_or_cannot_be_read_is_named(checked: Check) -> None:
     items = [{**ITEMS[0], **change, "item": f"item{number}"} for number, (change, _) in enumerate(WRONG)]
-    status, lines = checked(checkouts, *items)
+    status, lines = checked(*items)
     assert (status, len(lines)) == (1, len(WRONG) + 1)
     for number, (line, (_, words)) in enumerate(zip(lines, WRONG, strict=False)):
         assert line.startswith(f"pretrain_llama3.1 8b, 25.04: item{number}: {words}")
     assert lines[-1] == "8 items: 0 equal, 0 different and named, 8 wrong"
 
 
-def test_a_difference_may_be_named_only_while_there_is_one(checkouts: Path) -> None:
+def test_a_difference_may_be_named_only_while_there_is_one(checked: Check) -> None:
     differs = {**ITEMS[0], "field": "Llama.kv_channels"}
-    assert checked(checkouts, differs, different={"layers": "why"})[0] == 0
-    status, lines = checked(checkouts, ITEMS[0], different={"layers": "why", "depth": "why"})
+    assert checked(differs, different={"layers": "why"})[0] == 0
+    status, lines = checked(ITEMS[0], different={"layers": "why", "depth": "why"})
     assert status == 1
     assert "layers: named as different, but both are 32" in lines[0]
     assert "depth: named as different, but not compared" in lines[1]

@@ -1,42 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb bench collectives --pairwise`` on a real Slurm of four nodes, one of them slow and one that hangs.
-
-It is called in an allocation, whose core on the first node its step holds: of the parts of a queued job it lacks the
-queue, which ``tests/bench`` tests with other measurements.
-"""
+"""``llmb bench collectives --pairwise`` on a real Slurm of four nodes, one of them slow and one that hangs."""
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from slurm_client import LLMB, wait_until
+from slurm_client import LLMB
 from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 NODES = ("node1", "node2", "node3", "node4")
-STEP = ("salloc", "--nodes=4", "--ntasks-per-node=1", "srun", "--nodes=1", "--ntasks=1")
 SLOW, HUNG = "node2", "node4"
 SETTINGS = """\
 gpu_type: cpu
 environment: {{GLOO_SOCKET_IFNAME: lo, OMP_NUM_THREADS: 1, PYTHONPATH: {folder}}}
 slurm: {{partition: gpu, gpus_per_node: 1}}
 """
-SLOW_CARD = f"""\
-import os
-if os.environ.get("SLURMD_NODENAME") == "{SLOW}" and "RANK" in os.environ:
-    import time
+ALONE_S = 60
+SITE = f"""\
+import os, signal, sys, threading, time
+from glob import glob
+
+def stop():
+    while not glob("{{install}}/.llmb/bench_jobs/*/*/pairs/here-3.json"):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+node, is_rank = os.environ.get("SLURMD_NODENAME"), "RANK" in os.environ
+if node and not is_rank:
+    import llmb.bench.pairs
+    llmb.bench.pairs.ALONE_S = {ALONE_S}
+if node == "{HUNG}" and not is_rank:
+    threading.Thread(target=stop, daemon=True).start()
+if node == "{SLOW}" and is_rank:
     import torch.distributed as dist
     usual = dist.all_reduce
     def all_reduce(*arguments, **options):
         time.sleep(0.1)
         return usual(*arguments, **options)
     dist.all_reduce = all_reduce
+"""
+"""What the interpreter runs first: on one node all_reduce is slow, and on another the agent hangs once it is there.
+
+Agents wait no longer than ``ALONE_S`` for what a node measures alone.
 """
 
 
@@ -53,38 +62,25 @@ def four_nodes(
         cluster.stop()
 
 
-def stop_processes(node: str, folder: Path) -> int:
-    """Stops what a job runs on a node, but not Slurm's own; how many there are."""
-    stopped = 0
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            environ, command = ((path / name).read_bytes().split(b"\0") for name in ("environ", "cmdline"))
-        except OSError:
-            continue
-        if f"SLURMD_NODENAME={node}".encode() in environ and os.fsencode(folder) in b" ".join(command):
-            os.kill(int(path.name), signal.SIGSTOP)
-            stopped += 1
-    return stopped
-
-
-def test_the_slow_node_and_the_one_that_hangs_are_named_and_left_out(four_nodes: SlurmCluster, tmp_path: Path) -> None:
+def test_the_slow_node_and_the_one_that_hangs_are_named_and_left_out(
+    four_nodes: SlurmCluster, tmp_path: Path, forked_python: str
+) -> None:
     install = tmp_path / "install"
     install.mkdir()
-    (tmp_path / "sitecustomize.py").write_text(SLOW_CARD)
+    (tmp_path / "sitecustomize.py").write_text(SITE.format(install=install))
     (install / "cluster_config.yaml").write_text(SETTINGS.format(folder=tmp_path))
     environ = {**four_nodes.environ, "LLMB_INSTALL": str(install)}
 
-    def llmb(*command: str, within: Sequence[str] = ()) -> "subprocess.Popen[str]":
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*within, sys.executable, *LLMB, *command], env=environ, text=True, **pipes)
+    def llmb(*command: str) -> "subprocess.CompletedProcess[str]":
+        words = [forked_python, *LLMB, *command]
+        return subprocess.run(
+            words, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900, check=False
+        )
 
-    measuring = llmb("bench", "collectives", "--pairwise", "--json", within=STEP)
-    wait_until(lambda: bool([*install.glob(".llmb/bench_jobs/*/*/pairs/here-3.json")]), "the agent of the last node")
+    measured = llmb("bench", "collectives", "--pairwise", "--nodes", "4", "--wait", "--json")
+    assert measured.returncode == 4, measured.stderr
+    document = json.loads(measured.stdout)
     (run_folder,) = install.glob(".llmb/bench_jobs/*/*")
-    assert stop_processes(HUNG, run_folder)
-    out, err = measuring.communicate(timeout=900)
-    assert measuring.returncode == 4, err
-    document = json.loads(out)
     log = "\n".join(path.read_text() for path in run_folder.glob("log*"))
     found = {node["node"]: (node["fit"], node["evidence"]) for node in document["nodes"]}
     assert {node: fit for node, (fit, _) in found.items()} == {
@@ -96,9 +92,11 @@ def test_the_slow_node_and_the_one_that_hangs_are_named_and_left_out(four_nodes:
     assert document["group"]["gb_per_s"] > 0
     assert (document["fit_nodes"], document["unfit_nodes"]) == ("node[1,3]", "node[2,4]")
     assert document["took_s"] <= document["limit_s"]
-    assert re.search(r"4 nodes: about 1 min 45 s from now, at most 11 min 2 s if nodes hang", err)
-    assert "2 of 4 nodes are not fit: node[2,4]" in err
+    assert re.search(
+        r"4 nodes: about 1 min 45 s from the start of the job, at most 11 min 2 s if nodes hang", measured.stderr
+    )
+    assert "2 of 4 nodes are not fit: node[2,4]" in measured.stderr
 
-    script, said = llmb("bench", "gpus", "--nodes", "2", "--exclude", "unfit", "--dry-run").communicate()
-    assert "#SBATCH --exclude=node[2,4]" in script
-    assert "unfit: 2 of 4 nodes in the pairwise measurement of" in said
+    shown = llmb("bench", "gpus", "--nodes", "2", "--exclude", "unfit", "--dry-run")
+    assert "#SBATCH --exclude=node[2,4]" in shown.stdout
+    assert "unfit: 2 of 4 nodes in the pairwise measurement of" in shown.stderr
