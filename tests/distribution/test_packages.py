@@ -67,12 +67,12 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs' folder of an environment with the wheel; the libraries that it needs are this environment's."""
     folder = tmp_path_factory.mktemp("installed") / "an environment"
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python3*/site-packages")
     # What a .pth file names is searched, but files .pth in it are not read: an editable llmb stays out.
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel]
-    subprocess.run(pip, check=True)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "-q"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-compile", wheel], check=True)
     return folder / "bin"
 
 

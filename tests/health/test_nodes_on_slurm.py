@@ -4,7 +4,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +26,9 @@ ONLY = ("--only", "disk,kernel", "--no-disk")
 class Client:
     """``llmb`` on the test cluster; ``per_node`` is what a shell does on one node alone, before it is checked."""
 
-    def __init__(self, slurm: SlurmCluster, folder: Path) -> None:
+    def __init__(self, slurm: SlurmCluster, folder: Path, python: str) -> None:
         self.slurm = slurm
+        self.python = python
         self.folder = folder
         self.install = folder / "install"
         self.install.mkdir()
@@ -47,7 +47,7 @@ class Client:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "llmb.cli.main", *arguments],
+            [self.python, "-m", "llmb.cli.main", *arguments],
             env={**self.slurm.environ, "LLMB_INSTALL": str(self.install), "TMPDIR": str(self.folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -71,8 +71,8 @@ class Client:
 
 
 @pytest.fixture
-def client(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Client]:
-    made = Client(slurm, tmp_path)
+def client(slurm: SlurmCluster, tmp_path: Path, forked_python: str) -> Iterator[Client]:
+    made = Client(slurm, tmp_path, forked_python)
     yield made
     slurm.run("scancel", "--me")
     made.resume()

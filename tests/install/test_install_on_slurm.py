@@ -37,9 +37,11 @@ def environ(slurm: SlurmCluster) -> Iterator[dict[str, str]]:
     wait_until(lambda: not slurm.run("squeue", "-h").stdout.strip(), "an empty queue")
 
 
-def llmb(*arguments: object, environ: dict[str, str], code: int = 0) -> subprocess.CompletedProcess[str]:
+def llmb(
+    *arguments: object, environ: dict[str, str], code: int = 0, python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "llmb.cli.main", *map(str, arguments)],
+        [python, "-m", "llmb.cli.main", *map(str, arguments)],
         env=environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -85,11 +87,10 @@ def test_installed_from_a_file_it_submits_and_has_a_result(
     assert document["next"][0] == f"export LLMB_INSTALL={root}"
     own = {**environ, "LLMB_INSTALL": str(root)}
     model = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "2", "--steps", "5")
-    script = llmb("submit", *model, "--dry-run", environ=own).stdout
+    script = llmb("submit", *model, "--dry-run", environ=own, python=forked_python).stdout
     assert "#SBATCH --partition=gpu" in script
     assert forked_python in script
-    llmb("submit", *model, "--wait", environ=own)
-    result = json.loads(llmb("result", "latest", "--json", environ=own).stdout)
+    result = json.loads(llmb("submit", *model, "--wait", "--json", environ=own, python=forked_python).stdout)
     assert result["status"] == "success"
     launched = subprocess.run(
         [root / "workloads" / "pretrain_llama3.1" / "launch.sh", "--dry-run"],

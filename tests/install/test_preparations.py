@@ -60,7 +60,7 @@ def test_prepared_here_once(call: Install, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_prepared_by_jobs_that_are_not_queued_twice(
-    slurm: SlurmCluster, call: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmCluster, call: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str
 ) -> None:
     for name, value in slurm.environ.items():
         if name not in ("LLMB_INSTALL", "STAGE_PATH"):
@@ -69,14 +69,13 @@ def test_prepared_by_jobs_that_are_not_queued_twice(
     options = ("--gpu-partition", "gpu", "--gpu-type", "cpu", "-w", "finetune_llama3", "--environment", "existing")
     sources = ("--checkpoint-source", tmp_path / "small/model", "--dataset-source", tmp_path / "small/squad.jsonl")
     root = tmp_path / "root"
-    done = call(root, *options, *sources, "--python", sys.executable, "--size", "tiny", "--prepare", "job", "--json")
+    done = call(root, *options, *sources, "--python", forked_python, "--size", "tiny", "--prepare", "job", "--json")
     jobs = json.loads(done.stdout)["jobs"]
     assert len(jobs) == 2
     again = json.loads(call(root, "--json").stdout)
     assert len(again["jobs"]) < 2, "a job that has not ended is not queued again"
-    client = Client(slurm, root, sys.executable)
-    for job in [*jobs, *again["jobs"]]:
-        client.run("jobs", "wait", job["job_id"])
+    client = Client(slurm, root, forked_python)
+    client.run("jobs", "wait", *(job["job_id"] for job in [*jobs, *again["jobs"]]))
     last = json.loads(call(root, "--json").stdout)
     assert (last["jobs"], last["steps"][-1]["state"]) == ([], "kept")
     assert (root / "workloads/finetune_llama3/preparations").is_dir()
