@@ -30,17 +30,19 @@ os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # whoever runs the tests may hav
 GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
 """Fixtures that start a cluster: tests with the same one run in one process, or each process would start its own."""
 LONGEST = (
+    "slurm jobs",
     "slurm",
     "accounts",
     "tests/engine/test_rank_account.py",
-    "tests/page/test_browser.py",
     "tests/engine/test_layouts.py",
     "tests/benchmarks/test_generated_code.py",
     "tests/predict/test_random_layouts.py",
-    "tests/prepare/test_end_to_end.py",
     "tests/engine/test_run_on_pretended_gpus.py",
     "tests/engine/test_fp8_training.py",
+    "tests/jobs/test_pairwise_on_slurm.py",
     "tests/programs/engine",
+    "tests/page/test_browser.py",
+    "tests/prepare/test_end_to_end.py",
     "tests/benchmarks/test_engine_comparison.py",
 )
 
@@ -50,6 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Where several processes run the tests: what shares a fixture goes together, and what takes longest goes first.
 
     Tests of ``programs/engine`` share only the finished runs, which all processes find; any process takes any of them.
+    Those of ``jobs`` have a Slurm of their own, as they wait for half of all the time that tests on Slurm take.
     """
     for item in items:
         if item.get_closest_marker("gpu"):  # what others warn of on a GPU is listed: nobody has seen all of it
@@ -57,12 +60,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("dist", "no") == "no" and "PYTEST_XDIST_WORKER" not in os.environ:
         return
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        fixtures = getattr(item, "fixturenames", ())
-        cluster = next((group for fixture, group in GROUPS.items() if fixture in fixtures), None)
-        alone = file.startswith("tests/programs/engine/test_") and "checkpoint" not in fixtures
-        item.add_marker(pytest.mark.xdist_group(cluster or (item.nodeid if alone else file)))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=_place)
+
+
+def _group(item: pytest.Item) -> str:
+    file, fixtures = item.nodeid.partition("::")[0], getattr(item, "fixturenames", ())
+    cluster = next((group for fixture, group in GROUPS.items() if fixture in fixtures), None)
+    if cluster:
+        return "slurm jobs" if cluster == "slurm" and file.startswith("tests/jobs/") else cluster
+    alone = file.startswith("tests/programs/engine/test_") and "checkpoint" not in fixtures
+    return item.nodeid if alone else file
 
 
 def _place(item: pytest.Item) -> int:
