@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -122,10 +123,21 @@ def tiny_plan() -> Callable[..., Plan]:
     return plan
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Processes of pytest-xdist fork from one server; a socket's path has to be shorter than ``tmp_path``'s."""
+    if not hasattr(node.config, "fork_server_folder"):
+        folder = tempfile.TemporaryDirectory()
+        node.config.add_cleanup(folder.cleanup)
+        node.config.fork_server_folder = folder.name
+    node.workerinput["fork_server_folder"] = node.config.fork_server_folder
+
+
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    with tempfile.TemporaryDirectory() as folder:  # its path is shorter than tmp_path's, as a socket's has to be
-        server = ForkServer(Path(folder))
+def fork_server(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
+    with tempfile.TemporaryDirectory() as own:
+        shared = getattr(request.config, "workerinput", {}).get("fork_server_folder")
+        server = ForkServer(Path(shared or own))
         yield server
         server.stop()
 

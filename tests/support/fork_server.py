@@ -9,6 +9,7 @@ server, and a program's command line is seen at its stand-in.
 """
 
 import atexit
+import fcntl
 import gc
 import importlib
 import marshal
@@ -18,7 +19,6 @@ import select
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,6 +30,8 @@ from typing import Any, NamedTuple, NoReturn
 import fork_client
 
 STAND_IN = Path(__file__).with_name("fork_client.py")
+LOCK = "lock"
+"""Held by who starts the server or begins to use it, and by the server when it ends."""
 COMMANDS = ("run", "submit", "jobs", "checkpoint")
 LOADED = (
     "llmb.engine.worker",
@@ -46,31 +48,45 @@ HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 
 
 class ForkServer:
-    """Ends with the process that made it, and so does all that it forked; ``modules`` are loaded besides ``LOADED``."""
+    """Ends with the last process that uses it, and so does all that it forked; ``modules`` are loaded, too.
+
+    Those that make one in the same folder, as the processes of pytest-xdist do, have the same one.
+    """
 
     def __init__(self, folder: Path, *modules: str) -> None:
-        self.address = address = folder / "server"
-        self.python = folder / "python"
-        client = f'exec "{sys.executable}" -SI "{STAND_IN}" "{address}" "{sys.executable}" "$@"\n'
+        self.address, self.python = folder / "server", folder / "python"
+        with (folder / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                self.lifeline = os.open(folder / "lifeline", os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # there is none, or nobody reads it
+                self.lifeline = self._start(folder, *modules)
+        self.pid = int((folder / "pid").read_text())
+
+    def _start(self, folder: Path, *modules: str) -> int:
+        for name in ("lifeline", "server"):
+            (folder / name).unlink(missing_ok=True)
+        client = f'exec "{sys.executable}" -SI "{STAND_IN}" "{self.address}" "{sys.executable}" "$@"\n'
         self.python.write_text(f"#!/bin/sh\n{client}")
         self.python.chmod(0o755)
+        os.mkfifo(folder / "lifeline")
+        read_end = os.open(folder / "lifeline", os.O_RDONLY | os.O_NONBLOCK)
+        lifeline = os.open(folder / "lifeline", os.O_WRONLY)
         ready, its_ready = socket.socketpair()
         with ready, its_ready:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, address, self.python, str(its_ready.fileno()), *modules],
-                env=os.environ | ONE_THREAD,
-                stdin=subprocess.PIPE,
-                pass_fds=[its_ready.fileno()],
-                start_new_session=True,
-            )
+            its_ready.set_inheritable(True)
+            command = [sys.executable, __file__, str(self.address), str(self.python), str(its_ready.fileno()), *modules]
+            files = [(os.POSIX_SPAWN_DUP2, read_end, 0)]
+            pid = os.posix_spawn(sys.executable, command, os.environ | ONE_THREAD, file_actions=files, setsid=True)
+            os.close(read_end)
             its_ready.close()
             ready.settimeout(READY_S)
             assert ready.recv(1), "the server that forks ranks did not start"
+        (folder / "pid").write_text(str(pid))
+        return lifeline
 
     def stop(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
+        os.close(self.lifeline)
 
 
 class Fork:
@@ -125,13 +141,15 @@ class Server:
 
     listener: socket.socket
     lifeline: int
-    """Closed when whoever started the server is gone."""
+    """Closed when whoever uses the server is gone."""
+    lock: int
+    """An open file."""
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def serve(self) -> Program:
         """Returns only in a process that was forked, with what it has to become."""
         self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
-        self.selector.register(self.lifeline, selectors.EVENT_READ, lambda: os._exit(0))
+        self.selector.register(self.lifeline, selectors.EVENT_READ, self._abandoned)
         try:
             while True:
                 for key, _ in self.selector.select():
@@ -140,6 +158,13 @@ class Server:
                         return program
         finally:
             self.selector.close()
+
+    def _abandoned(self) -> None:
+        """Unless somebody has begun to use it meanwhile."""
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        if select.select([self.lifeline], [], [], 0)[0]:
+            os._exit(0)
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
 
     def _accept(self) -> Program | None:
         connection, _ = self.listener.accept()
@@ -290,7 +315,7 @@ def main() -> None:
         listener.listen(128)
         os.write(int(ready), b"1")
         os.close(int(ready))
-        program = Server(listener, lifeline=0).serve()
+        program = Server(listener, 0, os.open(Path(address).with_name(LOCK), os.O_RDONLY)).serve()
         listener.detach()
     become(program, python)
     customize()

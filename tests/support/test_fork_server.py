@@ -68,14 +68,14 @@ def test_one_that_ends_as_its_stand_in_is_killed_harms_no_other(
     with subprocess.Popen([forked_python, write(WAITS)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         pid = int(process.stdout.readline())
-        fork_server.process.send_signal(signal.SIGSTOP)
+        os.kill(fork_server.pid, signal.SIGSTOP)
         try:
             os.kill(pid, signal.SIGKILL)
             assert soon(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z"))
             process.kill()
             assert process.wait(SOON_S) == -signal.SIGKILL
         finally:
-            fork_server.process.send_signal(signal.SIGCONT)
+            os.kill(fork_server.pid, signal.SIGCONT)
     assert soon(lambda: not Path(f"/proc/{pid}").exists())
     subprocess.run([forked_python, write("pass")], check=True)
 
@@ -118,3 +118,10 @@ def test_a_signal_is_not_lost_however_early_it_comes(fork_server: ForkServer, wr
 def test_what_is_no_program_gets_the_real_interpreter(forked_python: str) -> None:
     command = [forked_python, "-c", "import sys; print('torch' in sys.modules)"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_it_lasts_as_long_as_anybody_uses_it(fork_server: ForkServer, write: Write) -> None:
+    other = ForkServer(fork_server.address.parent)
+    assert other.pid == fork_server.pid
+    other.stop()
+    subprocess.run([str(other.python), write("pass")], check=True)
