@@ -51,7 +51,7 @@ def test_exact_scales_are_not_doubled(catalogue: Catalogue) -> None:
     [
         ({"workload": "pretrain_lama3.1"}, "did you mean 'pretrain_llama3.1'", "pretrain_nemotron4"),
         ({"size": "8B"}, "did you mean '8b'", "70b"),
-        ({"size": "13b"}, "unknown size '13b'", "405b"),
+        ({"size": "13b"}, "unknown size of pretrain_llama3.1 '13b'", "405b"),
         ({"dtype": "bf61"}, "did you mean 'bf16'", "fp8"),
         ({"dtype": "fp32"}, "unknown dtype 'fp32'", "bf16"),
         ({"gpu_type": "a100"}, "unknown GPU type 'a100'", "h100"),

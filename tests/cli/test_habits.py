@@ -109,7 +109,7 @@ def test_a_failed_command_reports_its_error_though_quiet_and_leaves_the_file_of_
     target = tmp_path / "shown.txt"
     target.write_text("before")
     assert exit_code_of(app, ["show", "pretrain_llama3.1", "7b", "--quiet", "--output", str(target)]) == 2
-    assert "unknown size '7b'" in capsys.readouterr().err
+    assert "unknown size of pretrain_llama3.1 '7b'" in capsys.readouterr().err
     assert (target.read_text(), list(tmp_path.iterdir())) == ("before", [target])
 
 

@@ -48,7 +48,7 @@ MISTAKES = [
     ("parse --csv", 2, "unknown option --csv; did you mean --format?"),
     # Values.
     ("show llama3.1 8b", 2, "unknown workload 'llama3.1'; did you mean 'pretrain_llama3.1'?"),
-    ("show pretrain_llama3.1 7b", 2, "unknown size '7b'; did you mean '8b'?"),
+    ("show pretrain_llama3.1 7b", 2, "unknown size of pretrain_llama3.1 '7b'; did you mean '8b'?"),
     (f"show {RECIPE} --dtype bf61", 2, "unknown dtype 'bf61'; did you mean 'bf16'?"),
     (f"show {RECIPE} --dtype int8", 2, "unknown dtype 'int8'"),
     (f"show {RECIPE} --gpu-type a100", 2, "unknown GPU type 'a100'"),

@@ -10,17 +10,10 @@ from llmb.errors import UsageError, unknown
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
     """A workload, with the size if ``name`` ends in one. Raises UsageError with the closest name."""
-    if name in catalogue.workloads:
-        return name, None
-    for workload in catalogue.workloads:
-        size = name.removeprefix(f"{workload}_")
-        if size != name:
-            sizes = sizes_of(catalogue.workloads[workload])
-            if size not in sizes:
-                raise unknown(f"size of {workload}", size, sizes)
-            return workload, size
-    with_size = _with_size(catalogue) if "_" in name.partition("_")[2] else ()
-    raise unknown("workload", name, [*catalogue.workloads, *with_size])
+    workload, size = _parts_of(catalogue, name)
+    if size is not None:
+        _check_size(catalogue, workload, size)
+    return workload, size
 
 
 def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
@@ -28,7 +21,14 @@ def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, st
 
     Raises UsageError for an unknown name, and if there are two sizes or none.
     """
-    workload, own_size = split_model(catalogue, name)
+    workload, found = named_model(catalogue, name, size)
+    _check_size(catalogue, workload, found)
+    return workload, found
+
+
+def named_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
+    """Like ``model_of``, for a caller who looks the model up and finds out by that whether there is such a size."""
+    workload, own_size = _parts_of(catalogue, name)
     if own_size and size and own_size != size:
         raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="give one of them")
     found = own_size or size
@@ -36,6 +36,23 @@ def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, st
         sizes = sizes_of(find_workload(catalogue, workload))
         raise UsageError(f"the size of {workload} is not specified", choices=sizes, do="give it with --size")
     return workload, found
+
+
+def _check_size(catalogue: Catalogue, workload: str, size: str) -> None:
+    sizes = sizes_of(catalogue.workloads[workload])
+    if size not in sizes:
+        raise unknown(f"size of {workload}", size, sizes)
+
+
+def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
+    if name in catalogue.workloads:
+        return name, None
+    for workload in catalogue.workloads:
+        size = name.removeprefix(f"{workload}_")
+        if size != name:
+            return workload, size
+    with_size = _with_size(catalogue) if "_" in name.partition("_")[2] else ()
+    raise unknown("workload", name, [*catalogue.workloads, *with_size])
 
 
 def _with_size(catalogue: Catalogue) -> Iterator[str]:

@@ -228,7 +228,7 @@ def _sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
     """Raises UsageError for a workload or a size that does not exist."""
     workload = find_workload(catalogue, name)
     if size not in sizes_of(workload):
-        raise unknown("size", size, sizes_of(workload))
+        raise unknown(f"size of {name}", size, sizes_of(workload))
     return workload
 
 

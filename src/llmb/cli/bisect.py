@@ -20,7 +20,6 @@ from llmb.analysis.bisect import (
 )
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
-from llmb.catalogue.resolve import find_model
 from llmb.cli.common import Json
 from llmb.cli.options import takes
 from llmb.cli.root import install_here, say
@@ -59,7 +58,6 @@ def _new_search(
     """What a new search looks for, from its options. Raises UsageError."""
     if workload:
         workload, size = model_of(Catalogue(), workload, size)
-        find_model(Catalogue(), workload, size)  # a search would wait forever for runs of a size that there is not
     return BisectState(
         name=name,
         candidates=read_candidates(candidates),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.model_name import model_of
+from llmb.catalogue.model_name import named_model
 from llmb.catalogue.resolve import Request
 from llmb.cli import completion
 from llmb.cli.common import value_word
@@ -135,7 +135,7 @@ def _model(name: str | None, size: str | None) -> tuple[str, str]:
     if name is None:
         do = "give it with --workload; see 'llmb list'"
         raise UsageError("the workload is not specified", choices=catalogue.workloads, do=do)
-    return model_of(catalogue, name.lower(), size and size.lower())
+    return named_model(catalogue, name.lower(), size and size.lower())
 
 
 def _maker(options: Iterable[Option], make: Maker, *, envvar: bool = True) -> Maker:
