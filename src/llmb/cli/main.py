@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
+from typer.models import CommandInfo
 
 from llmb import __version__
 from llmb.cli.common import add_common_options, print_message
@@ -24,7 +25,7 @@ from llmb.secrets import has_secret
 PANELS = {
     "Start": {
         "list": ("llmb.cli.catalogue", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
-        "show": ("llmb.cli.catalogue", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
+        "show": ("llmb.cli.recipe", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
         "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
         "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
         "result": ("llmb.cli.runs", "The result of a finished run."),
@@ -38,7 +39,7 @@ PANELS = {
         "predict": ("llmb.cli.predict", "How long a step will take, and why, before anything is queued."),
         "plan": ("llmb.cli.predict", "The fastest layouts of a training that fit, before anything is queued."),
         "memory": ("llmb.cli.predict", "Memory, FLOPs and collectives of a rank, before anything is queued."),
-        "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
+        "metrics": ("llmb.cli.recipe", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     },
     "Share": {
         "export": ("llmb.cli.share", "Results and steps as files that other tools read."),
@@ -129,12 +130,18 @@ def named_commands(name: str) -> Iterator[tuple[str, Any]]:
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401
-    module, _ = COMMANDS[name]
-    command: Any = typer.main.get_command(import_module(module).app)
-    command = getattr(command, "commands", {}).get(name, command)  # commands of one subject share a module
+    """Makes one command: those of one subject share a module, and the options of each take long to make."""
+    shared: typer.Typer = import_module(COMMANDS[name][0]).app
+    alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    alone.registered_commands = [one for one in shared.registered_commands if _name_of(one) == name]
+    command: Any = typer.main.get_command(alone if alone.registered_commands else shared)
     command.name = name
     add_common_options(command)
     return command
+
+
+def _name_of(command: CommandInfo) -> str:
+    return command.name or str(getattr(command.callback, "__name__", ""))
 
 
 app = typer.Typer(
