@@ -59,7 +59,7 @@ def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdi
 def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Evidence:
     if run.record is None:
         return Evidence(step_time_s=step_time_s, step_times_s=run.step_times_s, faults=run.faults)
-    inside = [step for step in steps if _is_in(run.window, step) and not step.profiled]
+    inside = [step for step in steps if run.window and step.step in run.window and not step.profiled]
     environment = run.record.environment
     return Evidence(
         step_time_s=step_time_s,
@@ -78,10 +78,6 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
 def _steps_of(run: AnalyzedRun) -> list[Step]:
     """All of the run; empty if only its log has them. Raises BrokenRecord or OSError if they cannot be read."""
     return read_steps(RunFolder(run.path).steps) if run.record else []
-
-
-def _is_in(window: Window | None, step: Step) -> bool:
-    return window is not None and window.first <= step.step <= window.last
 
 
 def _late_rank(folder: RunFolder) -> str | None:
@@ -199,8 +195,10 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
     """Mean of the run's own steps in the window of its reference; None if it has not all of them."""
-    inside = [step.step_time_s for step in steps if _is_in(window, step) and not step.profiled]
-    return fmean(inside) if window and len(inside) == window.last - window.first + 1 else None
+    if window is None:
+        return None
+    inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]
+    return fmean(inside) if len(inside) == window.size else None
 
 
 def _window_text(window: Window | None) -> str:

@@ -13,7 +13,6 @@ from llmb.analysis.recorded_run import (
     measure_window,
     planned_window,
     read_folder,
-    steps_inside,
     times_of,
 )
 from llmb.errors import UsageError
@@ -71,7 +70,7 @@ def _outcome(
         window = record.plan.window if rule == DEFAULT_RULE else planned_window(record.plan, rule)
     except UsageError:
         return outcome, ()
-    if len(steps_inside(steps, window)) <= window.last - window.first:
+    if sum(step.step in window for step in steps) < window.size:
         return outcome, ()
     return _as_measured(outcome, record, measure_window(record, window, steps), steps)
 
@@ -110,7 +109,7 @@ def _as_measured(
     """As ``llmb result`` and ``llmb judge`` have it, whatever of the steps the log shows."""
     if isinstance(found.step_time_s, Missing):
         slowed: Status = "traced" if record.plan.nccl_trace else "profiled"
-        profiled = len(found.steps) <= found.window.last - found.window.first
+        profiled = len(found.steps) < found.window.size
         status: Status = "invalid" if found.step_time_s == NOT_SUCCESSFUL else slowed if profiled else "too_few_steps"
         return replace(without_figures(outcome, found.flaw or ""), status=status), ()
     times, attempts = times_of(found.steps), len(record.attempts)

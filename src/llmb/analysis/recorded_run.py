@@ -83,7 +83,7 @@ def recorded_run(run: RecordedRun) -> AnalyzedRun:
     record = run.record
     result = stored_result(run.folder, record)
     window, kept = result.window or record.plan.window, result.step_time_s or None
-    times = times_of(steps_inside(read_steps(run.folder.steps), window)) if kept else ()
+    times = times_of([step for step in read_steps(run.folder.steps) if step.step in window]) if kept else ()
     known = described(run)
     return replace(
         known,
@@ -119,10 +119,6 @@ def described(run: RecordedRun) -> AnalyzedRun:
     )
 
 
-def steps_inside(steps: Sequence[Step], window: Window) -> list[Step]:
-    return [step for step in steps if window.first <= step.step <= window.last]
-
-
 def times_of(steps: Sequence[Step]) -> tuple[float, ...]:
     """Leaves out steps of which something was recorded."""
     return tuple(step.step_time_s for step in steps if not step.profiled)
@@ -147,7 +143,7 @@ def measure_window(record: RunRecord, window: Window, steps: Sequence[Step]) -> 
         return MeasuredWindow(window, (), NOT_SUCCESSFUL, contradiction)
     asked, unsteady = with_steady_window(asked, steps)
     found = asked.plan.window
-    inside = steps_inside(steps, found)
+    inside = [step for step in steps if step.step in found]
     times = statistics_of_window(asked.plan, inside, unsteady or cut(asked))
     flaw = times.reason if isinstance(times, Missing) else no_measurement(asked.plan, window_began(asked))
     return MeasuredWindow(found, tuple(step for step in inside if not step.profiled), times, flaw)

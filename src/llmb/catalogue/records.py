@@ -332,6 +332,13 @@ class Window(Record):
     last: int
     rule: str
 
+    def __contains__(self, step: int) -> bool:
+        return self.first <= step <= self.last
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
 
 class Lora(Record):
     """Low-rank adapters beside frozen weights: y = W x + alpha / rank * B A dropout(x) (Hu et al., 2021)."""

@@ -158,7 +158,7 @@ def _of_step(kind: type, prefix: str = "") -> Iterator[ExportColumn[StepRow]]:
 
 def _in_window(row: StepRow) -> bool:
     run, step = row
-    return run.window.first <= step.step <= run.window.last
+    return step.step in run.window
 
 
 STEPS: tuple[ExportColumn[StepRow], ...] = (

@@ -100,7 +100,7 @@ def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> 
     rows = []
     for step in steps:
         notes = [label for label, (_, _, which) in groups.items() if step.step in which]
-        inside = window is not None and window.first <= step.step <= window.last
+        inside = window is not None and step.step in window
         rows.append((str(step.step), f"{step.step_time_s:.6g}", ", ".join(["window"] * inside + notes)))
     add_first(table, rows)
     caption = _step_times_caption(run, len(steps), odd, others)
@@ -142,7 +142,7 @@ def _logged_step_times(section: str, run: AnalyzedRun) -> Figure | Missing:
 def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
     """Steps of the window that the ranking of causes takes for outliers too."""
     window = run.window
-    inside = [step for step in steps if window and window.first <= step.step <= window.last and not step.profiled]
+    inside = [step for step in steps if window and step.step in window and not step.profiled]
     found = find_anomalies([step.step_time_s for step in inside], 0).outliers
     return {inside[one.step].step for one in found}
 

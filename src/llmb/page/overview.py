@@ -118,7 +118,7 @@ def _marks(others: Mapping[int, Mapping[str, Beside]]) -> Iterator[Marked]:
 
 
 def _tokens_per_gpu(run: AnalyzedRun) -> float | None:
-    return run.record.result.tokens_per_s_per_gpu if run.record and run.record.result and not run.reason else None
+    return None if run.reason else run.tokens_per_s_per_gpu
 
 
 CHANGING = ("software.", "hardware.device", "hardware.power", "release")

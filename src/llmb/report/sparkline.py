@@ -59,7 +59,7 @@ def step_chart(
 
     As in ``sparkline``, the slowest of the steps that share a column is shown, and what is beyond has the full height.
     """
-    inside = [step.step_time_s for step in steps if window.first <= step.step <= window.last]
+    inside = [step.step_time_s for step in steps if step.step in window]
     scaled = [value for value in inside or [step.step_time_s for step in steps] if math.isfinite(value)]
     if not scaled:
         return []
@@ -74,7 +74,7 @@ def step_chart(
     for row in range(rows):
         blocks = (_block_in_row(height, rows - 1 - row, rows) for height in heights)
         lines.append(f"{limits.get(row, ''):>{margin}} |{''.join(blocks)}".rstrip())
-    in_window = (any(window.first <= step.step <= window.last for step in part) for part in parts)
+    in_window = (any(step.step in window for step in part) for part in parts)
     lines.append(f"{'':{margin}} |{''.join('=' if is_in else ' ' for is_in in in_window)}".rstrip())
     share = math.ceil(len(steps) / len(parts))
     each = "" if share == 1 else f", the slowest of up to {share} a column"

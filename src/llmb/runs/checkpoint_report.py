@@ -55,7 +55,7 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
         size_bytes=newest.size_bytes if newest else None,
         path=str(newest.path) if newest else None,
         overlapped_steps=len(overlapped),
-        overlapped_steps_in_window=sum(plan.window.first <= step <= plan.window.last for step in overlapped),
+        overlapped_steps_in_window=sum(step in plan.window for step in overlapped),
         verification=load.verification if load else None,
         verify_s=load.verify_s if load else None,
         save_gb_per_s=slowest.gb_per_s if slowest else None,

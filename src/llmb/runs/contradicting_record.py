@@ -23,7 +23,7 @@ def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int
     """
     plan, window = record.plan, record.plan.window
     layout = plan.recipe.layout
-    inside = [step for step in steps if window.first <= step.step <= window.last]
+    inside = [step for step in steps if step.step in window]
     facts = RunFacts(
         first_step=plan.first_step,
         last_step=plan.last_step,
@@ -83,7 +83,7 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
         yield f"it says {record.status}, and {f'its result {result.status}' if result else 'has no result'}"
     if steps and record.status == "success" and len(steps) != record.plan.steps:
         yield f"it says success, and {len(steps)} of {record.plan.steps} steps are recorded"
-    times = [step.step_time_s for step in steps if window.first <= step.step <= window.last and not step.profiled]
+    times = [step.step_time_s for step in steps if step.step in window and not step.profiled]
     mean_s = result.step_time_s.mean if result and result.step_time_s else None
     if mean_s is not None and times and not math.isclose(fmean(times), mean_s, rel_tol=1e-9):
         yield f"its steps {window.first}-{window.last} took {fmean(times):.6g} s, and its result says {mean_s:.6g} s"

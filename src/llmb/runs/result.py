@@ -289,7 +289,7 @@ def _pretended(plan: Plan, found: Result) -> Result:
 def _conclude(evidence: RunEvidence) -> Result:
     plan, steps, window = evidence.plan, evidence.steps, evidence.plan.window
     status, reason = _status(evidence)
-    inside = [step for step in steps if window.first <= step.step <= window.last]
+    inside = [step for step in steps if step.step in window]
     done = status == "success"
     statistics = statistics_of_window(plan, inside, evidence.no_window) if done else NOT_SUCCESSFUL
     inside = [step for step in inside if not step.profiled]
@@ -343,7 +343,7 @@ def statistics_of_window(plan: Plan, inside: Sequence[Step], no_window: str | No
 
     ``no_window``: why they cannot be combined.
     """
-    size = plan.window.last - plan.window.first + 1
+    size = plan.window.size
     if len(inside) < size:
         return Missing(f"only {len(inside)} of the {size} steps of the window were completed")
     profiled = sum(step.profiled for step in inside)
