@@ -28,6 +28,7 @@ _MOST_RANKS = 1 << 16
 _MOST_GAPS = 64
 _UNKNOWN = 1 << 62
 _ONE = array("q", [1])
+_UNTOLD = array("d", [0.0])
 
 
 def _integers() -> "array[int]":
@@ -86,6 +87,8 @@ class LoggedAttempt:
     """Between lines of the window that tell when they were written."""
     logged: tuple[int, float] | None = None
     """The last such line: its step, and when."""
+    logged_s: "array[float]" = field(default_factory=_floats)
+    """When the lines of the window were written, by their own clock; 0 for one that does not tell."""
     since: "array[int]" = field(default_factory=_integers)
     """Steps since the line before, which a mean stands for."""
     step_time_s: "array[float]" = field(default_factory=_floats)
@@ -94,6 +97,8 @@ class LoggedAttempt:
     """How often the logged steps are how many steps apart."""
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step that each rank logged."""
+    logged_last_s: float | None = None
+    """When the last line was written, in the window or not."""
     settled: bool = False
     """The whole log was read, so that the steady state is known: ``window``, or None if there is none."""
 
@@ -150,7 +155,7 @@ class LoggedAttempt:
 
     @property
     def _columns(self) -> "tuple[array[int] | array[float], ...]":
-        return self.step, self.since, self.step_time_s, self.tflops_per_gpu
+        return self.step, self.since, self.step_time_s, self.tflops_per_gpu, self.logged_s
 
     def missing(self, window: Window) -> list[range]:
         """The steps of the window that are not logged, but would be in a log without gaps."""
@@ -178,8 +183,10 @@ class LoggedAttempt:
                 self.step.append(line.step)
                 self.since.append(self._steps_of(line))
                 self.step_time_s.append(line.step_time_s)
+                self.logged_s.append(line.logged_s or 0.0)
                 self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
                 self.skipped_in_window += line.skipped
+            self.logged_last_s = line.logged_s
             self.mean_of = max(self.mean_of, line.mean_of)
             self.clock_s = max(self.clock_s, line.clock_s)
             self._leave(line, 1)
@@ -191,6 +198,7 @@ class LoggedAttempt:
         self._enter(block.first)
         if not self._add_columns(block):
             return False
+        self.logged_last_s = None  # lines of blocks tell no time
         self._leave(block.final, block.count)
         self.ranks[block.final.rank] = block.final.step
         return True
@@ -236,6 +244,7 @@ class LoggedAttempt:
         self.step.extend(range(first, last + 1))
         self.since.append(self._steps_of(block.first) if first == block.first.step else 1)
         self.since.extend(_ONE * (last - first))
+        self.logged_s.extend(_UNTOLD * (last - first + 1))
         self.step_time_s.frombytes(step_times[inside].tobytes())
         self.tflops_per_gpu.frombytes(tflops[inside].tobytes())
         return True

@@ -65,6 +65,10 @@ class LogOutcome:
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
     """Step times that ``step_time_s`` describes, in the order of the steps."""
+    logged_s: Sequence[float] = ()
+    """When the lines of the window were written, by the log's clock; empty if some do not tell, or are means."""
+    logged_last_s: float | None = None
+    """When its last line was written."""
     format: str | None = None
     """Name of the log's format; None without a step line."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
@@ -191,7 +195,13 @@ def _outcome(
         loss_first=_finite(attempt.loss_first),
         loss_last=_finite(attempt.loss_last),
         step_times_s=attempt.step_time_s if step_time_s else (),
+        logged_s=attempt.logged_s if _tells_when(attempt) else (),
+        logged_last_s=attempt.logged_last_s,
     )
+
+
+def _tells_when(attempt: LoggedAttempt) -> bool:
+    return len(attempt.logged_s) == sum(attempt.weights) and all(attempt.logged_s)
 
 
 def _finite(value: float) -> float | None:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of programs whose steps are only in their log: progress, steps as they appear, and the result."""
 
+import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from llmb.catalogue.records import Window
 from llmb.logs.formats.format import Format
@@ -14,8 +16,11 @@ from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.programs.port import End
-from llmb.resources.machine import MachineReport, find_events
-from llmb.resources.read import samples_of_ended
+from llmb.resources.machine import find_events
+from llmb.resources.read import Sampled, samples_of_ended
+from llmb.resources.records import ResourceUse
+from llmb.resources.series import TimeSpan
+from llmb.resources.summary import SampledWork, summarize
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -23,7 +28,12 @@ from llmb.runs.profile_report import ProfileReport
 from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status, figures_of
 from llmb.runs.steps import StepNews
 
-NOT_SAMPLED = Missing("only runs of llmb's own engine are sampled")
+NOT_SAMPLED = Missing("no sampler of llmb ran beside the run")
+NOT_TOLD_APART = Missing("which processes of a node are the run's is not known: they are in the framework's container")
+CLOCK_S = 1.0
+"""What the clock of a log counts."""
+FURTHEST_CLOCK_S = 900.0
+"""How long after the last step the samplers may end: all zones differ by as much."""
 LOG_RULES = ("auto", "last", "all")
 """Window rules that are resolved by what the log says of itself."""
 
@@ -35,9 +45,12 @@ def result_of_log(
     log_format: Format,
     profile: ProfileReport | None = None,
     contradiction: str | None = None,
-    machine: MachineReport | Missing = NOT_SAMPLED,
+    samples: Sequence[Sampled] | Missing = NOT_SAMPLED,
+    nodes: int | None = None,
 ) -> Result:
     """The result of a run that ended as ``end`` says, and whose log is judged as ``outcome``.
+
+    ``samples`` are those of llmb's samplers, if they ran beside it, on ``nodes`` nodes.
 
     A framework that has done every step may still fail while it cleans up: the run is a success then.
     """
@@ -60,19 +73,62 @@ def result_of_log(
         peak_memory_gib=None,
         window=outcome.window if times and outcome.window and outcome.window.rule == STEADY else None,
         profile=profile,
-        resources=NOT_SAMPLED,
-        other_work=NOT_SAMPLED,
-        machine=machine,
+        **_sampled(plan, outcome, times, samples, nodes),
         **(figures_of(plan, times.mean) if times else {}),
     )
 
 
-def machine_of(folder: RunFolder, nodes: int | None) -> MachineReport | Missing:
-    """What happened on the nodes of a run, which are so many, if a sampler of llmb ran beside it."""
-    samples = samples_of_ended(folder.resources)
+def samples_beside(folder: RunFolder) -> Sequence[Sampled] | Missing:
+    """What samplers of llmb wrote beside a run, if some ran."""
+    return samples_of_ended(folder.resources) or NOT_SAMPLED
+
+
+def _sampled(
+    plan: Plan,
+    outcome: LogOutcome,
+    times: Statistics | Missing,
+    samples: Sequence[Sampled] | Missing,
+    nodes: int | None,
+) -> dict[str, Any]:
+    """The fields of the result that samples tell."""
     if isinstance(samples, Missing):
-        return samples
-    return find_events(samples, count=nodes) if samples else NOT_SAMPLED
+        return dict.fromkeys(("resources", "other_work", "machine"), samples)
+    used = times if isinstance(times, Missing) else _used(plan, outcome, samples)
+    return {"resources": used, "other_work": NOT_TOLD_APART, "machine": find_events(samples, count=nodes)}
+
+
+def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> ResourceUse | Missing:
+    """Use of resources in the steps of the window, which the log's clock places in time."""
+    spans, wanted = logged_spans(outcome), plan.recipe.layout.gpus
+    sampled = {gpu.uuid for one in samples for gpu in one.start.gpus}
+    last_s = max((one.samples[-1].time_s for one in samples if one.samples), default=None)
+    if not spans or outcome.logged_last_s is None or last_s is None:
+        return Missing("the log does not tell when the steps of the window ended")
+    if abs(last_s - outcome.logged_last_s) > FURTHEST_CLOCK_S:
+        return Missing("the clock of the log is not that of the nodes, such as of another time zone")
+    if len(sampled) > wanted:
+        return Missing(f"{len(sampled)} GPUs were sampled, and which {wanted} of them trained is not known")
+    work = SampledWork(
+        spans=spans,
+        tokens=len(outcome.step_times_s) * plan.recipe.layout.gbs * plan.recipe.layout.seq_len,
+        device=plan.device,
+        nodes=(*(one.start.node for one in samples), *(["others"] if len(sampled) < wanted else [])),
+    )
+    return summarize(samples, work)
+
+
+def logged_spans(outcome: LogOutcome) -> tuple[TimeSpan, ...]:
+    """The steps of the window in time, those without a pause between them as one: their sum is known better than when
+    each of them ended, as many logs have whole seconds."""
+    spans: list[TimeSpan] = []
+    ended_s = math.inf
+    for logged_s, step_time_s in zip(outcome.logged_s, outcome.step_times_s, strict=False):
+        begin_s = logged_s - step_time_s
+        if spans and begin_s - ended_s <= CLOCK_S:
+            begin_s = logged_s - step_time_s - (spans[-1].end_s - spans.pop().begin_s)
+        spans.append(TimeSpan(begin_s, logged_s))
+        ended_s = logged_s
+    return tuple(TimeSpan(span.begin_s + CLOCK_S / 2, span.end_s + CLOCK_S / 2) for span in spans)
 
 
 def _statistics(plan: Plan, status: Status, outcome: LogOutcome, log_format: Format) -> Statistics | Missing:

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+from llmb.missing import Missing
 from llmb.report.table import Table, result_table
 from llmb.resources.machine import MachineReport, Unread, event_text, kind_text, machine_rules
 
@@ -17,8 +18,10 @@ def machine_rows(machine: MachineReport) -> Iterator[tuple[str, str]]:
         yield STATES[events[0].state], kind_text(events)
 
 
-def machine_note(machine: MachineReport) -> str:
+def machine_note(machine: MachineReport | Missing) -> str:
     """Beside the state: whether anything rose, and what could not be read."""
+    if isinstance(machine, Missing):
+        return machine.reason
     unread = "; ".join(f"{one.what}{_where(one)}: {one.reason}" for one in machine.unread)
     found = "" if machine.events else "no counter of errors rose"
     return "; ".join(filter(None, (found, unread and f"not read: {unread}")))

@@ -20,7 +20,7 @@ from llmb.report.trace_report import shown_parts
 from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.plan import Plan, PredictedStep
-from llmb.runs.result import PretendedRank, Result
+from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
 from llmb.traces.summary import shares
 from llmb.verdict.causes_evidence import cause_rules
@@ -81,8 +81,9 @@ def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
     _add_memory(table, plan, result)
     for name, text, note in resource_rows(result.resources) if result.resources else ():
         table.add_row(name, text, "", note)
-    if result.machine:
-        table.add_row("nodes meanwhile", result.machine.state, "", machine_note(result.machine))
+    machine = result.machine
+    if machine != NOT_SAMPLED:  # which was chosen
+        table.add_row("nodes meanwhile", machine.state if machine else "unknown", "", machine_note(machine))
     _add_counters(table, result)
     if result.attention_backend:
         table.add_row("attention backend", result.attention_backend)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
+from itertools import accumulate, islice
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,16 @@ from llmb.prepared.folders import prepared_folders
 from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.bridge_file import BridgeVersion, bridge_data
+from llmb.resources.sample import (
+    CounterReading,
+    GpuSamples,
+    HostSample,
+    Line,
+    Sample,
+    SampledGpu,
+    SamplerStart,
+    to_line,
+)
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling
@@ -373,7 +385,7 @@ def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, obj
     (folder.torch_profile / "rank-1.json.gz").write_bytes(b"not a trace")
     result = finish_job(folder, 0, "")
     assert result.status == "success"
-    assert result.resources == Missing("only runs of llmb's own engine are sampled")
+    assert result.resources == Missing("no sampler of llmb ran beside the run")
     assert result.step_time_s == Missing(reason) if reason else result.step_time_s
     assert result.profile
     assert result.profile.files == ("torch_profile/rank-1.json.gz",)
@@ -487,6 +499,56 @@ def test_a_run_is_judged_by_its_log(
     note = "exit code 139, after its last step" if code == 139 else None
     assert record.result and record.result.note == stored_result(folder, record).note == note
     assert json.loads(folder.record.read_text())["ended_at"]
+
+
+BEGAN_S = 1_800_000_000.0
+
+
+def stamped_iterations(shift_s: float = 0.0) -> str:
+    """With the whole seconds of a clock that is off by ``shift_s``."""
+    ends = accumulate((2 + n / 1000 for n in range(1, 51)), initial=BEGAN_S + shift_s)
+    stamps = (f" [{datetime.fromtimestamp(int(end)):%Y-%m-%d %H:%M:%S}]" for end in islice(ends, 1, None))
+    return "".join(stamp + line for stamp, line in zip(stamps, iterations(50).splitlines(True), strict=True))
+
+
+def write_samples(folder: RunFolder, gpus: int) -> None:
+    """A node whose GPUs take 500 W, but 700 W from the 35th iteration to the 44th."""
+    folder.resources.mkdir()
+    known = tuple(SampledGpu(index=place, uuid=f"GPU-{place}") for place in range(gpus))
+    lines: list[Line] = [SamplerStart(node="node1", cores=64, interval_s=1.0, gpus=known)]
+    reading = CounterReading(read_at_s=BEGAN_S, counters={}, read=("gpu", "rdma"), unread={}, kernel=())
+    lines.append(reading)
+    for second in range(-20, 110):
+        watts = 700.0 if 2 * 34 <= second <= 2 * 45 else 500.0
+        own = GpuSamples(power_w=(watts,) * gpus, sm_clock_mhz=(1800.0,) * gpus)
+        lines.append(Sample(time_s=BEGAN_S + second, host=HostSample(), gpus=own))
+    lines.append(replace(reading, read_at_s=BEGAN_S + 110))
+    (folder.resources / "node1.jsonl").write_bytes(b"".join(map(to_line, lines)))
+
+
+@pytest.mark.parametrize(
+    ("shift_s", "gpus", "reason"),
+    [
+        (0, 8, None),
+        (3600, 8, "the clock of the log is not that of the nodes, such as of another time zone"),
+        (0, 9, "9 GPUs were sampled, and which 8 of them trained is not known"),
+        (0, 4, None),
+    ],
+)
+def test_power_is_that_of_the_steps_of_the_window(tmp_path: Path, shift_s: int, gpus: int, reason: str | None) -> None:
+    _, folder = concluded(tmp_path, stamped_iterations(shift_s))
+    write_samples(folder, gpus)
+    result = finish_job(folder, 0, "")
+    assert result.machine and result.machine.state == "clean"
+    if reason:
+        assert result.resources == Missing(reason)
+        return
+    used = result.resources
+    assert used
+    assert (used.power_w_mean, used.sm_clock_mhz_mean, used.throttled) == (700.0, 1800.0, None)
+    whole = 8 * 700.0 * 10 * 2.0395
+    assert used.energy_j == (pytest.approx(whole) if gpus == 8 else None)
+    assert gpus == 8 or "not all GPUs and nodes were sampled" in used.reasons["energy_j"]
 
 
 @pytest.mark.parametrize(

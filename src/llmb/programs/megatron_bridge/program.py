@@ -10,7 +10,7 @@ from llmb.jobspec.variables import VariableLayer
 from llmb.logs.formats.megatron import FORMAT
 from llmb.logs.outcome import LogOutcome
 from llmb.predict.prediction import predicted_step
-from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, machine_of, result_of_log
+from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log, samples_beside
 from llmb.programs.megatron_bridge.bridge_file import bridge_data
 from llmb.programs.megatron_bridge.command import (
     bridge_command,
@@ -95,7 +95,7 @@ class MegatronBridge(Program):
         contradiction = why_contradicting(record, (), log_gpus=outcome.gpus)
         gpu = Catalogue().gpus.get(plan.recipe.gpu_type)
         nodes = -(-plan.recipe.layout.gpus // gpu.gpus_per_node) if gpu else None
-        return result_of_log(plan, outcome, end, FORMAT, profile, contradiction, machine_of(folder, nodes))
+        return result_of_log(plan, outcome, end, FORMAT, profile, contradiction, samples_beside(folder), nodes)
 
 
 def bridge_container(options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:

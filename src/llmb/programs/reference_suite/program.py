@@ -22,6 +22,7 @@ from llmb.jobspec.variables import VariableLayer
 from llmb.logs.formats.format import Format
 from llmb.logs.formats.known import format_called
 from llmb.metrics.window import resolve_window
+from llmb.missing import Missing
 from llmb.predict.prediction import predicted_step
 from llmb.prepared.folders import prepared_folders
 from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
@@ -60,6 +61,7 @@ CONSUMED = re.compile(r"global_step[:=] ?(\d{1,9})\b[^\r\n]{0,400}?consumed_samp
 IMAGE_VERSION = re.compile(r"nemo[+:](\d+(?:\.\d+)*)")
 """The version in an image's name, as enroot and the suite's installer write it."""
 MODIFIED = "--modified-suite calls it all the same"
+NOT_BESIDE = Missing("the reference suite's own script starts the job, and no sampler of llmb runs beside it")
 
 
 def script_of(recipe: Recipe) -> LaunchScript:
@@ -241,7 +243,7 @@ class ReferenceSuite(Program):
         plan, log_format = record.plan, _format(record.plan)
         outcome = judge_latest_attempt(folder.log, plan.window, log_format)
         contradiction = why_contradicting(record, (), log_gpus=outcome.gpus) or other_batch(folder, plan)
-        return result_of_log(plan, outcome, end, log_format, contradiction=contradiction)
+        return result_of_log(plan, outcome, end, log_format, None, contradiction, NOT_BESIDE)
 
 
 def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> str | None:
