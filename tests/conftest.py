@@ -3,6 +3,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,6 +147,12 @@ def fork_server(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
 def forked_python(fork_server: ForkServer) -> str:
     """What is called like the interpreter and need not load torch."""
     return str(fork_server.python)
+
+
+@pytest.fixture
+def forked_programs(forked_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of llmb that this process starts, such as what counts a rank, need not load torch."""
+    monkeypatch.setattr(sys, "executable", forked_python)
 
 
 @pytest.fixture(scope="session")

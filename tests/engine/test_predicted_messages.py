@@ -64,6 +64,7 @@ def counted(collectives: tuple[CollectiveCount, ...]) -> Counter[tuple[str, str]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_messages_and_products_are_those_of_the_engine(name: str) -> None:
     plan = planned(*LAYOUTS[name])

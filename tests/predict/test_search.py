@@ -66,7 +66,7 @@ def test_experts_are_spread() -> None:
 
 @pytest.mark.slow
 def test_goals_order_by_what_they_say() -> None:
-    plan = planned("8b", 16)
+    plan = planned("8b", 8)
     prices = [one.prediction.seconds * one.plan.recipe.scale for one in search_for("token", plan, predicted).found]
     assert prices == sorted(prices)
     lengths = [one.plan.recipe.layout.seq_len for one in search_for("seq-len", plan, predicted).found]

@@ -3,6 +3,7 @@
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,11 @@ def imported(workload: str, folder: Path, dtype: torch.dtype) -> tuple[nn.Module
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, SavedCheckpoint]:
+def base(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> tuple[nn.Module, SavedCheckpoint]:
     """transformers' model in bf16, and the checkpoint that was made from it."""
-    return imported(LORA, tmp_path_factory.mktemp("base"), torch.bfloat16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", forked_python)
+        return imported(LORA, tmp_path_factory.mktemp("base"), torch.bfloat16)
 
 
 @pytest.fixture
@@ -216,6 +219,7 @@ def test_adapters_made_by_peft_train_here(
     assert "prepare checkpoint" not in caught.value.what
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_all_weights_of_a_checkpoint_in_bf16_are_fine_tuned(tiny_plan: MakePlan, train: Train, tmp_path: Path) -> None:
     """Full fine-tuning, in a layout; a resumed run does not read them again."""
     model, checkpoint = imported(PRETRAIN, tmp_path / "own", torch.bfloat16)

@@ -46,6 +46,7 @@ def test_a_run_is_forced_without_a_count() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
 def test_a_run_that_does_not_fit_is_refused_once_it_is_counted() -> None:
     """One of few layers and many sequences needs some GiB more than there are, and recomputes them if told to."""
     plan = planned(4, 13)
