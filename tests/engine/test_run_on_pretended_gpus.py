@@ -29,8 +29,9 @@ pytestmark = [
         reason="needs triton and torch 2.13, whose parts are pretended: make setup",
     ),
 ]
-LLAMA = ("pretrain_llama3.1", "tiny", "--layers", "2")
-MAVERICK = ("finetune_llama4-maverick", "tiny", "--synthetic", "--layers", "2")
+SMALL = ("--layers", "2", "--gbs", "4")
+LLAMA = ("pretrain_llama3.1", "tiny", *SMALL)
+MAVERICK = ("finetune_llama4-maverick", "tiny", "--synthetic", *SMALL)
 BALANCED = "--force-load-balancing"  # the host waits for no number of the device's
 RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bf16": (1, LLAMA),
@@ -41,16 +42,18 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "experts": (1, (*MAVERICK, BALANCED)),
     "experts-fp8": (1, (*MAVERICK, BALANCED, "--dtype", "fp8")),
     "sharded": (2, (*LLAMA, "--dtype", "fp8")),
-    "tensor-parallel": (2, (*LLAMA, "--tp", "2", "--checkpoint-interval", "2")),
+    "tensor-parallel": (2, (*LLAMA, "--tp", "2", "--no-compile", "--checkpoint-interval", "2")),
+    "tensor-parallel, compiled": (2, (*LLAMA, "--tp", "2")),
     "context-parallel": (2, (*LLAMA, "--cp", "2")),
-    "pipeline, profiled": (2, (*LLAMA, "--pp", "2", "--profile", "--profiler", "torch")),
+    "pipeline, profiled": (2, (*LLAMA, "--pp", "2", "--no-compile", "--profile", "--profiler", "torch")),
     "expert-parallel-fp8": (2, (*MAVERICK, BALANCED, "--ep", "2", "--dtype", "fp8")),
 }
 
 # What the others do too: stages of the pipeline hold all of their parameters, as one GPU does, and
-# "expert-parallel-fp8" shards and computes in FP8. The last two go through stages that CPU runs have as well.
+# "expert-parallel-fp8" shards, computes in FP8 and generates kernels. The last two go through stages that CPU runs have
+# as well.
 FURTHER = {"bf16", "fp8", "fp8-current", "recomputed", "experts", "experts-fp8", "sharded"}
-FURTHER |= {"context-parallel", "lora-packed"}
+FURTHER |= {"tensor-parallel, compiled", "context-parallel", "lora-packed"}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,6 @@ def test_a_rank_runs_alone(python: str, tmp_path: Path) -> None:
 
 
 def test_a_run_resumes_from_a_checkpoint(python: str, run_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """Not compiled, which the others are, and which changes no state."""
     (saved,) = run_of("tensor-parallel").glob(f"checkpoints/step={STEPS}-*")
     resumed = run(python, tmp_path, 2, *LLAMA, "--tp", "2", "--no-compile", "--load-checkpoint", str(saved), steps=1)
     assert [step["step"] for step in steps_of(resumed)] == [STEPS]
