@@ -77,5 +77,6 @@ def test_values_have_the_spread_of_their_role(name, models, block_elements):
 def test_each_rank_gets_its_shard_of_the_unsharded_values(backend, dp, tp, models, run_ranks, tmp_path):
     records = [models[name].model_dump(mode="json") for name in ARCHITECTURES]
     (tmp_path / "models.json").write_text(json.dumps(records))
-    for printed in run_ranks(WORKER, dp * tp, backend, tmp_path, dp, tp):
+    first = dp * tp - 2 if backend == "fake" else 0  # whether the others run makes no difference there
+    for printed in run_ranks(WORKER, dp * tp, backend, tmp_path, dp, tp, first=first):
         assert "differing: []" in printed

@@ -367,10 +367,12 @@ def test_an_import_of_something_else_starts_again_and_says_why(models, source, t
 
 
 def test_two_processes_write_what_one_does(models, source, tmp_path):
-    one = import_small(models, source, tmp_path / "one", [])
-    two = import_small(models, source, tmp_path / "two", [], processes=2)
+    one, told = import_small(models, source, tmp_path / "one", []), []
+    two = import_small(models, source, tmp_path / "two", [], processes=2, on_progress=lambda *each: told.append(each))
     assert one == two
     assert times(tmp_path / "one").keys() == times(tmp_path / "two").keys()
+    assert len(told) == 1 + len(times(tmp_path / "two"))
+    assert told[-1][0] == told[-1][1] > 0
 
 
 @pytest.mark.slow

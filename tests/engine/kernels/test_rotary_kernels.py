@@ -27,10 +27,18 @@ PROXIES = {
     "maverick": (128, 64, (40, 8, 8), True),
 }
 """head_dim, pairs, heads, and whether pairs are interleaved."""
+QUICK = (("llama3.1", 90), ("340b", 100), ("maverick", 100))
+"""All of a head that is a power of two, a part of another one, and pairs side by side."""
 
 
-@pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize("proxy", PROXIES)
+@pytest.mark.parametrize(
+    ("proxy", "capability"),
+    [
+        pytest.param(proxy, capability, marks=() if (proxy, capability) in QUICK else pytest.mark.measured)
+        for proxy in PROXIES
+        for capability in (90, 100)
+    ],
+)
 def test_compiled_for_a_gpu_kernels_read_and_write_16_bytes_at_a_time(
     triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, proxy: str, capability: int
 ) -> None:

@@ -301,9 +301,10 @@ def test_a_full_disk_is_said_and_nothing_is_left(
     What an import has finished is kept, for the same command to resume with.
     """
     weights = json.loads((exported / "model.safetensors.index.json").read_text())["metadata"]["total_size"]
+    one_by_one = ("-w", LLAMA, "-s", "tiny", "--processes", "1")
     arguments = {
         "export": [checkpoint(LLAMA), tmp_path / "disk" / "new", "--max-shard-size", "100KB"],
-        "import": [exported, tmp_path / "disk" / "new", "-w", LLAMA, "-s", "tiny", "--max-file-size", "1MB"],
+        "import": [exported, tmp_path / "disk" / "new", *one_by_one, "--max-file-size", "1MB"],
     }[action]
     command = [*small_disk(str(weights + room)), *LLMB, "checkpoint", action, *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_WITHIN_S)
