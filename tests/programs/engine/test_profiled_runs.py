@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from llmb.cli.main import app
 
-OPTIONS = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "12", "--profile")
+SMALL = ("-w", "pretrain_llama3.1", "--scale", "2", "--layers", "2", "--gbs", "4")
+OPTIONS = (*SMALL, "--steps", "12", "--profile")
 STEPS = ("--profile-start-step", "9", "--profile-stop-step", "11")
 PARTS = ("attention", "matrix_product", "other", "memory_copy", "communication_exposed", "idle")
 
