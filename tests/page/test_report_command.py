@@ -12,6 +12,8 @@ import pytest
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
+from llmb.page.charts import BLUE, Line, series_chart
+from llmb.page.render import public_text
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import PredictedStep
@@ -207,6 +209,17 @@ def test_names_of_users_hosts_and_homes_are_left_out(
     full = page("--full")
     assert "/home/erika/venv/bin/python" in full
     assert "cl7-node19" in full
+
+
+def test_a_home_is_not_found_within_the_name_of_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/root")
+    assert public_text([], Path("/cluster"))("data/root/log, /root/log") == "data/root/log, ~/log"
+
+
+def test_the_name_of_an_axis_is_inside_of_the_plot_whose_ticks_are_longer_in_its_own_size() -> None:
+    times = Line("step", BLUE, ((0, 0.67), (1, 0.42), (2, 0.37)))
+    svg = series_chart("steps", [times], ("step", "s"), window=(1.5, 2.5), level=0.37).svg()
+    assert float(re.findall(r'x="([\d.]+)"[^>]*>s</text>', svg)[0]) > 10  # its letters are that high
 
 
 def test_the_network_is_shown_without_the_names_of_its_nodes(root: Path, page: Callable[..., str]) -> None:

@@ -336,7 +336,8 @@ def _fit(canvas: "Canvas") -> None:
     As does matplotlib's constrained layout, which measures all texts twice: a third of the time that a plot takes.
     """
     (plot,) = canvas.axes
-    plot.set_position((0.1, 0.18, 0.88, 0.7))  # nearly where it will be, so that it has the same ticks
+    height = 0.7 if plot.get_legend() else 0.8
+    plot.set_position((0.1, 0.18, 0.88, height))  # nearly where it will be, so that it has the same ticks
     inner, outer = plot.get_window_extent(), plot.get_tightbbox(for_layout_only=True)
     assert outer is not None, "axes are visible"
     gaps = inner.get_points() - outer.get_points() + [[PAD], [-PAD]]

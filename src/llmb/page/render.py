@@ -159,7 +159,10 @@ def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]
     user = _user()
     if user and user not in SYSTEM_USERS:
         named[user] = "user"
-    folders = {str(root): "$LLMB_INSTALL", str(root.resolve()): "$LLMB_INSTALL", str(Path.home()): "~"}
+    home = str(Path.home())
+    folders = dict.fromkeys((str(root), str(root.resolve())), "$LLMB_INSTALL")
+    if home != "/root":  # which other paths have in them, such as data/root; as a home, _HOME finds it
+        folders[home] = "~"
     return partial(_hidden, folders, _names(named), named)
 
 
