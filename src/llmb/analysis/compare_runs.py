@@ -109,7 +109,7 @@ def compare_runs(
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
     old, new = measured(before), measured(after) if after else None
     left_out += [_left_out(one, "before") for one in old.left_out]
-    if new is None or sources(before) == sources(new):
+    if after is None or new is None or sources(before) == sources(after):
         if not vary:
             do = "select two groups of runs, or say what differs within one: --vary dtype, --vary scale"
             lines = "".join(f"\n  left out: {one.run}: {one.reason}" for one in left_out)
