@@ -2,8 +2,8 @@
 """One of two ranks that compute in bf16: compares summed gradients with sums made by hand.
 
 Arguments: folder with plans.json and room for the rendezvous, rank. The first rank prints, as JSON, for each plan the
-relative error against the sum in fp32, whether every element is a bf16 number, and how often this rank gathered,
-reduced and scattered, and reduced.
+relative error against the sum in fp32, whether every element is a bf16 number, how often this rank gathered,
+reduced and scattered, and reduced, and how many of its own reductions began before the last product.
 """
 
 import json
@@ -36,6 +36,8 @@ TRAFFIC = (
     ("c10d::allreduce_", "_c10d_functional::all_reduce_"),
 )
 """Collectives by the names that a profile has for them: as FSDP calls them, as the engine does, or both."""
+REDUCTIONS = [names[1] for names in TRAFFIC[1:]]
+PRODUCTS = ("aten::mm", "aten::addmm_")
 
 
 def summed(plan: EnginePlan) -> dict[str, Tensor]:
@@ -50,12 +52,11 @@ def summed(plan: EnginePlan) -> dict[str, Tensor]:
         for numbers in rank_samples(layout, 0, rank):
             batch = data.micro_batch(numbers)
             loss = model(batch.tokens, batch.labels)
-            # As the engine scales it: pipeline schedules divide at the end, all else at the loss.
-            (loss if layout.pp > 1 else loss / layout.ga).backward()
+            (loss / layout.ga).backward()
             for name, parameter in model.named_parameters():
                 sums[name] += parameter.grad.double()
                 parameter.grad = None
-    return {name: total / layout.dp / (layout.ga if layout.pp > 1 else 1) for name, total in sums.items()}
+    return {name: total / layout.dp for name, total in sums.items()}
 
 
 def compare(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
@@ -76,7 +77,13 @@ def compare(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
     dist.all_gather_object(gathered, (worst, all_bf16))  # pipeline ranks hold different parameters
     errors, flags = zip(*gathered, strict=True)
     traffic = [max(calls.get(name, 0) for name in names) for names in TRAFFIC]
-    return {"error": max(errors), "all_bf16": all(flags), "traffic": traffic}
+    return {"error": max(errors), "all_bf16": all(flags), "traffic": traffic, "early": early_reductions(profiled)}
+
+
+def early_reductions(profiled: profile) -> int:
+    events = profiled.events()
+    last_product = max(event.time_range.start for event in events if event.name in PRODUCTS)
+    return sum(event.name in REDUCTIONS and event.time_range.start < last_product for event in events)
 
 
 def main(folder: Path, rank: int) -> None:

@@ -22,7 +22,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 from llmb.engine.data.batches import rank_samples
-from llmb.engine.gradient_accumulation import give_sums
 from llmb.engine.loop import prepare_stages
 from llmb.engine.lora import token_keys
 from llmb.engine.model.adapter import Dropout
@@ -92,7 +91,8 @@ def clear(stage: Decoder, hidden: Tensor) -> None:
 
 def taken(stage: Decoder, hidden: Tensor, output: Tensor) -> dict[str, Tensor]:
     """The output and all gradients, which are then cleared."""
-    give_sums([stage])
+    for each in stage.gradient_sums:
+        each.give()
     tensors = {"hidden": hidden, **dict(stage.named_parameters())}
     gradients = {name: local_tensor(each.grad) for name, each in tensors.items() if each.grad is not None}
     found = {name: gradient.clone() for name, gradient in {**gradients, "output": output.detach()}.items()}

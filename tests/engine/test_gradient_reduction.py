@@ -13,13 +13,14 @@ from llmb.runs.plan import Plan
 WORKER = Path(__file__).parent / "reduction_worker.py"
 FULL, OPTIMIZER, WHOLE = (Parallelism(dp_sharding=sharding) for sharding in ("full", "optimizer", "none"))
 CASES = {
-    "full": (FULL, {}, [24, 3, 0]),
-    "optimizer": (OPTIMIZER, {}, [0, 3, 0]),
-    "none": (WHOLE, {}, [0, 0, 3]),
-    "pipeline": (FULL, {"pp": 2}, [0, 0, 0]),
+    "full": (FULL, {}, [24, 3, 0], 0),
+    "optimizer": (OPTIMIZER, {}, [0, 3, 0], 1),
+    "none": (WHOLE, {}, [0, 0, 3], 1),
+    "pipeline": (FULL, {"pp": 2}, [0, 0, 0], 0),
 }
-"""Parallelism, layout, and how often ranks gather, reduce and scatter, and reduce the two blocks and the rest of the
-model in four micro-batches (eight where there is a pipeline)."""
+"""Parallelism, layout, how often ranks gather, reduce and scatter, and reduce the two blocks and the rest of the
+model in four micro-batches (eight where there is a pipeline), and how many of the engine's own reductions begin while
+another block's gradients are computed."""
 
 
 @pytest.mark.slow
@@ -35,7 +36,7 @@ def test_gradients_are_added_up_as_the_plan_says(
             parallelism=parallelism,
             overrides={"layers": 2, "gbs": 8, "seq_len": 32, **sizes},
         )
-        for case, (parallelism, sizes, _) in CASES.items()
+        for case, (parallelism, sizes, *_) in CASES.items()
         for dtype in dtypes
     }
     (tmp_path / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans.values()]))
@@ -48,3 +49,4 @@ def test_gradients_are_added_up_as_the_plan_says(
         assert 1e-3 < rounded["error"] < 1e-2, case
         assert rounded["all_bf16"], case
         assert exact["traffic"] == rounded["traffic"] == CASES[case][2], case
+        assert exact["early"] == rounded["early"] == CASES[case][3], case

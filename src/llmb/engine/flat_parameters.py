@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,14 +31,14 @@ class FlatParameters:
     ) -> None:
         for stage in stages:
             placed: dict[nn.Parameter, nn.Parameter] = {}
-            for peers, unit in units(stage, exchange):
+            for layer, peers, unit in units(stage, exchange):
                 for (of_kind, trained), parameters in kinds(unit, dtype).items():
                     pieces = peers.parts if peers and trained else 1
                     flat = empty(parameters, of_kind, device, pieces)
                     new = [nn.Parameter(view, requires_grad=trained) for view in views(parameters, flat)]
                     placed |= dict(zip(parameters, new, strict=True))
                     if peers and trained:
-                        stage.buckets.append(Bucket(new, flat, peers))
+                        stage.buckets.append(Bucket(new, flat, peers, layer))
                     if trained and of_kind is not torch.float32 and pieces == 1:
                         masters = views(parameters, empty(parameters, torch.float32, device))
                         stage.masters |= dict(zip(new, masters, strict=True))
@@ -56,18 +57,24 @@ class FlatParameters:
         return parts[0].as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
 
 
-def units(stage: Decoder, exchange: Exchange | None) -> Iterator[tuple[Peers | None, list[nn.Parameter]]]:
-    """Parameters that have buffers of their own, and which ranks hold them too."""
+class Held(NamedTuple):
+    """Parameters that have buffers of their own: the block that they are in, if any, and which ranks hold them too."""
+
+    layer: str | None
+    peers: Peers | None
+    parameters: list[nn.Parameter]
+
+
+def units(stage: Decoder, exchange: Exchange | None) -> Iterator[Held]:
     if exchange is None:
-        yield None, list(stage.parameters())
+        yield Held(None, None, list(stage.parameters()))
         return
-    seen: set[nn.Parameter] = set()
-    for block in stage.layers.values():
+    within = {parameter for block in stage.layers.values() for parameter in block.parameters()}
+    yield Held(None, exchange.dense, [parameter for parameter in stage.parameters() if parameter not in within])
+    for layer, block in stage.layers.items():
         routed = {one: None for module in block.modules() if isinstance(module, Experts) for one in module.parameters()}
-        yield exchange.dense, [parameter for parameter in block.parameters() if parameter not in routed]
-        yield exchange.experts, list(routed)
-        seen.update(block.parameters())
-    yield exchange.dense, [parameter for parameter in stage.parameters() if parameter not in seen]
+        yield Held(layer, exchange.dense, [parameter for parameter in block.parameters() if parameter not in routed])
+        yield Held(layer, exchange.experts, list(routed))
 
 
 def kinds(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> dict[tuple[torch.dtype, bool], list[nn.Parameter]]:

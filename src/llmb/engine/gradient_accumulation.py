@@ -3,8 +3,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import zip_longest
-from typing import Protocol
+from itertools import groupby
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from llmb.catalogue.records import Layout
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.linear import GradientSum, Joined, Linear, is_plain, joined_layers
-from llmb.engine.model.local_shard import local_tensor, sharded_like
+from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.parallel.data_parallel import accumulate
-from llmb.engine.parallel.exchange import reduce_partial_gradient
+from llmb.engine.parallel.exchange import Entry, Reduction, Unit, reduce_partial_gradient
+from llmb.engine.typed_autograd import apply
 
 
 def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
@@ -70,25 +71,36 @@ def is_summed(weight: Tensor) -> bool:
     return weight.requires_grad and sharded
 
 
-def give_sums(stages: Iterable[Decoder]) -> None:
-    """Makes the sums of a step's products the gradients of their parameters, as views; later products begin others."""
-    for gradients in (each for stage in stages for each in stage.gradient_sums if not each.is_empty):
-        sizes = [len(local_tensor(weight)) for weight in gradients.parameters]
-        for weight, part in zip(gradients.parameters, torch.split(gradients.total, sizes), strict=True):
-            weight.grad = sharded_like(weight, part)
-        gradients.is_empty.fill_(True)
+def overlap_exchange(stages: Sequence[Decoder]) -> None:
+    """Makes blocks send their gradients, and wait for what other ranks updated, when a pass comes to them."""
+    reduction = Reduction()
+    for stage in stages:
+        stage.reduction = reduction
+        for layer, buckets in groupby(stage.buckets, key=lambda bucket: bucket.layer):
+            unit = Unit.of(list(buckets), stage.gradient_sums)
+            reduction.units.append(unit)
+            if layer is None:
+                stage.register_forward_pre_hook(partial(_await_updates, unit))
+            else:
+                stage.layers[layer].register_forward_pre_hook(partial(_enter_block, reduction, unit))
+
+
+def _await_updates(unit: Unit, _module: nn.Module, _inputs: tuple[Any, ...]) -> None:
+    for bucket in unit.buckets:
+        bucket.finish_gather()
+
+
+def _enter_block(reduction: Reduction, unit: Unit, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    _await_updates(unit, block, inputs)
+    return apply(Entry, inputs[0], reduction, unit), *inputs[1:]
 
 
 def reduce_gradients(stages: Sequence[Decoder], tp: int) -> None:
     """At the end of a step's passes, over all ranks that have the same parameters. tp: those that share a layer."""
-    give_sums(stages)
-    # Two at a time: while one is reduced, the next is copied, and no more copies take memory.
-    buckets = [bucket for stage in stages for bucket in stage.buckets]
-    for bucket, earlier in zip_longest(buckets, [None, *buckets]):
-        if bucket is not None:
-            bucket.begin_reduction()
-        if earlier is not None:
-            earlier.finish_reduction()
+    for gradients in (each for stage in stages for each in stage.gradient_sums):
+        gradients.give()
+    for reduction in {stage.reduction for stage in stages if stage.reduction is not None}:
+        reduction.finish()
     for parameter in trained_parameters(stages) if tp > 1 else ():
         reduce_partial_gradient(parameter)
 

@@ -30,6 +30,7 @@ from llmb.engine.gradient_accumulation import (
     Accumulation,
     Passes,
     accumulate_in_fp32,
+    overlap_exchange,
     reduce_gradients,
     sum_in_products,
 )
@@ -167,6 +168,8 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
             saver.after_step(number)
             progress.enter("step", number + 1)
         gpus = gpus_after(ranks)
+        for bucket in (bucket for stage in stages for bucket in stage.buckets):
+            bucket.finish_gather()
         saver.finish()
     profiler.close()
     if gpus:
@@ -248,6 +251,8 @@ def give_memory(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> No
         if plan.compiled and not plan.fp8_recipe:
             join_products(stages, flat)
         choose_accumulation(stages, plan)
+        if exchange is not None:
+            overlap_exchange(stages)
 
 
 def choose_accumulation(stages: Sequence[Decoder], plan: EnginePlan) -> None:
@@ -287,6 +292,8 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
     if data.batches[0].starts is not None:
         count = mean_count(data.figures.counted_labels, layout, ranks)
     batches = on_device(data.batches, ranks.device)
+    if passes.stages[0].reduction is not None:
+        passes.stages[0].reduction.begin_step(layout.ga)
     with fp8_step(passes.stages, number) if plan.fp8_recipe else nullcontext():
         if plan.compiled:
             batches = with_varying_segments(batches)
@@ -318,7 +325,7 @@ def update(stages: Sequence[Decoder], optimizers: Sequence[AdamW], training: Tra
         optimizer.step()
         optimizer.zero_grad()
         for bucket in stage.buckets:
-            bucket.gather()
+            bucket.begin_gather()
     return norm
 
 

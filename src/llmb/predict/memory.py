@@ -15,7 +15,7 @@ from typing import NamedTuple
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
-from llmb.predict.moments import GATHERED, moments
+from llmb.predict.moments import GATHERED, moments, together_in_turn
 from llmb.predict.sizes import BF16, FP32, Sizes
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable, stage_ranks
@@ -184,9 +184,10 @@ class _Rank:
         """Whether casts of weights are renewed by the update; else they are dropped when the passes of a step end."""
         return self.plan.fp8_recipe == "delayed" and (not self.exchanges or self.sharding == "none")
 
-    def sums(self) -> int:
-        """Bytes of the gradients of a step, summed over its micro-batches."""
-        return self.gradient_bytes * sum(self.trained())
+    def sums(self, first: int = 0) -> int:
+        """Bytes of the gradients of a step, summed over its micro-batches, if none of the stages before has any."""
+        stages = range(0 if self.sizes.adds_in_products else first, len(self.stages))
+        return self.gradient_bytes * sum(sum(self.trained(stage)) for stage in stages)
 
     @property
     def exact(self) -> bool:
@@ -219,7 +220,7 @@ class _Rank:
         # The gradient of the embedding comes last, and is then added to that of earlier micro-batches.
         table = BF16 * self.first_table() if self.plan.lora is None else 0
         stages = range(len(self.stages))
-        sums = [0 if sizes.adds_in_products else self.gradient_bytes * sum(self.trained(stage)) for stage in stages]
+        sums = [0 if sizes.adds_in_products else self.left_by_pass(stage) for stage in stages]
         found = (
             (
                 sum(map(mul, each.held, holds)) + each.passes * working + each.adds * table,
@@ -236,6 +237,13 @@ class _Rank:
             "optimizer": state["optimizer"],
             "activations": activations,
         }
+
+    def left_by_pass(self, stage: int) -> int:
+        """Bytes of the gradients of a stage after a backward pass, where products do not add them."""
+        dense, experts = self.trained(stage)
+        if self.sends_blocks and self.layout.ga == 1 and self.sharding == "optimizer":
+            return self.reduced_bytes * (dense // self.pieces + experts // self.expert_pieces)
+        return self.gradient_bytes * (dense + experts)
 
     @property
     def gathers_blocks(self) -> bool:
@@ -299,21 +307,57 @@ class _Rank:
         """Bytes of an element of a gradient as it is sent."""
         return FP32 if self.exact else BF16
 
+    @property
+    def sends_blocks(self) -> bool:
+        """Whether the gradients of a block are on their way while earlier ones are computed."""
+        return self.exchanges and self.sharding != "full"
+
     def at_reduction(self) -> dict[str, int]:
-        """Gradients are copied into buckets, two of which are there at a time; what is reduced stays."""
-        buckets = self.buckets() if self.exchanges and self.sharding != "full" else []
-        size = self.reduced_bytes
-        most, left, reduced, before = 0, sum(bucket.elements for bucket in buckets), 0, 0
-        for bucket in buckets:
-            copied = size * bucket.elements
-            reduces = copied // bucket.pieces if bucket.pieces > 1 else 0  # else it is summed where it is
-            for remain, result in ((left, 0), (left - bucket.elements, reduces)):
-                freed = 0 if self.sizes.adds_in_products else self.sums() - self.gradient_bytes * remain
-                most = max(most, reduced + before + copied + result - freed)
-            left -= bucket.elements
-            reduced += reduces or copied
-            before = copied if reduces else 0
-        return {**self.state(passes=False), "gradients": self.sums(), "activations": most}
+        """In the backward pass of the last micro-batch, or after it."""
+        if not self.sends_blocks:
+            return {**self.state(passes=False), "gradients": self.sums(), "activations": 0}
+        *passing, end = self._moments_of_reduction()
+        states = (
+            *({**self.state(), "gradients": each[0], "activations": each[1]} for each in passing),
+            {**self.state(passes=False), "gradients": end[0], "activations": end[1]},
+        )
+        return max(states, key=_total)
+
+    def _moments_of_reduction(self) -> Iterator[tuple[int, int]]:
+        """Gradients, and activations with what is reduced; last of all when the passes have ended.
+
+        Gradients are copied into buckets. The copies of two blocks are there at a time, and their sums stay; other
+        stages hold their last micro-batches.
+        """
+        sizes, size, holds = self.sizes, self.reduced_bytes, self.holds()
+        hidden, together = BF16 * sizes.hidden * sizes.shard, together_in_turn(self.layout)
+        sent = reduced = travelling = 0
+        for stage, layers in reversed(list(enumerate(self.stages))):
+            others = together * sum(holds[:stage])
+            sums = self.sums(stage if self.layout.ga <= together else 0)
+            kept = [0, *accumulate(map(sizes.kept, layers))]
+            for place, layer in reversed(list(enumerate(layers))):
+                buckets = self.buckets(layer)
+                elements = sum(bucket.elements for bucket in buckets)
+                held = others + reduced + travelling
+                yield self.unsent(sums, sent, elements), held + kept[place + 1] + sizes.working(layer)
+                yield self.unsent(sums, sent, elements), held + kept[place] + hidden + size * elements
+                # Sums of products keep their memory; those of experts are added by autograd.
+                sent += self.experts([layer]) if sizes.adds_in_products else elements
+                arriving = sum(size * bucket.elements // bucket.pieces for bucket in buckets)
+                # Without pieces a copy is reduced where it is.
+                copies = size * sum(bucket.elements for bucket in buckets if bucket.pieces > 1)
+                yield self.unsent(sums, sent, 0), held + kept[place] + hidden + copies + arriving
+                travelling = copies
+                reduced += arriving
+        first, ends = (0, 0) if self.plan.lora else (self.first_table(), self.ends())
+        yield self.unsent(self.sums(), sent, first), reduced + travelling + size * ends
+
+    def unsent(self, sums: int, sent: int, elements: int) -> int:
+        """Bytes of gradients, when of ``sums`` those of ``sent`` elements are free, and ``elements`` are complete."""
+        if self.layout.ga == 1:
+            return self.gradient_bytes * (elements + self.last_table() * (self.plan.lora is None))
+        return sums - self.gradient_bytes * sent
 
     def at_reduction_of_experts(self) -> dict[str, int]:
         """A pipeline with sharded parameters reduces gradients of a stage after its last backward pass. Those of
@@ -330,7 +374,7 @@ class _Rank:
         at_end = {**state, "weights": weights, "gradients": size * experts * 4 // 3}
         if self.layout.vp == 1:
             return at_end
-        together = self.layout.ga // max(1, self.layout.ga // self.layout.pp)
+        together = together_in_turn(self.layout)
         begun = None if self.layout.ga > together else self.layout.vp - 1
         state = self.state()
         weights = state["weights"] + self.gathered_stages[min(self.layout.vp, GATHERED)] + (size - BF16) * experts
@@ -342,14 +386,12 @@ class _Rank:
         }
         return max(at_end, first, key=_total)
 
-    def buckets(self) -> list[_Bucket]:
-        """Each block has one, its experts another, and what is in no block."""
+    def buckets(self, layer: int) -> list[_Bucket]:
+        """A block has one, and its experts another."""
         pieces, expert_pieces = (1, 1) if self.sharding == "none" else (self.pieces, self.expert_pieces)
         if self.plan.lora is not None:
-            return [_Bucket(self.sizes.adapters(), pieces) for _ in self.layers]
-        found = []
-        for each in self.layers:
-            found.append(_Bucket(self.sizes.matrices(each) + self.sizes.others(each), pieces))
-            if self.plan.recipe.model.is_moe_layer(each):
-                found.append(_Bucket(self.sizes.expert_matrices(), expert_pieces))
-        return [*found, _Bucket(self.ends(), pieces)]
+            return [_Bucket(self.sizes.adapters(), pieces)]
+        dense = _Bucket(self.sizes.matrices(layer) + self.sizes.others(layer), pieces)
+        if not self.plan.recipe.model.is_moe_layer(layer):
+            return [dense]
+        return [dense, _Bucket(self.sizes.expert_matrices(), expert_pieces)]

@@ -32,6 +32,11 @@ class PeakMoment(NamedTuple):
         return (*self.held, *self.begun, self.gathered, self.passes, self.adds)
 
 
+def together_in_turn(layout: Layout) -> int:
+    """How many micro-batches of a virtual stage follow each other."""
+    return layout.ga // max(1, layout.ga // layout.pp)
+
+
 def moments(layout: Layout, pp_rank: int) -> tuple[PeakMoment, ...]:
     """Finds when a rank may be fullest, until its pipeline is in its steady state, and at its end.
 
@@ -42,7 +47,7 @@ def moments(layout: Layout, pp_rank: int) -> tuple[PeakMoment, ...]:
     if vp == 1:
         ahead = min(whole, layout.pp - 1 - pp_rank)
     else:
-        together = micro_batches // max(1, micro_batches // layout.pp)
+        together = together_in_turn(layout)
         ahead = min(whole, (vp - 1) * together + 2 * (layout.pp - 1 - pp_rank))
     return _moments(vp, together, ahead, min(whole, ahead + 2 * together * vp))
 

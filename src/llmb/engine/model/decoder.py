@@ -19,7 +19,7 @@ from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
 from llmb.engine.model.norms import LayerNorm1P, Norm, RMSNorm
 from llmb.engine.model.rotary import Rotary, rotary_tables
-from llmb.engine.parallel.exchange import Bucket, OwnPart
+from llmb.engine.parallel.exchange import Bucket, OwnPart, Reduction
 
 EMBEDDING = "embed_tokens.weight"
 NORMS: dict[NormName, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm1p": LayerNorm1P}
@@ -127,7 +127,8 @@ class Decoder(nn.Module):
     a last stage that is not the first has a replica of it, see ``parallel.pipeline``.
 
     ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them. ``buckets``: trained
-    parameters that other ranks hold, too. ``gradient_sums``: the gradients that products add to.
+    parameters that other ranks hold, too. ``reduction``: what sums their gradients, if there are any.
+    ``gradient_sums``: the gradients that products add to.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
@@ -136,6 +137,7 @@ class Decoder(nn.Module):
         self.embeds = embedding
         self.masters: dict[nn.Parameter, Tensor] = {}
         self.buckets: list[Bucket] = []
+        self.reduction: Reduction | None = None
         self.gradient_sums: list[GradientSum] = []
         has_embedding = embedding or (head and model.tied_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_embedding else None
@@ -154,12 +156,16 @@ class Decoder(nn.Module):
         copied = self.embed_tokens is not None and not self.embeds
         return (item for name, item in self.named_parameters() if not (copied and name == EMBEDDING))
 
-    def named_parts(self) -> Iterator[tuple[str, OwnPart | None]]:
-        """Names of the parameters of which each rank updates a part, and this rank's part, if it has one."""
+    def parts(self) -> dict[Tensor, OwnPart | None]:
+        """The parameters of which each rank updates a part, and this rank's part, if it has one."""
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
-        shared = {parameter for bucket in split for parameter in bucket.parameters}
-        return ((name, own.get(each)) for name, each in self.named_parameters() if each in shared)
+        return {parameter: own.get(parameter) for bucket in split for parameter in bucket.parameters}
+
+    def named_parts(self) -> Iterator[tuple[str, OwnPart | None]]:
+        """``parts`` by the names of the parameters."""
+        parts = self.parts()
+        return ((name, parts[each]) for name, each in self.named_parameters() if each in parts)
 
     def named_values(self) -> Iterator[tuple[str, Tensor]]:
         """Names of all parameters and what holds their values in full: the master, or else the parameter itself.
@@ -186,7 +192,8 @@ class Decoder(nn.Module):
             local_tensor(parameter).copy_(local_tensor(master))
         for bucket in self.buckets:
             bucket.round_parts()
-            bucket.gather()
+            bucket.begin_gather()
+            bucket.finish_gather()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Moving parameters to a device, such as by ``to_empty``, makes a new parameter for every module.

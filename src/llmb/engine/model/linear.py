@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
-from llmb.engine.model.local_shard import local_shard
+from llmb.engine.model.local_shard import local_shard, local_tensor, sharded_like
 from llmb.engine.model.sequence_shard import gathered, multiply_shard, overlapped
 from llmb.engine.parallel.collectives import Group
 from llmb.engine.typed_autograd import apply
@@ -52,6 +52,15 @@ class GradientSum:
         because = None if hidden.requires_grad else trained
         product: Tensor = apply(_Multiply, hidden, matrix.detach(), because, self.total, self.is_empty, group)
         return product
+
+    def give(self) -> None:
+        """Makes the sum the gradient of the parameters, as views; later products begin another."""
+        if self.is_empty:
+            return
+        sizes = [len(local_tensor(weight)) for weight in self.parameters]
+        for weight, part in zip(self.parameters, torch.split(self.total, sizes), strict=True):
+            weight.grad = sharded_like(weight, part)
+        self.is_empty.fill_(True)
 
 
 @torch.library.custom_op("llmb::add_product", mutates_args=("total", "is_empty"))

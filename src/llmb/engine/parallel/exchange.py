@@ -7,19 +7,25 @@
 With ``--dp-sharding optimizer`` a rank has fp32 values and moments of its piece alone (ZeRO-1): gradients are reduced
 and scattered, and pieces are gathered once they are updated. With ``none`` every rank updates all, and gradients are
 only reduced.
+
+Neither waits where there is work to do. The gradients of a block travel while those of the blocks before it are
+computed, in the backward pass of a step's last micro-batch, and its updated pieces while the blocks before it run, in
+the forward pass of the next step's first one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from llmb.engine.model.linear import GradientSum
 from llmb.engine.model.local_shard import local_tensor, sharded_like
 from llmb.engine.parallel.collectives import Group, c10d
 from llmb.engine.parallel.mesh import Ranks
@@ -100,14 +106,16 @@ class OwnPart:
 class Bucket:
     """Parameters that are reduced and gathered together, one after the other in ``flat``, with padding at the end.
 
-    parts: of the parameters in this rank's piece; None where each rank updates all.
+    layer: the name of the block that they are in, if any. parts: of the parameters in this rank's piece; None where
+    each rank updates all.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor, peers: Peers) -> None:
-        self.parameters, self.flat, self.peers = parameters, flat, peers
+    def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor, peers: Peers, layer: str | None) -> None:
+        self.parameters, self.flat, self.peers, self.layer = parameters, flat, peers, layer
         self.sizes = sizes_of(parameters)
         self.parts = None if peers.pieces is None else list(self._own_parts(peers.pieces))
         self.reduced: Tensor | None = None
+        self.gathered: Tensor | None = None
 
     def _own_parts(self, pieces: Group) -> Iterator[OwnPart]:
         own = self._piece(pieces)
@@ -169,12 +177,100 @@ class Bucket:
                 part.weight.copy_(part.values)
 
     @torch.no_grad()
-    def gather(self) -> None:
-        """Gathers what each rank updated."""
+    def begin_gather(self) -> None:
+        """Gathers what each rank updated, without waiting for it."""
         if self.peers.pieces is not None:
             name, size, _ = self.peers.pieces
             own = self._piece(self.peers.pieces)
-            c10d.wait_tensor(c10d.all_gather_into_tensor_out(own, size, name, out=self.flat))
+            self.gathered = c10d.all_gather_into_tensor_out(own, size, name, out=self.flat)
+
+    def finish_gather(self) -> None:
+        """Before the parameters are read; does nothing if they are complete."""
+        if self.gathered is not None:
+            c10d.wait_tensor(self.gathered)
+            self.gathered = None
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """What is reduced together: the buckets of a block, or of what a stage has outside of blocks.
+
+    sums: of products, which become gradients. passes: how many backward passes its gradients still lack; None once they
+    are on their way.
+    """
+
+    buckets: Sequence[Bucket]
+    sums: Sequence[GradientSum]
+    passes: int | None = None
+
+    @classmethod
+    def of(cls, buckets: Sequence[Bucket], sums: Iterable[GradientSum]) -> Self:
+        """With those of the sums that are of its parameters."""
+        parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
+        return cls(buckets, [each for each in sums if parameters.issuperset(each.parameters)])
+
+
+class Reduction:
+    """Sums the gradients of all stages of this rank over ranks, those of a block while earlier ones are computed.
+
+    Two units at a time: while one is reduced, the next is copied, and no more copies take memory.
+    """
+
+    def __init__(self) -> None:
+        self.units: list[Unit] = []
+        self.travelling: Sequence[Bucket] = ()
+
+    def begin_step(self, micro_batches: int) -> None:
+        for unit in self.units:
+            unit.passes = micro_batches
+
+    def count_pass(self, unit: Unit) -> None:
+        """After a backward pass of the unit. All ranks that share it send the gradients of the last one here."""
+        if unit.passes is not None:
+            unit.passes -= 1
+            if unit.passes == 0:
+                self._send(unit)
+
+    def finish(self) -> None:
+        """After the passes of a step: sends what no pass has sent, such as of a block whose input has no gradient."""
+        for unit in self.units:
+            if unit.passes is not None:
+                self._send(unit)
+        self._arrive(())
+
+    def _send(self, unit: Unit) -> None:
+        unit.passes = None
+        for each in unit.sums:
+            each.give()
+        for bucket in unit.buckets:
+            bucket.begin_reduction()
+        self._arrive(unit.buckets)
+
+    def _arrive(self, following: Sequence[Bucket]) -> None:
+        for bucket in self.travelling:
+            bucket.finish_reduction()
+        self.travelling = following
+
+
+class _EntryContext(FunctionCtx):
+    reduction: Reduction
+    unit: Unit
+
+
+class Entry(torch.autograd.Function):
+    """The hidden states that a block takes. Autograd computes all gradients of the block before theirs, as it prefers
+    what was recorded later, and gradients of parameters to all else."""
+
+    @staticmethod
+    def forward(ctx: _EntryContext, hidden: Tensor, reduction: Reduction, unit: Unit) -> Tensor:
+        ctx.reduction, ctx.unit = reduction, unit
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _EntryContext, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ctx.reduction.count_pass(ctx.unit)
+        return gradient, None, None
 
 
 def cut(flat: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:

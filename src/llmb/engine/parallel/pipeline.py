@@ -23,7 +23,6 @@ from torch.distributed.pipelining.schedules import (
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Layout, Model
 from llmb.engine.data.batches import MicroBatch
-from llmb.engine.gradient_accumulation import give_sums
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.model.local_shard import local_tensor
@@ -174,12 +173,6 @@ class Stage(PipelineStage):
             operation.group = groups[lane(stage, self.group_size)]
         return operations
 
-    def scale_grads(self, grad_scale_factor: int) -> None:
-        """At the end of a step: torch divides gradients by the number of micro-batches."""
-        assert isinstance(self.submod, Decoder)
-        give_sums([self.submod])
-        super().scale_grads(grad_scale_factor)
-
 
 class Pipeline:
     """Runs the passes of a step over all pipeline ranks."""
@@ -216,12 +209,14 @@ class Pipeline:
         lanes = connect_lanes(layout, ranks.mesh["pp"])
         for stage in self.placed:
             stage.positions, stage.lanes, stage.new_hidden = positions, lanes, new_hidden
+        self.micro_batches = layout.ga
         self.schedule = _schedule(self.placed, layout)
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
         tokens, labels, starts, _, segments = zip(*batches, strict=True)
         for stage in self.placed:
-            stage.count, stage.segments = count, segments
+            # Divided here, not afterwards: gradients of a block are on their way before the step's passes end.
+            stage.count, stage.segments = count * self.micro_batches, segments
         inputs = (torch.cat(tokens)[:, self.positions],) if self.has_embedding else ()
         # Every stage needs the starts of its micro-batch: the schedule splits keyword arguments too.
         packed: dict[str, Any] = {} if starts[0] is None else {"starts": torch.cat(starts)}
@@ -232,7 +227,7 @@ class Pipeline:
         else:
             self.schedule.step(*inputs, return_outputs=False, **packed)
         reduce_tied_gradients(self.stages, self.ranks.mesh["pp"])
-        return torch.stack([loss.detach().double() for loss in losses]).mean() if losses else None
+        return torch.stack([loss.detach().double() for loss in losses]).sum() if losses else None
 
 
 def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:
@@ -242,8 +237,8 @@ def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:
 
 def _schedule(placed: Sequence[PipelineStage], layout: Layout) -> PipelineScheduleSingle | _PipelineScheduleRuntime:
     if layout.vp == 1:
-        return Schedule1F1B(placed[0], layout.ga, loss_fn=of_last_stage)
-    return ScheduleInterleaved1F1B(list(placed), layout.ga, loss_fn=of_last_stage)
+        return Schedule1F1B(placed[0], layout.ga, loss_fn=of_last_stage, scale_grads=False)
+    return ScheduleInterleaved1F1B(list(placed), layout.ga, loss_fn=of_last_stage, scale_grads=False)
 
 
 def _shapes(stage: Decoder, layout: Layout, new_hidden: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:

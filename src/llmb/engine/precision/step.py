@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.parallel.exchange import OwnPart
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.apply import drop_kept, fp8_layers
 from llmb.engine.precision.experts import Fp8Stack
@@ -36,7 +38,7 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
     if scales.frozen_weights is not None:
         scales.amax[:, WEIGHT] = scales.frozen_weights
     elif not scales.weights_measured:
-        measure_weights(scales, layers)
+        measure_weights(scales, own_weights(stages, layers))
     scales.weights_measured = False
     scales.use()
     yield
@@ -46,9 +48,25 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
     scales.finish(number)
 
 
-def measure_weights(scales: Scales, layers: Sequence[Fp8Linear | Fp8Stack]) -> None:
+def own_weights(stages: Sequence[nn.Module], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
+    """The weights of layers. Of those that ranks update in parts this rank's: the others may still be on their way."""
+    parts: dict[Tensor, OwnPart | None] = {}
+    for stage in stages:
+        if isinstance(stage, Decoder):
+            parts |= stage.parts()
+    found: list[Tensor] = []
+    for weight in (layer.weight for layer in layers):
+        part = parts.get(weight)
+        if part is not None:
+            found.append(part.values if part.weight is None else part.weight)
+        else:
+            found.append(weight.new_empty(0) if weight in parts else weight)
+    return found
+
+
+def measure_weights(scales: Scales, weights: Sequence[Tensor]) -> None:
     """Sets the largest values of weights that change in every step, and with current scaling their scales."""
-    scales.amax[:, WEIGHT] = weight_amax([layer.weight for layer in layers])
+    scales.amax[:, WEIGHT] = weight_amax(weights)
     if not scales.delayed:
         amax = scales.amax[:, WEIGHT].contiguous()
         reduce_largest(amax, scales.group)
