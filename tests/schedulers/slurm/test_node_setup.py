@@ -95,9 +95,12 @@ def ended(slurm: SlurmCluster, job: str) -> str:
 
 @pytest.mark.slurm
 def test_vboost_lasts_as_long_as_the_workers(
-    smi: Path, queue: Callable[[JobSpec], tuple[str, RunFolder]], slurm: SlurmCluster
+    smi: Path, queue: Callable[[JobSpec], tuple[str, RunFolder]], slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    work = 'cat "$SMI_CALLS" >"$SMI_CALLS.$SLURM_PROCID"; sleep 1; exit 0'
+    begun = " && ".join(
+        f'[ -s "{RunFolder(tmp_path / "jobs" / "run_1" / "run").resources}/{node}.jsonl" ]' for node in NODES
+    )
+    work = f'cat "$SMI_CALLS" >"$SMI_CALLS.$SLURM_PROCID"; until {begun}; do sleep 0.2; done; exit 0'
     job, folder = queue(spec_of(work, vboost=Boost(level=2), sampled=True, python=sys.executable))
     assert ended(slurm, job) == "COMPLETED 0", (folder.path / "log.out").read_text()
     sampled = read_samples(folder.resources)
