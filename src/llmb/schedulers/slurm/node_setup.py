@@ -9,6 +9,8 @@ from llmb.processes import bind
 from llmb.runs.folder import VBOOST_FILE
 from llmb.schedulers.slurm.shell import Shell, ShellWord, command_lines
 
+BESIDE = ("--overlap", "--mem=0")
+"""Options of a step that runs beside others, which may hold all cores and all memory of the job."""
 BIND_FILE = Shell('"$llmb_folder"/bind.py')
 PYTHON_WORD, FOLDER_WORD = Shell('"$llmb_python"'), Shell('"$llmb_folder"')
 # srun ends the step with the first node that fails, and may lose what is still on its way to the log: that node waits.
@@ -92,14 +94,14 @@ def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
     if spec.vboost:
         yield "# The boost ends with the pipe to it, or when Slurm ends the job."
         level, how = str(spec.vboost.level), "required" if spec.vboost.required else "tried"
-        step = (*_on_every_node(spec), "--overlap", "bash", "-c", BOOST, "llmb-vboost", level, how)
+        step = (*_on_every_node(spec), *BESIDE, "bash", "-c", BOOST, "llmb-vboost", level, how)
         yield "coproc llmb_boost {"
         yield f"exec {command_lines(step)}"
         enough = ALL_SET if spec.vboost.required else ALL_TOLD
         yield BOOST_SET.replace("LEVEL", level).replace("VBOOST", VBOOST_FILE).replace("ENOUGH", enough)
     if spec.sampled:
         yield "# The samplers end with the pipe to them. The run goes on without those that do not start."
-        step = (*_on_every_node(spec), "--overlap", "bash", "-c", SAMPLER, "llmb-sampler", PYTHON_WORD, FOLDER_WORD)
+        step = (*_on_every_node(spec), *BESIDE, "bash", "-c", SAMPLER, "llmb-sampler", PYTHON_WORD, FOLDER_WORD)
         yield f"exec {{llmb_sampled}}> >(exec {command_lines(step)} >/dev/null 2>&1) && llmb_sampler=$! &&"
     yield workers
     if spec.sampled or spec.vboost:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.spec import JobSpec, Word
 from llmb.processes import ranks
-from llmb.schedulers.slurm.node_setup import bound
+from llmb.schedulers.slurm.node_setup import BESIDE, bound
 from llmb.schedulers.slurm.shell import Shell, ShellWord, shell_word
 
 # What llmb.processes.ranks does for its ranks: the limit of open files, the variables of torch.distributed, from what
@@ -36,8 +36,8 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
         f"--ntasks={placement.nodes * tasks_per_node}",
         f"--ntasks-per-node={tasks_per_node}",
         "--kill-on-bad-exit=1",
-        # Agents may run beside a shell that holds the cores of the job.
-        *(("--no-kill", f"--wait={AGENTS_WAIT_S}", "--overlap") if spec.start == "agents" else ()),
+        # Agents may run beside a shell that is a step itself.
+        *(("--no-kill", f"--wait={AGENTS_WAIT_S}", *BESIDE) if spec.start == "agents" else ()),
         "--cpu-bind=none",
         *_cores(spec),
         *(f"--{name}" if value is None else f"--{name}={value}" for name, value in spec.step_flags.items()),
@@ -72,7 +72,7 @@ def single_step(spec: JobSpec, words: Sequence[Word]) -> tuple[ShellWord, ...]:
     python = interpreter(container)
     command = (*inside(container, gpu=False), *(shell_word(word, python) for word in words))
     if container.runtime == "pyxis":
-        return ("srun", "--nodes=1", "--ntasks=1", "--overlap", Shell('--nodelist="$SLURMD_NODENAME"'), *command)
+        return ("srun", "--nodes=1", "--ntasks=1", *BESIDE, Shell('--nodelist="$SLURMD_NODENAME"'), *command)
     return command
 
 

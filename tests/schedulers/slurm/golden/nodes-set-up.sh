@@ -87,7 +87,7 @@ done' \
     llmb-prolog 'test -w /scratch' 'echo it'"'"'s "$SLURMD_NODENAME"' &&
 # The boost ends with the pipe to it, or when Slurm ends the job.
 coproc llmb_boost {
-exec srun --nodes=8 --ntasks=8 --ntasks-per-node=1 --cpu-bind=none --overlap bash -c \
+exec srun --nodes=8 --ntasks=8 --ntasks-per-node=1 --cpu-bind=none --overlap --mem=0 bash -c \
     'smi() {
     timeout 60 sudo -n nvidia-smi boost-slider --vboost "$1" 2>/dev/null ||
         timeout 60 nvidia-smi boost-slider --vboost "$1"

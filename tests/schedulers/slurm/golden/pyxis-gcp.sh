@@ -74,7 +74,7 @@ export MASTER_PORT
 LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 export LLMB_STORE_ID
 
-srun --nodes=1 --ntasks=1 --overlap --nodelist="$SLURMD_NODENAME" --container-image=/images/llmb.sqsh --container-mounts=/var/lib/tcpxo:/var/lib/tcpxo,/scratch:/data,/lustre/bench:/lustre/bench --no-container-mount-home --container-writable python3 -P -m llmb.jobs.begin "$llmb_folder" || exit $?
+srun --nodes=1 --ntasks=1 --overlap --mem=0 --nodelist="$SLURMD_NODENAME" --container-image=/images/llmb.sqsh --container-mounts=/var/lib/tcpxo:/var/lib/tcpxo,/scratch:/data,/lustre/bench:/lustre/bench --no-container-mount-home --container-writable python3 -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
 srun --nodes=32 --ntasks=32 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none \
@@ -97,5 +97,5 @@ if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
     wait "$!"
 fi
 
-srun --nodes=1 --ntasks=1 --overlap --nodelist="$SLURMD_NODENAME" --container-image=/images/llmb.sqsh --container-mounts=/var/lib/tcpxo:/var/lib/tcpxo,/scratch:/data,/lustre/bench:/lustre/bench --no-container-mount-home --container-writable python3 -P -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+srun --nodes=1 --ntasks=1 --overlap --mem=0 --nodelist="$SLURMD_NODENAME" --container-image=/images/llmb.sqsh --container-mounts=/var/lib/tcpxo:/var/lib/tcpxo,/scratch:/data,/lustre/bench:/lustre/bench --no-container-mount-home --container-writable python3 -P -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
 exit "$llmb_exit_code"
