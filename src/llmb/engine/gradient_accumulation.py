@@ -16,7 +16,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.linear import GradientSum, Joined, Linear, is_plain, joined_layers
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.parallel.data_parallel import accumulate
-from llmb.engine.parallel.exchange import Entry, Reduction, Unit, reduce_partial_gradient
+from llmb.engine.parallel.exchange import BlockEntry, Reduction, Unit, reduce_partial_gradient
 from llmb.engine.typed_autograd import apply
 
 
@@ -92,15 +92,15 @@ def _await_updates(unit: Unit, _module: nn.Module, _inputs: tuple[Any, ...]) -> 
 
 def _enter_block(reduction: Reduction, unit: Unit, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     _await_updates(unit, block, inputs)
-    return apply(Entry, inputs[0], reduction, unit), *inputs[1:]
+    return apply(BlockEntry, inputs[0], reduction, unit), *inputs[1:]
 
 
 def reduce_gradients(stages: Sequence[Decoder], tp: int) -> None:
     """At the end of a step's passes, over all ranks that have the same parameters. tp: those that share a layer."""
     for gradients in (each for stage in stages for each in stage.gradient_sums):
         gradients.give()
-    for reduction in {stage.reduction for stage in stages if stage.reduction is not None}:
-        reduction.finish()
+    if stages[0].reduction is not None:
+        stages[0].reduction.finish()
     for parameter in trained_parameters(stages) if tp > 1 else ():
         reduce_partial_gradient(parameter)
 

@@ -95,6 +95,23 @@ class _Bucket(NamedTuple):
     pieces: int
 
 
+class _SentBlock(NamedTuple):
+    """What a block takes when its gradients are complete and sent.
+
+    elements: of its gradients. freed: those whose gradients need no memory once they are copied. Bytes: kept, of its
+    activations; working, on top in its backward pass; copied, of the copies, and copies, of those that stay until the
+    next block; arriving, of what is reduced.
+    """
+
+    elements: int
+    freed: int
+    kept: int
+    working: int
+    copied: int
+    copies: int
+    arriving: int
+
+
 class _Rank:
     """One rank of a pipeline."""
 
@@ -186,8 +203,9 @@ class _Rank:
 
     def sums(self, first: int = 0) -> int:
         """Bytes of the gradients of a step, summed over its micro-batches, if none of the stages before has any."""
-        stages = range(0 if self.sizes.adds_in_products else first, len(self.stages))
-        return self.gradient_bytes * sum(sum(self.trained(stage)) for stage in stages)
+        if first == 0 or self.sizes.adds_in_products:
+            return self.gradient_bytes * sum(self.trained())
+        return self.gradient_bytes * sum(sum(self.trained(stage)) for stage in range(first, len(self.stages)))
 
     @property
     def exact(self) -> bool:
@@ -316,10 +334,11 @@ class _Rank:
         """In the backward pass of the last micro-batch, or after it."""
         if not self.sends_blocks:
             return {**self.state(passes=False), "gradients": self.sums(), "activations": 0}
-        *passing, end = self._moments_of_reduction()
+        *passing, at_end = self._moments_of_reduction()
+        ends = ((True, max(passing, key=sum, default=(0, 0))), (False, at_end))
         states = (
-            *({**self.state(), "gradients": each[0], "activations": each[1]} for each in passing),
-            {**self.state(passes=False), "gradients": end[0], "activations": end[1]},
+            {**self.state(passes=passes), "gradients": gradients, "activations": activations}
+            for passes, (gradients, activations) in ends
         )
         return max(states, key=_total)
 
@@ -329,29 +348,44 @@ class _Rank:
         Gradients are copied into buckets. The copies of two blocks are there at a time, and their sums stay; other
         stages hold their last micro-batches.
         """
-        sizes, size, holds = self.sizes, self.reduced_bytes, self.holds()
-        hidden, together = BF16 * sizes.hidden * sizes.shard, together_in_turn(self.layout)
+        sizes, holds, together = self.sizes, self.holds(), together_in_turn(self.layout)
+        hidden = BF16 * sizes.hidden * sizes.shard
         sent = reduced = travelling = 0
+        sums = in_all = self.sums()
+        asked = self.layers[:1] if sizes.has_equal_blocks else self.layers
+        blocks = {layer: self.sent_block(layer) for layer in asked}
         for stage, layers in reversed(list(enumerate(self.stages))):
-            others = together * sum(holds[:stage])
-            sums = self.sums(stage if self.layout.ga <= together else 0)
-            kept = [0, *accumulate(map(sizes.kept, layers))]
-            for place, layer in reversed(list(enumerate(layers))):
-                buckets = self.buckets(layer)
-                elements = sum(bucket.elements for bucket in buckets)
-                held = others + reduced + travelling
-                yield self.unsent(sums, sent, elements), held + kept[place + 1] + sizes.working(layer)
-                yield self.unsent(sums, sent, elements), held + kept[place] + hidden + size * elements
-                # Sums of products keep their memory; those of experts are added by autograd.
-                sent += self.experts([layer]) if sizes.adds_in_products else elements
-                arriving = sum(size * bucket.elements // bucket.pieces for bucket in buckets)
-                # Without pieces a copy is reduced where it is.
-                copies = size * sum(bucket.elements for bucket in buckets if bucket.pieces > 1)
-                yield self.unsent(sums, sent, 0), held + kept[place] + hidden + copies + arriving
-                travelling = copies
-                reduced += arriving
+            if self.layout.ga <= together:
+                sums = self.sums(stage)
+            sent_of = [blocks.get(layer) or blocks[self.layers[0]] for layer in layers]
+            kept = sum(block.kept for block in sent_of) + together * sum(holds[:stage])
+            for block in reversed(sent_of):
+                held = kept + reduced + travelling
+                before = held - block.kept + hidden
+                yield self.unsent(sums, sent, block.elements), held + block.working
+                yield self.unsent(sums, sent, block.elements), before + block.copied
+                sent += block.freed
+                yield self.unsent(sums, sent, 0), before + block.copies + block.arriving
+                kept -= block.kept
+                travelling = block.copies
+                reduced += block.arriving
         first, ends = (0, 0) if self.plan.lora else (self.first_table(), self.ends())
-        yield self.unsent(self.sums(), sent, first), reduced + travelling + size * ends
+        yield self.unsent(in_all, sent, first), reduced + travelling + self.reduced_bytes * ends
+
+    def sent_block(self, layer: int) -> _SentBlock:
+        sizes, size, buckets = self.sizes, self.reduced_bytes, self.buckets(layer)
+        elements = sum(bucket.elements for bucket in buckets)
+        return _SentBlock(
+            elements,
+            # Sums of products keep their memory; those of experts are added by autograd.
+            self.experts([layer]) if sizes.adds_in_products else elements,
+            sizes.kept(layer),
+            sizes.working(layer),
+            size * elements,
+            # Without pieces a copy is reduced where it is.
+            size * sum(bucket.elements for bucket in buckets if bucket.pieces > 1),
+            sum(size * bucket.elements // bucket.pieces for bucket in buckets),
+        )
 
     def unsent(self, sums: int, sent: int, elements: int) -> int:
         """Bytes of gradients, when of ``sums`` those of ``sent`` elements are free, and ``elements`` are complete."""

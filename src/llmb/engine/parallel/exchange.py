@@ -252,23 +252,23 @@ class Reduction:
         self.travelling = following
 
 
-class _EntryContext(FunctionCtx):
+class _BlockEntryContext(FunctionCtx):
     reduction: Reduction
     unit: Unit
 
 
-class Entry(torch.autograd.Function):
+class BlockEntry(torch.autograd.Function):
     """The hidden states that a block takes. Autograd computes all gradients of the block before theirs, as it prefers
     what was recorded later, and gradients of parameters to all else."""
 
     @staticmethod
-    def forward(ctx: _EntryContext, hidden: Tensor, reduction: Reduction, unit: Unit) -> Tensor:
+    def forward(ctx: _BlockEntryContext, hidden: Tensor, reduction: Reduction, unit: Unit) -> Tensor:
         ctx.reduction, ctx.unit = reduction, unit
         return hidden.view_as(hidden)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _EntryContext, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _BlockEntryContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         ctx.reduction.count_pass(ctx.unit)
         return gradient, None, None
 
