@@ -28,8 +28,7 @@ from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.checkpoints.conversion import FILE_BYTES
 from llmb.huggingface.config import config_of
 from llmb.huggingface.formats import format_of
-from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files
-from llmb.huggingface.tensors import Shape, stored_tensors
+from llmb.huggingface.tensors import CONFIG, INDEX, Shape, index_document, plan_shards, shard_files, stored_tensors
 from llmb.metrics.parameters import parameter_count
 from llmb.weights.conversion import ImportRequest, import_checkpoint
 

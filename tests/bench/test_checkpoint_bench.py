@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from llmb.bench import checkpoint_bench
-from llmb.bench.checkpoint_bench import TrialRequest, raise_if_different
+from llmb.bench.checkpoint_bench import TrialRequest, drop_cache, raise_if_different
 from llmb.bench.kept_measurements import read_measurements
-from llmb.bench.page_cache import drop_cache
 from llmb.bench.records import CheckpointTrial, MeasurementFile, RepeatedStep
 from llmb.catalogue.resolve import Request
 from llmb.checkpoints.times import RankTransfer, checkpoint_time

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import UsageError
-from llmb.huggingface.folder import HuggingFaceFolder
-from llmb.huggingface.hub_checksums import corrupt_files, hub_checksums
+from llmb.huggingface.folder import HuggingFaceFolder, corrupt_files, hub_checksums
 from llmb.weights.conversion import check_content
 
 CONTENT = bytes(range(256)) * 50_000

@@ -7,8 +7,18 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import LlmbError, UsageError
-from llmb.install.image_sources import RegistryImage, image_name, image_source, source_problem
-from llmb.install.images import ImageRequest, explained, import_image, read_checksum, sha256_of, tool_command
+from llmb.install.images import (
+    ImageRequest,
+    RegistryImage,
+    explained,
+    image_name,
+    image_source,
+    import_image,
+    read_checksum,
+    sha256_of,
+    source_problem,
+    tool_command,
+)
 
 NEMO = "nvcr.io#nvidia/nemo:26.04.01"
 DIGEST = "0" * 64

@@ -15,14 +15,17 @@ from llmb.cli.common import Json
 from llmb.cli.progress import ByteProgress
 from llmb.cli.usage import CommandGroup
 from llmb.errors import UsageError
-from llmb.huggingface.shards import parse_size
+from llmb.huggingface.tensors import parse_size
 from llmb.report.output import print_output
 from llmb.report.prepared_report import checkpoint_document, checkpoint_table
-from llmb.weights.adapter_conversion import AdapterImport, base_and_adapters, export_adapters, import_adapters
 from llmb.weights.conversion import (
+    AdapterImport,
     ImportRequest,
+    base_and_adapters,
     default_processes,
+    export_adapters,
     export_checkpoint,
+    import_adapters,
     import_checkpoint,
     verify_saved,
 )

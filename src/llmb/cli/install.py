@@ -17,13 +17,21 @@ from llmb.cli.options import takes, value_options
 from llmb.cli.prepare_access import checked_access
 from llmb.cli.root import agree, can_ask, say
 from llmb.errors import UserInterrupt
-from llmb.install.answer_files import read_answers, write_answers
-from llmb.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, given_answers
-from llmb.install.complete import completed, completed_path
+from llmb.install.answers import (
+    LISTED,
+    OPTIONS,
+    Answers,
+    absolute,
+    answers_of_shell,
+    given_answers,
+    read_answers,
+    write_answers,
+)
 from llmb.install.detect import Surroundings, look_around
 from llmb.install.images import ImageRequest, import_image
 from llmb.install.installation import hub_repositories
 from llmb.install.installing import Installed, free_text, install_all, known_answers, next_commands, would_install
+from llmb.install.questions import completed, completed_path
 from llmb.install.removal import Removal, complete_removal, planned_removal, undo
 from llmb.install.state import read_state
 from llmb.prepare.hub_access import can_check

@@ -18,9 +18,8 @@ from llmb.cli.progress import ByteProgress, CountProgress
 from llmb.cli.root import install_here, say
 from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, UsageError, UserInterrupt, unknown
-from llmb.huggingface.shards import parse_size
-from llmb.install.image_sources import SUFFIXES
-from llmb.install.images import PROGRAMS, ImageRequest, has_tool, import_image
+from llmb.huggingface.tensors import parse_size
+from llmb.install.images import PROGRAMS, SUFFIXES, ImageRequest, has_tool, import_image
 from llmb.install.installation import IMAGES
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset

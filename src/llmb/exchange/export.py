@@ -1,20 +1,250 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes results and steps of runs in the forms that other tools read."""
+"""Writes results and steps of runs in the forms that other tools read.
 
+Trackers of experiments get files: TensorBoard's, MLPerf's logs, and by their own libraries those of MLflow and W&B.
+"""
+
+import json
+import math
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llmb.errors import EnvironmentProblem
-from llmb.exchange.columns import ExportedRun, RunSource
+from llmb.exchange.columns import RESULTS, STEPS, ExportedRun, RunSource, Scalar
 from llmb.exchange.tables import write_csv, write_jsonl, write_openmetrics, write_parquet
-from llmb.exchange.trackers import write_mlflow, write_mlperf, write_tensorboard, write_wandb
 from llmb.programs.conclude import read_ended_run
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import read_job
 from llmb.runs.record_file import BrokenRecord
-from llmb.runs.steps import read_steps
+from llmb.runs.recorded_identity import identity_of
+from llmb.runs.steps import Step, read_steps
+
+PROJECT = "llmb"
+"""The experiment of MLflow, and the project of W&B."""
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING", "WANDB_ERROR_REPORTING": "false"}
+"""Without these, both libraries send something about their use."""
+MLFLOW_STATUSES = {"success": "FINISHED", "cancelled": "KILLED"}
+METRICS_AT_ONCE = 1000
+"""MLflow takes no more in a call."""
+
+
+def write_mlflow(runs: RunSource, folder: Path) -> Iterator[Path]:
+    """A database that ``mlflow ui`` opens. Figures of the result have one value, numbers of steps a series."""
+    os.environ.update(QUIET)
+    from mlflow.tracking import MlflowClient
+
+    path = folder / "mlflow.db"
+    with new_file(path) as partial:
+        client = MlflowClient(tracking_uri=f"sqlite:///{partial.absolute()}")
+        # Where artifacts would be, of which there are none: by default a folder of this machine.
+        experiment = client.create_experiment(PROJECT, artifact_location="mlflow-artifacts:/")
+        for run in runs():
+            _log_to_mlflow(client, experiment, run)
+    yield path
+
+
+def _log_to_mlflow(client: Any, experiment: str, run: ExportedRun) -> None:  # noqa: ANN401 (may not be installed)
+    from mlflow.entities import Metric, Param, RunTag
+
+    record = run.run.record
+    ended_ms = _milliseconds(record.ended_at or record.started_at)
+    begun = client.create_run(experiment, start_time=_milliseconds(record.started_at), run_name=run.id)
+    settings, texts, figures = _settings(run), _texts(run), _figures(run)
+    metrics = (
+        *(Metric(name, value, ended_ms, 0) for name, value in figures.items()),
+        *(
+            Metric(name, value, round(1000 * step.ended_s), step.step)
+            for step in run.steps
+            for name, value in scalars_of(run, step)
+        ),
+    )
+    client.log_batch(
+        begun.info.run_id,
+        params=[Param(name, str(value)) for name, value in settings.items()],
+        tags=[RunTag(name, text) for name, text in texts.items()],
+    )
+    rest = iter(metrics)
+    while some := list(islice(rest, METRICS_AT_ONCE)):
+        client.log_batch(begun.info.run_id, metrics=some)
+    status = MLFLOW_STATUSES.get(run.run.result.status, "FAILED")
+    client.set_terminated(begun.info.run_id, status, end_time=ended_ms)
+
+
+def write_wandb(runs: RunSource, folder: Path) -> Iterator[Path]:
+    """A folder for each run, which ``wandb sync`` sends to the server that it is set up for."""
+    os.environ.update(QUIET)
+    import wandb
+
+    with tempfile.TemporaryDirectory(prefix="llmb-wandb-") as place:
+        logged = {_wandb_path(folder, run): _log_to_wandb(run, Path(place)) for run in runs()}
+        wandb.teardown()  # its files are complete when the process that writes them has ended
+        for path, source in logged.items():
+            with new_file(path) as partial:
+                shutil.copyfile(source, partial)
+            yield path
+
+
+def _wandb_path(folder: Path, run: ExportedRun) -> Path:
+    """As the library names it, but for the time, which here is when the run started."""
+    started_at = run.run.record.started_at
+    when = datetime.fromisoformat(started_at) if started_at else datetime.fromtimestamp(0).astimezone()
+    return folder / "wandb" / f"offline-run-{when:%Y%m%d_%H%M%S}-{run.id}" / f"run-{run.id}.wandb"
+
+
+def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
+    """The library's file of a run; beside it are logs of its own, which have names and folders of this machine."""
+    import wandb
+
+    settings = wandb.Settings(
+        mode="offline",
+        silent=True,
+        console="off",
+        disable_git=True,
+        disable_code=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+    )
+    texts = _texts(run)
+    with wandb.init(
+        project=PROJECT,
+        id=run.id,
+        name=run.id,
+        dir=place,
+        config={**_settings(run), **texts},
+        tags=[texts[name] for name in ("status", "verdict") if name in texts],
+        reinit="create_new",
+        settings=settings,
+    ) as logged:
+        for step in run.steps:
+            logged.log({**dict(scalars_of(run, step)), "_timestamp": step.ended_s}, step=step.step)
+        logged.summary.update(_figures(run))
+    return next(place.glob(f"wandb/offline-run-*/run-{run.id}.wandb"))
+
+
+def _settings(run: ExportedRun) -> dict[str, Scalar]:
+    """All by which runs count as repeats."""
+    configuration = identity_of(run.run.record).configuration
+    return {name: value for name, value in configuration.items() if value is not None}
+
+
+def _texts(run: ExportedRun) -> dict[str, str]:
+    """Names, versions, status and verdict."""
+    return {column.name: str(value) for column in RESULTS if column.kind is str and (value := column.value(run))}
+
+
+def _figures(run: ExportedRun) -> dict[str, float]:
+    found = ((column.name, column.value(run)) for column in RESULTS if column.kind is float)
+    return {name: float(value) for name, value in found if value is not None}
+
+
+def _milliseconds(text: str | None) -> int:
+    return round(1000 * datetime.fromisoformat(text).timestamp()) if text else 0
+
+
+EVENTS = "events.out.tfevents.llmb"
+"""TensorBoard reads files with ``tfevents`` in their name; an equal name replaces the file of an earlier export."""
+EVENTS_VERSION = "brain.Event:2"
+NOT_SCALARS = ("run", "step", "in_window")
+
+
+def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
+    """A folder for each run, with a scalar for each number of a step. TensorBoard keeps 32 bits of a scalar."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    for run in runs():
+        if not run.steps:
+            continue
+        path = folder / "tensorboard" / run.id / EVENTS
+        with new_file(path) as partial, partial.open("wb") as file:
+            records = RecordWriter(file)
+            first = run.steps[0]
+            records.write(Event(wall_time=_began_s(first), file_version=EVENTS_VERSION).SerializeToString())
+            for step in run.steps:
+                scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(run, step)]
+                event = Event(wall_time=step.ended_s, step=step.step, summary=Summary(value=scalars))
+                records.write(event.SerializeToString())
+        yield path
+
+
+def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
+    """The numbers of a step, by the names of their columns."""
+    for column in STEPS:
+        value = None if column.name in NOT_SCALARS else column.value((run, step))
+        if value is not None:
+            yield column.name, float(value)
+
+
+def write_mlperf(runs: RunSource, folder: Path) -> Iterator[Path]:
+    """A log for each run, in the form of MLPerf's logging library. It is not a submission: no model is evaluated.
+
+    A pretended rank has none.
+    """
+    for run in runs():
+        if not run.steps or run.run.result.pretended:
+            continue
+        path = folder / "mlperf" / f"{run.id}.log"
+        with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+            file.writelines(_mlperf_lines(run))
+        yield path
+
+
+def _mlperf_lines(run: ExportedRun) -> Iterator[str]:
+    plan, steps = run.run.plan, run.steps
+    began_s, ended_s = _began_s(steps[0]), steps[-1].ended_s
+    layout = plan.recipe.layout
+    facts = {
+        "submission_benchmark": f"{plan.recipe.workload} {plan.recipe.size} {plan.recipe.dtype}",
+        "submission_platform": f"{plan.recipe.scale} x {plan.recipe.gpu_type}",
+        "global_batch_size": layout.gbs,
+        "max_sequence_length": layout.seq_len,
+        "gradient_accumulation_steps": layout.ga,
+        "seed": plan.seed,
+    }
+    started_at = run.run.record.started_at
+    init_s = datetime.fromisoformat(started_at).timestamp() if started_at else began_s
+    yield _mlperf_line("init_start", None, min(init_s, began_s), "INTERVAL_START")
+    for key, value in facts.items():
+        yield _mlperf_line(key, value, began_s)
+    yield _mlperf_line("init_stop", None, began_s, "INTERVAL_END")
+    yield _mlperf_line("run_start", None, began_s, "INTERVAL_START")
+    for step in steps:
+        stats = {
+            "train_loss": step.loss if step.loss is not None and math.isfinite(step.loss) else None,
+            "train_step_time": step.step_time_s,
+            "throughput": layout.gbs / step.step_time_s if step.step_time_s else None,
+        }
+        samples = plan.samples_before(step.step + 1)
+        yield _mlperf_line("tracked_stats", stats, step.ended_s, step=step.step, samples_count=samples)
+    status = "success" if run.run.result.status == "success" else "aborted"
+    yield _mlperf_line("run_stop", None, ended_s, "INTERVAL_END", status=status)
+
+
+def _mlperf_line(key: str, value: Any, at_s: float, event: str = "POINT_IN_TIME", **more: Any) -> str:  # noqa: ANN401
+    """``file`` and ``lineno`` are required, and name where a line was made."""
+    document = {
+        "namespace": "",
+        "time_ms": round(1000 * at_s),
+        "event_type": event,
+        "key": key,
+        "value": value,
+        "metadata": {"file": "llmb", "lineno": 0, **more},
+    }
+    return f":::MLLOG {json.dumps(document, allow_nan=False)}\n"
+
+
+def _began_s(step: Step) -> float:
+    return step.ended_s - step.step_time_s
 
 
 class ExportForm(NamedTuple):

@@ -23,8 +23,7 @@ from llmb.install.cluster_file import (
 )
 from llmb.install.environment import FOLDER as ENVIRONMENT
 from llmb.install.environment import RECORD, contents_text, is_made, make_environment, proven, python_of
-from llmb.install.image_sources import SUFFIXES, image_path
-from llmb.install.images import has_image
+from llmb.install.images import SUFFIXES, has_image, image_path
 from llmb.install.installation import (
     IMAGES,
     PREPARED_HOW,

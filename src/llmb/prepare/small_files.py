@@ -16,8 +16,7 @@ from llmb.checkpoints.new_folder import new_folder
 from llmb.errors import UsageError
 from llmb.huggingface.config import config_of
 from llmb.huggingface.formats import WeightsFormat, format_of
-from llmb.huggingface.shards import CONFIG, SINGLE_FILE
-from llmb.huggingface.tensors import Shape, stored_tensors
+from llmb.huggingface.tensors import CONFIG, SINGLE_FILE, Shape, stored_tensors
 from llmb.prepare.dataset import source_of
 from llmb.prepare.needed import check_installed
 from llmb.prepare.tokenizer import NAMING, TOKENIZER

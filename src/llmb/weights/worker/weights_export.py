@@ -25,8 +25,16 @@ from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.huggingface.adapter import adapted_layers, adapter_shapes, own_names
 from llmb.huggingface.config import config_of
 from llmb.huggingface.formats import WeightsFormat, format_of
-from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files
-from llmb.huggingface.tensors import Shape, matrices_of_expert, stored_tensors
+from llmb.huggingface.tensors import (
+    CONFIG,
+    INDEX,
+    Shape,
+    index_document,
+    matrices_of_expert,
+    plan_shards,
+    shard_files,
+    stored_tensors,
+)
 from llmb.runs.folder import write_atomically
 from llmb.weights.worker.safetensors_files import not_finite
 from llmb.weights.worker.weights_import import parameter_shapes

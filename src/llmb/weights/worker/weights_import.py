@@ -1,23 +1,265 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, in the dtypes that they have."""
+"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, in the dtypes that they have.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+Megatron-Core saves a layer's tensors under one name for all layers, [layers, ...], or under a name for each layer.
+Query, key and value are one tensor, by query group: its queries, its key, its value. So are gate and up.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from llmb.catalogue.records import Model
+from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.conversion import ImportedWeights, ImportJob, OnNote, OnProgress
+from llmb.checkpoints.nemo_folder import CONVERT, METADATA_FILE
+from llmb.engine.checkpoint.load import BROKEN_PICKLE, METADATA_TYPES, MetadataUnpickler, torch_message
 from llmb.engine.model.decoder import EMBEDDING, build_model
 from llmb.errors import UsageError, itemized
 from llmb.huggingface.formats import WeightsFormat, format_of
 from llmb.huggingface.tensors import HEAD_WEIGHT, Match, Shape, match_tensors, matrices_of_expert
 from llmb.weights.worker.chunk_files import CHUNK_BYTES, Chunk, ChunkSource, Parameter, chunks_of, write_checkpoint
-from llmb.weights.worker.nemo_parameters import open_nemo
-from llmb.weights.worker.safetensors_files import DTYPES, SafetensorsFiles, open_files
+from llmb.weights.worker.safetensors_files import DTYPES, SafetensorsFiles, not_finite, open_files
+
+Part = Literal["whole", "query", "key", "value", "gate", "up"]
+PREFIXES = ("module.", "")
+LAYER, LAYERS = "layers.", "decoder.layers."
+LEFT_OUT = ("_extra_state", "optimizer.", "rng_state", "rerun_state", "chained_")
+"""In names of what a checkpoint holds beside weights."""
+NEMO_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+METADATA_CLASS = ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
+NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesStorageMetadata")}
+"""Objects are only described in the metadata; they are never read."""
+
+
+class NemoTensor(NamedTuple):
+    """The tensor that holds a parameter, and which part of it that is."""
+
+    name: str
+    part: Part
+
+
+OUTSIDE = {
+    "embed_tokens.weight": NemoTensor("embedding.word_embeddings.weight", "whole"),
+    "norm.weight": NemoTensor("decoder.final_layernorm.weight", "whole"),
+    "lm_head.weight": NemoTensor("output_layer.weight", "whole"),
+}
+IN_LAYER = {
+    "input_layernorm.weight": NemoTensor("self_attention.linear_qkv.layer_norm_weight", "whole"),
+    "self_attn.q_proj.weight": NemoTensor("self_attention.linear_qkv.weight", "query"),
+    "self_attn.k_proj.weight": NemoTensor("self_attention.linear_qkv.weight", "key"),
+    "self_attn.v_proj.weight": NemoTensor("self_attention.linear_qkv.weight", "value"),
+    "self_attn.o_proj.weight": NemoTensor("self_attention.linear_proj.weight", "whole"),
+    "post_attention_layernorm.weight": NemoTensor("mlp.linear_fc1.layer_norm_weight", "whole"),
+    "mlp.gate_proj.weight": NemoTensor("mlp.linear_fc1.weight", "gate"),
+    "mlp.up_proj.weight": NemoTensor("mlp.linear_fc1.weight", "up"),
+    "mlp.down_proj.weight": NemoTensor("mlp.linear_fc2.weight", "whole"),
+}
+VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""Their rows may be padded."""
+
+
+class NemoSource(NamedTuple):
+    """Where a parameter is: in tensor ``name``, at ``layer`` of its first dimension if that is one of layers."""
+
+    name: str
+    layer: int | None
+    part: Part
+
+
+class NemoUnpickler(MetadataUnpickler):
+    """Metadata of Megatron-Core, whose own class of it has no code that is needed."""
+
+    types = NEMO_TYPES
+    writer = "NeMo"
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 (as pickle declares it)
+        return Metadata if (module, name) == METADATA_CLASS else super().find_class(module, name)
+
+
+@dataclass(frozen=True, slots=True)
+class NemoParameters:
+    """The parameters of a model in a NeMo 2 checkpoint; the tensor that was read last is kept for its other parts."""
+
+    folder: Path
+    heads: int
+    groups: int
+    tensors: dict[str, TensorStorageMetadata]
+    places: dict[MetadataIndex, _StorageInfo]
+    sources: dict[str, NemoSource]
+    parameters: dict[str, Parameter]
+    last: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
+
+    def read(self, chunk: Chunk) -> Tensor:
+        """Rows of a parameter, in its stored dtype. Raises UsageError if they are not finite or cannot be read."""
+        source = self.sources[chunk.name]
+        rows = self._part(self._tensor(source.name, source.layer), source.part)[chunk.first : chunk.end].clone()
+        if not_finite(rows):
+            raise UsageError(f"{source.name} has values that are not finite (NaN or infinite)")
+        return rows
+
+    def _part(self, tensor: Tensor, part: Part) -> Tensor:
+        if part == "whole":
+            return tensor
+        if part in ("gate", "up"):
+            return tensor.chunk(2)[part == "up"]
+        queries = self.heads // self.groups
+        by_group = tensor.view(self.groups, queries + 2, -1, tensor.shape[-1])
+        first, end = {"query": (0, queries), "key": (queries, queries + 1), "value": (queries + 1, queries + 2)}[part]
+        return by_group[:, first:end].reshape(-1, tensor.shape[-1])
+
+    def _tensor(self, name: str, layer: int | None) -> Tensor:
+        if (name, layer) not in self.last:
+            self.last.clear()
+            self.last[name, layer] = self._read(name, layer)
+        return self.last[name, layer]
+
+    def _read(self, name: str, layer: int | None) -> Tensor:
+        stored = self.tensors[name]
+        shape = stored.size if layer is None else stored.size[1:]
+        whole = torch.empty(shape, dtype=stored.properties.dtype)
+        for chunk in stored.chunks:
+            if layer is not None and not chunk.offsets[0] <= layer < chunk.offsets[0] + chunk.sizes[0]:
+                continue
+            values = self._chunk(name, chunk)
+            if layer is None:
+                whole[_box(chunk, 0)] = values
+            else:
+                whole[_box(chunk, 1)] = values[layer - chunk.offsets[0]]
+        return whole
+
+    def _chunk(self, name: str, chunk: ChunkStorageMetadata) -> Tensor:
+        place = self.places[MetadataIndex(name, chunk.offsets)]
+        try:
+            with (self.folder / place.relative_path).open("rb") as stream:
+                view = cast(IO[bytes], _create_file_view(stream, place.offset, place.length))
+                values: Tensor = torch.load(view, map_location="cpu", weights_only=True)
+        except (RuntimeError, *BROKEN_PICKLE) as error:
+            what = f"{name} in {place.relative_path} cannot be read: {torch_message(error)}"
+            raise UsageError(what) from error
+        return values.view(chunk.sizes)
+
+
+def _box(chunk: ChunkStorageMetadata, first: int) -> tuple[slice, ...]:
+    """The box in the dimensions from ``first``."""
+    corners = list(zip(chunk.offsets, chunk.sizes, strict=True))
+    return tuple(slice(offset, offset + size) for offset, size in corners[first:])
+
+
+def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[NemoParameters, tuple[str, ...]]:
+    """The parameters, and the names of tensors that are left out.
+
+    Raises UsageError if the checkpoint at ``path`` does not hold exactly ``shapes``, or lacks a part of a file.
+    """
+    metadata = _read_metadata(path / METADATA_FILE)
+    tensors = {
+        name: item for name, item in metadata.state_dict_metadata.items() if isinstance(item, TensorStorageMetadata)
+    }
+    left_out = tuple(name for name in metadata.state_dict_metadata if any(part in name for part in LEFT_OUT))
+    prefix = next((prefix for prefix in PREFIXES if f"{prefix}{OUTSIDE['norm.weight'].name}" in tensors), PREFIXES[0])
+    stacked = f"{prefix}{LAYERS}{IN_LAYER['input_layernorm.weight'].name}" in tensors
+    sources = {name: source_of(name, prefix, stacked=stacked) for name in shapes}
+    problems = list(_problems(model, shapes, sources, tensors))
+    unknown = tensors.keys() - {source.name for source in sources.values()} - set(left_out)
+    problems += [f"{name} is not a tensor of this model" for name in sorted(unknown)]
+    problems = problems or list(_damage(path / WEIGHTS, metadata, {source.name for source in sources.values()}))
+    if problems:
+        what = f"the checkpoint of NeMo does not match the weights of {model.model} {model.size}:{itemized(problems)}"
+        raise UsageError(what, where=str(path), do=CONVERT)
+    return (
+        NemoParameters(
+            folder=path / WEIGHTS,
+            heads=model.attention_heads,
+            groups=model.kv_heads,
+            tensors={source.name: tensors[source.name] for source in sources.values()},
+            places=dict(metadata.storage_data),
+            sources=sources,
+            parameters={
+                name: Parameter(shape, tensors[sources[name].name].properties.dtype) for name, shape in shapes.items()
+            },
+        ),
+        left_out,
+    )
+
+
+def source_of(name: str, prefix: str, *, stacked: bool) -> NemoSource:
+    """The tensor of a parameter of the engine."""
+    if name in OUTSIDE:
+        return NemoSource(prefix + OUTSIDE[name].name, None, OUTSIDE[name].part)
+    layer, _, inside = name.removeprefix(LAYER).partition(".")
+    stored = IN_LAYER[inside]
+    if stacked:
+        return NemoSource(f"{prefix}{LAYERS}{stored.name}", int(layer), stored.part)
+    return NemoSource(f"{prefix}{LAYERS}{layer}.{stored.name}", None, stored.part)
+
+
+def _read_metadata(path: Path) -> Metadata:
+    try:
+        with path.open("rb") as stream:
+            metadata = NemoUnpickler(stream).load()
+    except BROKEN_PICKLE as error:
+        raise UsageError(f"the metadata cannot be read: {error}", where=str(path), do=CONVERT) from error
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+        raise UsageError("it holds no metadata of a checkpoint", where=str(path), do=CONVERT)
+    return metadata
+
+
+def _problems(
+    model: Model,
+    shapes: Mapping[str, Shape],
+    sources: Mapping[str, NemoSource],
+    tensors: Mapping[str, TensorStorageMetadata],
+) -> Iterator[str]:
+    fused = {
+        "query": (model.attention_heads + 2 * model.kv_heads) * model.head_dim,
+        "gate": 2 * model.ffn_hidden_size,
+    }
+    for name, source in sources.items():
+        if source.part not in ("whole", *fused):
+            continue  # a part of a tensor that was compared for another part
+        stored = tensors.get(source.name)
+        if stored is None:
+            yield f"{source.name} is missing"
+            continue
+        rows = (fused.get(source.part, shapes[name][0]), *shapes[name][1:])
+        expected = rows if source.layer is None else (model.layers, *rows)
+        if not _fits(tuple(stored.size), expected, padded=source.name.endswith(VOCABULARY)):
+            yield f"{source.name} has the shape {list(stored.size)}; the model has {list(expected)}"
+        if stored.properties.dtype not in NEMO_DTYPES:
+            yield f"{source.name} is {stored.properties.dtype}; supported are {', '.join(map(str, NEMO_DTYPES))}"
+        if sum(math.prod(chunk.sizes) for chunk in stored.chunks) != math.prod(stored.size):
+            yield f"{source.name} is not covered by its chunks"
+
+
+def _fits(found: Shape, expected: Shape, *, padded: bool) -> bool:
+    return found == expected or (padded and found[0] >= expected[0] and found[1:] == expected[1:])
+
+
+def _damage(folder: Path, metadata: Metadata, names: Collection[str]) -> Iterator[str]:
+    """Files that are missing, or end before the tensors that they hold."""
+    sizes: dict[str, int] = {}
+    for index, place in metadata.storage_data.items():
+        if index.fqn not in names:
+            continue
+        if getattr(place, "transform_descriptors", None):
+            yield f"{index.fqn} is compressed"
+        path = folder / place.relative_path
+        if path.parent != folder:
+            yield f"{index.fqn} is outside of the folder, in {place.relative_path}"
+            continue
+        size = sizes.setdefault(path.name, path.stat().st_size if path.is_file() else -1)
+        if size < place.offset + place.length:
+            problem = f"has {size} bytes, and {index.fqn} ends at {place.offset + place.length}"
+            yield f"{path.name} {'is missing' if size < 0 else problem}"
 
 
 def parameter_shapes(model: Model) -> dict[str, Shape]:
