@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """YAML that others wrote: any of it is read or refused with its line, in bounded time and memory."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -40,6 +41,7 @@ class Anything(Record, extra="allow"):
         ("a: \xff\n".encode("latin-1"), "not valid YAML"),
         ("x" * 5_000_000, "larger than 4 MiB"),
     ],
+    ids=itertools.count(),
 )
 def test_what_cannot_be_loaded_is_refused_with_its_line(tmp_path: Path, text: str | bytes, says: str) -> None:
     path = tmp_path / "file.yaml"
@@ -77,7 +79,9 @@ def test_any_text_is_checked_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"gpu_type: h\xe9\n", b"\xff\xfe\x00", b"[" * 100_000, b"- 1\n", b"environment: 3\n"]
+    "content",
+    [b"gpu_type: h\xe9\n", b"\xff\xfe\x00", b"[" * 100_000, b"- 1\n", b"environment: 3\n"],
+    ids=itertools.count(),
 )
 def test_a_cluster_configuration_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "cluster_config.yaml").write_bytes(content)
