@@ -84,6 +84,12 @@ def test_an_unlisted_scale_runs_with_a_batch_of_its_own(catalogue: Catalogue) ->
     assert recipe.expectations == ()
 
 
+def test_a_scale_between_runs_the_whole_model_even_if_the_one_below_is_a_proxy(catalogue: Catalogue) -> None:
+    recipe = ask(catalogue, size="405b", scale=256, overrides=Overrides(gbs=128))
+    assert (recipe.proxy, recipe.layout.layers, recipe.layout.pp) == (False, 126, 8)
+    assert recipe.decisions[0] == "a custom layout, derived from the one for 512 GPUs"
+
+
 @pytest.mark.parametrize(
     ("scale", "gbs"), [(576, 252), (720, 315), (1728, 756), (2304, 1008), (3456, 1512), (4608, 2016)]
 )

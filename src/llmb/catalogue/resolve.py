@@ -311,7 +311,8 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
         row = largest.row.model_copy(update={"gpus": scale, "gbs": largest.row.gbs * factor, "dp": None, "ga": None})
         return _Pick(largest.choice, row, (f"{factor} times the largest published scale, {largest.row.gpus} GPUs",))
     if scale >= 1 and request.overrides.gbs is not None:
-        base = rows[max((gpus for gpus in rows if gpus <= scale), default=min(rows))]
+        whole = {gpus: pick for gpus, pick in rows.items() if not pick.row.proxy} or rows
+        base = whole[max((gpus for gpus in whole if gpus <= scale), default=min(whole))]
         row = base.row.model_copy(update={"gpus": scale, "dp": None, "ga": None})
         return _Pick(base.choice, row, (f"a custom layout, derived from the one for {base.row.gpus} GPUs",))
     raise _scale_error(workload, request, release, scale, [pick.row for pick in rows.values()], above)
