@@ -9,7 +9,9 @@ import numpy as np
 
 from benchmarks.predict.published_steps import (
     GPU_TYPE,
+    OTHER_GPU,
     Compared,
+    OtherStep,
     PublishedStep,
     compare,
     fit,
@@ -17,10 +19,13 @@ from benchmarks.predict.published_steps import (
     from_smallest_run,
     held_out_models,
     held_out_scales,
+    other_steps,
     published_steps,
 )
 from benchmarks.published_layouts import table
+from llmb.analysis.analyzed_run import BATCH, layout_text
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import PARALLEL
 from llmb.metrics.flops import model_flops
 from llmb.metrics.parameters import parameter_count
 from llmb.predict.prediction import default_calibration
@@ -144,12 +149,53 @@ def each_row(found: Iterable[Compared]) -> list[list[str]]:
     ]
 
 
+def elsewhere(others: Sequence[OtherStep]) -> list[list[str]]:
+    """By type of GPU."""
+    types = dict.fromkeys(each.predicted.plan.recipe.gpu_type for each in others)
+    groups = {name: [each for each in others if each.predicted.plan.recipe.gpu_type == name] for name in types}
+    return [
+        [
+            name,
+            str(len(group)),
+            f"{100 * np.mean([abs(each.error) for each in group]):.1f}",
+            f"{100 * np.mean([each.error for each in group]):+.1f}",
+            f"±{group[0].predicted.error_pct:.0f}",
+            f"{sum(each.is_within for each in group)} of {len(group)}",
+        ]
+        for name, group in groups.items()
+    ]
+
+
+def between_versions(others: Iterable[OtherStep]) -> float:
+    """By how many percent the longest step of a configuration exceeds its shortest, at most."""
+    times: dict[float, list[float]] = {}  # equal configurations have equal predictions
+    for each in others:
+        times.setdefault(each.predicted.seconds, []).append(each.seconds)
+    return 100 * max(max(group) / min(group) - 1 for group in times.values())
+
+
+def each_elsewhere(others: Iterable[OtherStep]) -> list[list[str]]:
+    return [
+        [
+            each.source,
+            f"{recipe.gpu_type} {recipe.scale}",
+            recipe.size,
+            layout_text({name: getattr(recipe.layout, name) for name in (*PARALLEL, *BATCH)}),
+            f"{each.seconds:.2f}",
+            f"{each.predicted.seconds:.2f}",
+            f"{100 * each.error:+.1f}",
+        ]
+        for each in others
+        for recipe in [each.predicted.plan.recipe]
+    ]
+
+
 def largest_without_slip(found: Iterable[Compared]) -> float:
     return 100 * max(abs(each.error) for each in found if not each.step.is_slip)
 
 
 def page(catalogue: Catalogue) -> str:
-    steps = published_steps(catalogue)
+    steps, others = published_steps(catalogue), other_steps(catalogue)
     held_out = list(held_out_models(steps, catalogue.gpus[GPU_TYPE], catalogue.rates.rates))
     clear, agreed = ranked(held_out)
     rates, values = catalogue.rates.rates, default_calibration(catalogue.rates).rates
@@ -187,12 +233,24 @@ model left out rank {agreed} as published.
 ## What no published step checks
 
 - Experts, and their messages: the two published steps of Maverick do not say how balanced its experts were.
-- GPUs other than H100: rates are shares of nominal figures that H100 attains. The one published step elsewhere whose
-  GPU is known, LoRA of 70b on 8 GB200, is predicted a fifth too short.
+- GPUs other than H100: rates are shares of nominal figures that H100 attains, and on GB200 and B200, which have the
+  same chip, {catalogue.gpus[OTHER_GPU].attains:g} of them. That was fitted to one step, LoRA of 70b on 8 GB200; others'
+  steps are below.
 - Rates from `llmb bench`, with `--calibrate`: of no published step was the node measured like this.
 - Recomputation, parameters sharded within a step (ZeRO-3), sequences above 8,192 tokens, CP above 2.
 - llmb's own engine on several GPUs: rates are those of the documents' software. Ten models on
   [one H200](../explanation/engine-speed.md#measured-on-one-h200) were predicted 0.6 % too short to 6.0 % too long.
+
+## What others published
+
+Dense models in FP8 with one scale for each tensor, in performance summaries of NeMo and of Megatron-Bridge. Other
+versions of the software trained them, and the summaries do not tell all settings, so that errors are not only of
+predictions: one configuration differs by up to {between_versions(others):.0f} % between versions. Nothing is fitted to
+these steps.
+
+{table(("GPU", "steps", "mean of absolute errors %", "mean error %", "interval %", "within it"), elsewhere(others))}
+
+{table(("source", "GPUs", "model", "layout", "published s", "predicted s", "error %"), each_elsewhere(others))}
 
 ## Each row, with its model left out
 

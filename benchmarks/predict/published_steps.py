@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The published steps that predictions are fitted to and compared with, and the fit."""
 
+import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import lsq_linear
@@ -10,19 +12,32 @@ from scipy.optimize import lsq_linear
 from benchmarks.published_layouts import published_recipes
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Gpu
+from llmb.catalogue.resolve import Overrides, Request, find_model, resolve
 from llmb.catalogue.schema import StepRate
+from llmb.predict.prediction import Prediction, default_calibration, predict
 from llmb.predict.step import NominalStep, Rates, nominal_step, priced
 from llmb.runs.choices import Choices
+from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 
 GPU_TYPE = "h100"
 """Of all published tables of pre-training."""
+OTHER_STEPS = Path(__file__).with_name("other_steps.csv")
+"""Dense models in FP8 with one scale per tensor, by the version of the container: NeMo at 070a0bb,
+docs/source/performance/performance_summary.md; Megatron-Bridge at 0a25f91, docs/performance-summary-archive.md.
+dp_sharding: full where the summary says FSDP."""
+LAYOUT = ("gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp")
 SPREAD, SCATTER = 0.02, 0.01
 """Relative deviations of published steps: what all of a family share, as the same configuration in two releases differs
 by 2.9 % on average, which is the difference of two; and of each."""
 SLIP = ("405b", Dtype.FP8, "24.11", 2304)
 """Fitted to by nothing, and predicted like the others: 9 % slower than on half of its GPUs, where all other doublings
 cost at most 3 %."""
+OTHER_GPU = "gb200"
+"""The one other type of a published step that tells its layout and trains no experts: LoRA of Llama 3 70b."""
+ATTAINED, ADAPTERS = 0.15, 0.1
+"""Relative deviations: of steps on another type of GPU from what an H100 attains of its nominal figures, before any is
+known; and of one with adapters from its prediction, of which none is known on an H100."""
 PASSES = 4
 """Fits, each with features at the rates of the one before; they change no more after three."""
 
@@ -70,6 +85,64 @@ def published_steps(catalogue: Catalogue) -> list[PublishedStep]:
         if recipe.gpu_type == GPU_TYPE and recipe.task == "pretrain" and times:
             found.append(PublishedStep(make_plan(recipe, Choices(), device="cuda"), times[0]))
     return found
+
+
+def fit_attained(catalogue: Catalogue) -> float:
+    """What ``OTHER_GPU`` attains of its nominal figures, as a part of what an H100 attains: the most likely value."""
+    (recipe,) = (
+        each
+        for each in published_recipes(catalogue)
+        if each.gpu_type == OTHER_GPU and any(one.step_time_s for one in each.expectations)
+    )
+    rates = {name: rate.value for name, rate in catalogue.rates.rates.items()}
+    gpu, plan = catalogue.gpus[OTHER_GPU], make_plan(recipe, Choices(), device="cuda")
+    published = float(np.mean([one.step_time_s for one in recipe.expectations if one.step_time_s]))
+    longer = published / nominal_step(plan, gpu, rates).seconds(rates)
+    certainty = np.array([1 / ATTAINED**2, 1 / ADAPTERS**2])
+    return 1 / float(np.average([1.0, longer], weights=certainty))
+
+
+@dataclass(frozen=True, slots=True)
+class OtherStep:
+    """A step that another publication measured, and its prediction, to which nothing of it is fitted."""
+
+    source: str
+    seconds: float
+    predicted: Prediction
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a part of the published step."""
+        return self.predicted.seconds / self.seconds - 1
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the published step is in the interval of the prediction."""
+        low, high = self.predicted.interval_s
+        return low <= self.seconds <= high
+
+
+def other_steps(catalogue: Catalogue) -> list[OtherStep]:
+    with OTHER_STEPS.open(newline="") as file:
+        return [_other_step(catalogue, row) for row in csv.DictReader(file)]
+
+
+def _other_step(catalogue: Catalogue, row: Mapping[str, str]) -> OtherStep:
+    gpus, sizes = int(row["gpus"]), {name: int(row[name]) for name in LAYOUT}
+    model = find_model(catalogue, row["workload"], row["size"])
+    request = Request(
+        workload=row["workload"],
+        size=row["size"],
+        dtype=Dtype.FP8,
+        gpu_type=row["gpu_type"],
+        scale=gpus,
+        overrides=Overrides(**sizes, layers=model.layers),
+    )
+    choices = Choices(parallelism=Parallelism(dp_sharding=row["dp_sharding"] or None))
+    plan = make_plan(resolve(catalogue, request), choices, device="cuda")
+    seconds = sizes["gbs"] * sizes["seq_len"] / gpus / float(row["tokens_per_s_per_gpu"])
+    rates, gpu = catalogue.rates, catalogue.gpus[row["gpu_type"]]
+    return OtherStep(row["source"], seconds, predict(plan, gpu, default_calibration(rates), rates.errors))
 
 
 def means(rates: Mapping[str, StepRate]) -> Rates:

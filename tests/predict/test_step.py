@@ -2,7 +2,7 @@
 """Predicted steps: what follows by hand, what must not change with the layout, and the published ones."""
 
 import pytest
-from benchmarks.predict.published_steps import compare, published_steps
+from benchmarks.predict.published_steps import compare, fit_attained, other_steps, published_steps
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
@@ -28,12 +28,13 @@ def planned(
     scale: int = 8,
     *,
     workload: str = "pretrain_llama3.1",
+    gpu_type: str = "h100",
     choices: Choices | None = None,
     **other: int,
 ) -> EnginePlan:
     dtype = str(other.pop("dtype", "bf16"))
     request = Request(
-        workload=workload, size=size, dtype=dtype, gpu_type="h100", scale=scale, overrides=Overrides(**other)
+        workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=scale, overrides=Overrides(**other)
     )
     return make_plan(resolve(CATALOGUE, request), choices or Choices(), device="cuda")
 
@@ -70,6 +71,25 @@ def test_published_steps_are_predicted() -> None:
     assert len(found) == 70
     assert sum(abs(each.error) for each in found) / len(found) < 0.02
     assert all(abs(each.error) < 0.06 for each in found if not each.step.is_slip)
+
+
+def test_steps_that_others_published_are_within_the_interval_on_blackwell() -> None:
+    found = [each for each in other_steps(CATALOGUE) if each.predicted.plan.recipe.gpu_type != "h100"]
+    assert len(found) == 16
+    assert all(each.is_within for each in found)
+    assert sum(abs(each.error) for each in found) / len(found) < 0.04
+
+
+def test_what_gb200_attains_is_fitted_to_its_one_published_step() -> None:
+    assert CATALOGUE.gpus["gb200"].attains == pytest.approx(fit_attained(CATALOGUE), abs=0.005)
+    plan, gpu = planned("8b", gpu_type="gb200"), CATALOGUE.gpus["gb200"]
+    nominal = gpu.model_copy(update={"attains": None})
+    usual, faster = (predict(plan, each, USUAL, CATALOGUE.rates.errors).seconds for each in (gpu, nominal))
+    assert usual == pytest.approx(faster / 0.84)
+    measured = MeasuredStep("run a", plan, 1.1 * usual)
+    calibrated = calibrate(measured, plan, gpu, USUAL)
+    assert "+10.0 % from its prediction" in calibrated.text
+    assert predict(plan, gpu, calibrated, CATALOGUE.rates.errors).seconds == pytest.approx(1.1 * usual)
 
 
 def test_virtual_stages_divide_the_bubble() -> None:

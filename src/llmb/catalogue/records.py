@@ -95,6 +95,9 @@ class Gpu(Record):
     sms: int | None = Field(default=None, gt=0)
     """Streaming multiprocessors; without them no quantization of waves is predicted."""
     gpus_per_node: int = Field(gt=0)
+    attains: float | None = Field(default=None, gt=0, lt=2)
+    """What a step attains of its nominal figures, as a part of what it attains of those of an H100; None if no step on
+    it is known."""
     device_names: tuple[str, ...]
     """Patterns (glob) of the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
@@ -106,7 +109,8 @@ class Gpu(Record):
 
     @model_validator(mode="after")
     def _every_figure_has_a_source(self) -> Self:
-        sourced = ("peak_tflops", "memory_gb", "memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s", "tdp_w", "sms")
+        bandwidths = ("memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s")
+        sourced = ("peak_tflops", "memory_gb", *bandwidths, "tdp_w", "sms", "attains")
         missing = [name for name in sourced if getattr(self, name) is not None and name not in self.sources]
         if missing:
             raise ValueError(f"{self.gpu_type} has no source for {', '.join(missing)}")

@@ -77,10 +77,13 @@ class Prediction:
 
 COMPUTING = {*(TERMS[name] for name in COMPUTED), BUBBLE, TERMS["tp_bf16"], TERMS["cp_attention"]}
 """Terms that a rank alone calibrates; a bubble is mostly of them."""
-SOFTWARE = "other software than the documents': rates are of NeMo's steps, and llmb's engine was measured on no GPU"
+SOFTWARE = (
+    "other software than the documents': with other versions of it, steps on H100 were up to 19 % longer; llmb's "
+    "engine was measured on one GPU alone"
+)
 _UNCHECKED = {
     "bench": "rates from llmb bench: of no published step was the node measured like this",
-    "gpu": "this GPU type: rates are shares of its nominal figures that H100 attains",
+    "gpu": "this GPU type: rates are estimated from those of H100",
     "experts": "experts: every one is taken to get as many tokens, and nothing to run beside their messages",
     "adapters": "adapters",
 }
@@ -111,7 +114,8 @@ def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibra
     same = (mine.workload, mine.size, mine.release) == (other.workload, other.size, other.release)
     factor = measured.seconds / expected
     what = "took" if alone is None else "computed for"
-    text = f"{measured.title} {what} {measured.seconds:.4g} s, {100 * (factor - 1):+.1f} % from its prediction"
+    off_pct = 100 * (factor * (gpu.attains or 1.0) - 1)
+    text = f"{measured.title} {what} {measured.seconds:.4g} s, {off_pct:+.1f} % from its prediction"
     # A rank alone measures the machine, and no message.
     return replace(
         usual,
@@ -132,9 +136,10 @@ def predict(
     """Raises UsageError for what is not predicted; see ``why_not_predicted``. kept: see ``nominal_step``."""
     terms = nominal_step(plan, gpu, calibration.rates, kept, calibration.machine).terms(calibration.rates)
     scaled = COMPUTING if calibration.computes else terms
+    factor = calibration.factor / (gpu.attains or 1.0) if calibration.error == "model" else calibration.factor
     return Prediction(
         plan,
-        {name: seconds * (calibration.factor if name in scaled else 1.0) for name, seconds in terms.items()},
+        {name: seconds * (factor if name in scaled else 1.0) for name, seconds in terms.items()},
         calibration,
         {name: errors[name] for name in _error_names(plan, calibration)},
     )
