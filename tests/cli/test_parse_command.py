@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from process_sessions import members
 from step_lines import step_line
 from typer.testing import CliRunner
 
@@ -398,7 +399,8 @@ ENDS_WITHIN_S = 600
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_an_interrupt_ends_all_processes_quietly(tmp_path):
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_interrupt_and_a_kill_end_all_processes_quietly(tmp_path, killed):
     for number in range(2):  # files of holes: large to read, but no space on the disk
         with (tmp_path / f"{number}.out").open("wb") as file:
             file.truncate(200 << 30)
@@ -413,37 +415,27 @@ def test_an_interrupt_ends_all_processes_quietly(tmp_path):
     while len(_readers(process.pid, tmp_path)) < 2:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    if killed:
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=ENDS_WITHIN_S)
-    assert (process.returncode, out) == (130, b"")
+    assert (process.returncode, out) == (-signal.SIGKILL if killed else 130, b"")
     assert b"Traceback" not in err
-    while _session(process.pid) and time.monotonic() < deadline:
+    while members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert _session(process.pid) == []
+    assert members(process.pid) == []
 
 
 def _readers(leader, folder):
     """Processes of a session that have opened a file of ``folder``."""
     found = []
-    for entry in _session(leader):
+    for entry in members(leader):
         try:
             opened = [handle.readlink() for handle in (entry.parent / "fd").iterdir()]
         except (FileNotFoundError, ProcessLookupError):
             continue
         if any(path.parent == folder for path in opened):
-            found.append(entry)
-    return found
-
-
-def _session(leader):
-    """Processes of a session: the command, its fork server, the tracker of that, and the workers."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, session = entry.read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(session) == leader and state != "Z":
             found.append(entry)
     return found
 

@@ -3,7 +3,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
-from llmb.page.charts import BLUE, Line, series_chart
+from llmb.page.charts import Line, series_chart
+from llmb.page.drawing import BLUE
 from llmb.page.render import public_text
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.folder import RunFolder
@@ -235,15 +235,6 @@ def test_the_network_is_shown_without_the_names_of_its_nodes(root: Path, page: C
     assert ["fabric", "TCP sockets"] in [row[:2] for rows in Tables(html).rows.values() for row in rows]
     assert "cl7-node" not in html
     assert "NCCL used TCP sockets on cl7-node19 and cl7-node20" in page("--full")
-
-
-def test_without_the_extra_it_says_how_to_install_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_run(runs_below(root), gpu_record(), times_around(12.0))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert exit_code_of(app, ["report"]) == 3
-    assert "pip install 'llmb[report]'" in capsys.readouterr().err
 
 
 def test_an_empty_root_has_no_page(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,17 +3,19 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from llmb.analysis.analyzed_run import FoundRuns
-from llmb.analysis.find_runs import find_all_runs
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
 from llmb.errors import UsageError
+from llmb.page.drawing import load_library
 from llmb.report.output import print_output
 from llmb.runs.folder import write_atomically, writing
+
+if TYPE_CHECKING:
+    from llmb.analysis.analyzed_run import FoundRuns
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -69,6 +71,10 @@ def report(
     if (plot is None) == (form in ("svg", "png")):
         raise UsageError("--plot and --format svg or png belong together", do="give both, or neither")
     install = install_here()
+    if form in ("html", "pdf"):
+        load_library()
+    from llmb.analysis.find_runs import find_all_runs  # while what draws is loaded too
+
     found = find_all_runs(runs, install, say)
     if not found.runs:
         lines = "".join(f"\n  {one.run}: {one.reason}" for one in found.left_out)
@@ -85,7 +91,7 @@ def report(
 
 
 def _content(
-    found: FoundRuns, against: str | None, install: Path, form: Format, plot: str, *, full: bool
+    found: "FoundRuns", against: str | None, install: Path, form: Format, plot: str, *, full: bool
 ) -> str | bytes:
     from llmb.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text

@@ -1,67 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots as SVG, drawn by matplotlib in a few fixed colors, which a page replaces by its own."""
+"""The kinds of plots. What each draws is data, so that other processes can draw it."""
 
-import io
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from llmb.errors import EnvironmentProblem
-from llmb.verdict.records import Interval, VerdictName
+from llmb.page.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RED, Drawing
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what draws loads no records
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-INK, MUTED, GRID, PAPER = "#222222", "#666666", "#dddddd", "#ffffff"
-BLUE, ORANGE, GREEN, RED, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"
-"""Distinguishable by colorblind people: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
+    from llmb.metrics.history import Level
+    from llmb.verdict.records import Interval, VerdictName
+
 ANY_PAPER = "#d55f00"
 """The color of images, which a page cannot replace: seen on light and on dark."""
-NAMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
-    BLUE: "blue",
-    ORANGE: "orange",
-    GREEN: "green",
-    RED: "red",
-    PURPLE: "purple",
-}
-"""The variables of the page's style that the colors become."""
-WIDTH, HEIGHT, UNITS_PER_INCH = 480, 200, 72
-PAD = 3
-"""Units around a plot."""
 MOST_POINTS = 1000
 """Longer series are drawn by the smallest and the largest value of each bin."""
-STYLE: Mapping[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "text.parse_math": False,
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.linewidth": 0.8,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "lines.linewidth": 1.2,
-    "legend.frameon": False,
-    "legend.fontsize": 10,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-}
 ABOVE: Mapping[str, Any] = {
     "loc": "lower left",
     "bbox_to_anchor": (0, 1),
@@ -78,7 +38,7 @@ BESIDE: Mapping[str, tuple[str, str, float, tuple[float, ...]]] = {
 }
 """Color, mark, its size, and dashes of figures that were not measured; the smaller mark is above."""
 STRONGEST_PCT = (5.0, 50.0)
-MARKS: Mapping[VerdictName, tuple[str, str]] = {
+MARKS: Mapping["VerdictName", tuple[str, str]] = {
     "pass": ("o", GREEN),
     "improved": ("^", BLUE),
     "regressed": ("v", RED),
@@ -87,45 +47,6 @@ MARKS: Mapping[VerdictName, tuple[str, str]] = {
     "not comparable": ("s", MUTED),
 }
 """Shape and color of a verdict."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A plot that is drawn when it is asked for, equal for equal data. Raises EnvironmentProblem without matplotlib."""
-
-    name: str
-    """Unique on a page, as the names inside of the SVG derive from it."""
-    draw: Callable[["Canvas"], None]
-    height: int = HEIGHT
-
-    def svg(self) -> str:
-        target = io.BytesIO()
-        with self._canvas() as canvas:
-            from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-            printer = FigureCanvasSVG(canvas)
-            _fit(canvas)
-            # As ``savefig``, which would draw twice, to find the size of a plot whose size is given.
-            printer.print_svg(target, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        return slim(target.getvalue().decode())
-
-    def png(self) -> bytes:
-        """On white, large enough for slides."""
-        target = io.BytesIO()
-        with self._canvas() as canvas:
-            _fit(canvas)
-            canvas.savefig(target, format="png", dpi=4 * UNITS_PER_INCH, facecolor=PAPER)
-        return target.getvalue()
-
-    @contextmanager
-    def _canvas(self) -> Iterator["Canvas"]:
-        with _style(self.name):
-            from matplotlib.figure import Figure
-
-            size = (WIDTH / UNITS_PER_INCH, self.height / UNITS_PER_INCH)
-            canvas = Figure(figsize=size, dpi=UNITS_PER_INCH)
-            self.draw(canvas)
-            yield canvas
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +75,8 @@ class Estimate:
 
     label: str
     value: float
-    interval: Interval | None
-    verdict: VerdictName | None
+    interval: "Interval | None"
+    verdict: "VerdictName | None"
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -188,106 +109,144 @@ def series_chart(
 
     With ``doubling``, each doubling of x is as wide, and each point has its x beside the axis.
     """
+    fewer = [replace(line, points=thinned(line.points)) for line in lines]
+    return Drawing(name, partial(_draw_series, fewer, axes, marked, window, level, dict(beside), doubling))
 
-    def draw(canvas: "Canvas") -> None:
-        plot = canvas.add_subplot()
-        if window:
-            plot.axvspan(*window, color=BLUE, alpha=0.1, linewidth=0)
-        if level is not None:
-            plot.axhline(level, color=INK, linewidth=0.8, dashes=(4, 3))
-        for kind, value in beside.items():
-            color, _, _, dashes = BESIDE[kind]
-            plot.axhline(value, color=color, linewidth=1.6, dashes=dashes, label=kind)
-        for line in lines:
-            points = thinned(line.points)
-            plot.plot([x for x, _ in points], [y for _, y in points], color=line.color, label=line.label)
-        for one in marked:
-            x, y = [x for x, _ in one.points], [y for _, y in one.points]
-            plot.plot(
-                x, y, one.shape, color=one.color, label=one.label, markersize=one.size, markeredgecolor=PAPER, zorder=3
-            )
-        if doubling:
-            shown = [
-                point for one in (*(line.points for line in lines), *(one.points for one in marked)) for point in one
-            ]
-            places = sorted({x for x, _ in shown})
-            plot.set_xscale("log", base=2)
-            plot.set_xticks(places, [f"{x:g}" for x in places])
-            plot.set_ylim(0, 1.1 * max(y for _, y in shown))
-        name_axes(plot, axes)
-        if len(lines) + len(marked) + len(beside) > 1:
-            _legend(plot)
 
-    return Drawing(name, draw)
+def _draw_series(
+    lines: Sequence[Line],
+    axes: tuple[str, str],
+    marked: Sequence[Marked],
+    window: tuple[float, float] | None,
+    level: float | None,
+    beside: Mapping[str, float],
+    doubling: bool,
+    canvas: "Canvas",
+) -> None:
+    plot = canvas.add_subplot()
+    if window:
+        plot.axvspan(*window, color=BLUE, alpha=0.1, linewidth=0)
+    if level is not None:
+        plot.axhline(level, color=INK, linewidth=0.8, dashes=(4, 3))
+    for kind, value in beside.items():
+        color, _, _, dashes = BESIDE[kind]
+        plot.axhline(value, color=color, linewidth=1.6, dashes=dashes, label=kind)
+    for line in lines:
+        plot.plot([x for x, _ in line.points], [y for _, y in line.points], color=line.color, label=line.label)
+    for one in marked:
+        x, y = [x for x, _ in one.points], [y for _, y in one.points]
+        plot.plot(
+            x, y, one.shape, color=one.color, label=one.label, markersize=one.size, markeredgecolor=PAPER, zorder=3
+        )
+    if doubling:
+        _double([point for one in (lines, marked) for series in one for point in series.points], plot)
+    _name_axes(plot, axes)
+    if len(lines) + len(marked) + len(beside) > 1:
+        _legend(plot)
+
+
+def _double(points: Sequence[tuple[float, float]], plot: "Axes") -> None:
+    places = sorted({x for x, _ in points})
+    plot.set_xscale("log", base=2)
+    plot.set_xticks(places, [f"{x:g}" for x in places])
+    plot.set_ylim(0, 1.1 * max(y for _, y in points))
 
 
 def histogram_chart(
-    name: str, values: Sequence[float], axes: tuple[str, str], *, mean: float, interval: Interval | None
+    name: str, values: Sequence[float], axes: tuple[str, str], *, mean: float, interval: "Interval | None"
 ) -> Drawing:
     """How often values occur; the mean is a line, its interval a band."""
+    return Drawing(name, partial(_draw_histogram, values, axes, mean, interval))
 
-    def draw(canvas: "Canvas") -> None:
-        plot = canvas.add_subplot()
-        plot.hist(values, bins="auto", color=BLUE, alpha=0.6, edgecolor=PAPER, linewidth=0.6)
-        if interval:
-            plot.axvspan(*interval, color=RED, alpha=0.18, linewidth=0, label="95 % interval of the mean")
-        plot.axvline(mean, color=RED, linewidth=1.4, label="mean")
-        plot.plot(values, [0.0] * len(values), "|", color=INK, markersize=7, label="a step")
-        name_axes(plot, axes)
-        plot.grid(visible=False, axis="x")
-        _legend(plot)
 
-    return Drawing(name, draw)
+def _draw_histogram(
+    values: Sequence[float], axes: tuple[str, str], mean: float, interval: "Interval | None", canvas: "Canvas"
+) -> None:
+    plot = canvas.add_subplot()
+    plot.hist(values, bins="auto", color=BLUE, alpha=0.6, edgecolor=PAPER, linewidth=0.6)
+    if interval:
+        plot.axvspan(*interval, color=RED, alpha=0.18, linewidth=0, label="95 % interval of the mean")
+    plot.axvline(mean, color=RED, linewidth=1.4, label="mean")
+    plot.plot(values, [0.0] * len(values), "|", color=INK, markersize=7, label="a step")
+    _name_axes(plot, axes)
+    plot.grid(visible=False, axis="x")
+    _legend(plot)
 
 
 def estimates_chart(name: str, estimates: Sequence[Estimate], axis: str) -> Drawing:
     """Values with their intervals, one below the other with their labels."""
-
-    def draw(canvas: "Canvas") -> None:
-        plot = canvas.add_subplot()
-        by_mark: dict[tuple[str, str], list[tuple[int, Estimate]]] = {}
-        for place, one in enumerate(estimates):
-            by_mark.setdefault(MARKS[one.verdict] if one.verdict else ("o", BLUE), []).append((place, one))
-        for (shape, color), some in by_mark.items():
-            plot.errorbar(
-                [one.value for _, one in some],
-                [place for place, _ in some],
-                xerr=distances([one for _, one in some]),
-                fmt=shape,
-                color=color,
-                markersize=6,
-                elinewidth=1.2,
-                markeredgecolor=PAPER,
-            )
-        plot.axvline(0, color=INK, linewidth=0.8)
-        plot.set_yticks(range(len(estimates)), [one.label for one in estimates])
-        plot.set_ylim(len(estimates) - 0.5, -0.5)
-        plot.set_xlabel(axis)
-
-    return Drawing(name, draw, 60 + 24 * len(estimates))
+    return Drawing(name, partial(_draw_estimates, estimates, axis), 60 + 24 * len(estimates))
 
 
-def distances(estimates: Sequence[Estimate]) -> list[list[float]]:
+def _draw_estimates(estimates: Sequence[Estimate], axis: str, canvas: "Canvas") -> None:
+    plot = canvas.add_subplot()
+    by_mark: dict[tuple[str, str], list[tuple[int, Estimate]]] = {}
+    for place, one in enumerate(estimates):
+        by_mark.setdefault(MARKS[one.verdict] if one.verdict else ("o", BLUE), []).append((place, one))
+    for (shape, color), some in by_mark.items():
+        plot.errorbar(
+            [one.value for _, one in some],
+            [place for place, _ in some],
+            xerr=_distances([one for _, one in some]),
+            fmt=shape,
+            color=color,
+            markersize=6,
+            elinewidth=1.2,
+            markeredgecolor=PAPER,
+        )
+    plot.axvline(0, color=INK, linewidth=0.8)
+    plot.set_yticks(range(len(estimates)), [one.label for one in estimates])
+    plot.set_ylim(len(estimates) - 0.5, -0.5)
+    plot.set_xlabel(axis)
+
+
+def _distances(estimates: Sequence[Estimate]) -> list[list[float]]:
     """From values to both ends of their intervals; not a number without one, so that nothing is drawn."""
     return [[abs(one.interval[end] - one.value) if one.interval else math.nan for one in estimates] for end in (0, 1)]
 
 
+def history_chart(
+    name: str, estimates: Sequence[Estimate], changes: Sequence[str], levels: Sequence["Level"]
+) -> Drawing:
+    """Values with their intervals from left to right; ``changes`` are dotted lines, and several levels full ones."""
+    return Drawing(name, partial(_draw_history, estimates, changes, levels))
+
+
+def _draw_history(
+    estimates: Sequence[Estimate], changes: Sequence[str], levels: Sequence["Level"], canvas: "Canvas"
+) -> None:
+    plot = canvas.add_subplot()
+    places, values = range(len(estimates)), [one.value for one in estimates]
+    plot.errorbar(places, values, yerr=_distances(estimates), fmt="o", color=BLUE, markersize=6, markeredgecolor=PAPER)
+    for place, change in enumerate(changes):
+        if change:
+            plot.axvline(place - 0.5, color=PURPLE, linewidth=1, dashes=(2, 2))
+    for before, after in pairwise(levels):
+        mark = "v" if after.mean_s > before.mean_s else "^"
+        middle = (before.mean_s * after.mean_s) ** 0.5
+        plot.plot(after.runs.start - 0.5, middle, mark, color=RED, markersize=9, markeredgecolor=PAPER, zorder=3)
+    for level in levels if len(levels) > 1 else ():
+        plot.hlines(level.mean_s, level.runs.start - 0.5, level.runs.stop - 0.5, color=INK, linewidth=1)
+    _name_axes(plot, ("runs, the newest last", "step time, s"))
+    _label_some(plot, [one.label for one in estimates])
+
+
 def parts_chart(name: str, parts: Sequence[tuple[str, str, float]], axis: str) -> Drawing:
     """One bar of parts, which are names, colors and values, one below the other so that each has its name beside it."""
+    return Drawing(name, partial(_draw_parts, parts, axis), 60 + 22 * len(parts))
 
-    def draw(canvas: "Canvas") -> None:
-        plot = canvas.add_subplot()
-        places = range(len(parts))
-        plot.barh(places, [value for _, _, value in parts], color=[color for _, color, _ in parts], height=0.7)
-        for place, (_, _, value) in enumerate(parts):
-            plot.annotate(f"{value:.1f}", (value, place), (4, 0), textcoords="offset points", va="center", fontsize=10)
-        plot.set_yticks(places, [label for label, _, _ in parts])
-        plot.set_ylim(len(parts) - 0.5, -0.5)
-        plot.set_xlabel(axis)
-        plot.grid(visible=False, axis="y")
-        plot.margins(x=0.1)
 
-    return Drawing(name, draw, 60 + 22 * len(parts))
+def _draw_parts(parts: Sequence[tuple[str, str, float]], axis: str, canvas: "Canvas") -> None:
+    plot = canvas.add_subplot()
+    places = range(len(parts))
+    plot.barh(places, [value for _, _, value in parts], color=[color for _, color, _ in parts], height=0.7)
+    for place, (_, _, value) in enumerate(parts):
+        plot.annotate(f"{value:.1f}", (value, place), (4, 0), textcoords="offset points", va="center", fontsize=10)
+    plot.set_yticks(places, [label for label, _, _ in parts])
+    plot.set_ylim(len(parts) - 0.5, -0.5)
+    plot.set_xlabel(axis)
+    plot.grid(visible=False, axis="y")
+    plot.margins(x=0.1)
 
 
 def grid_chart(
@@ -301,51 +260,40 @@ def grid_chart(
     ordered = sorted(value for row in rows for value in row)
     least, most = STRONGEST_PCT
     strongest = min(most, max(least, ordered[len(ordered) * 99 // 100]))
-
-    def draw(canvas: "Canvas") -> None:
-        import numpy as np
-        from matplotlib.colors import to_rgb
-        from matplotlib.patches import Patch
-        from matplotlib.ticker import MaxNLocator
-
-        plot = canvas.add_subplot()
-        image = np.zeros((len(rows), len(rows[0]), 4))
-        image[..., :3] = to_rgb(ANY_PAPER)
-        image[..., 3] = np.clip(np.array(rows) / strongest, 0, 1)
-        plot.imshow(image, aspect="auto", extent=extent, interpolation="none")
-        shades = (0.25, 0.5, 1.0)
-        labels = [f"{strongest * shade:.2g} %" for shade in shades]
-        labels[-1] += " or more"
-        plot.legend(
-            handles=[
-                Patch(color=ANY_PAPER, alpha=shade, label=text) for shade, text in zip(shades, labels, strict=True)
-            ],
-            **ABOVE,
-        )
-        plot.grid(visible=False)
-        for axis in (plot.xaxis, plot.yaxis):
-            axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        name_axes(plot, axes)
-
-    return Drawing(name, draw)
+    return Drawing(name, partial(_draw_grid, rows, extent, axes, strongest))
 
 
-def _fit(canvas: "Canvas") -> None:
-    """Gives the axes all space that their labels and legend do not need.
+def _draw_grid(
+    rows: Sequence[Sequence[float]],
+    extent: tuple[float, float, float, float],
+    axes: tuple[str, str],
+    strongest: float,
+    canvas: "Canvas",
+) -> None:
+    import numpy as np
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
 
-    As does matplotlib's constrained layout, which measures all texts twice: a third of the time that a plot takes.
-    """
-    (plot,) = canvas.axes
-    height = 0.7 if plot.get_legend() else 0.8
-    plot.set_position((0.1, 0.18, 0.88, height))  # nearly where it will be, so that it has the same ticks
-    inner, outer = plot.get_window_extent(), plot.get_tightbbox(for_layout_only=True)
-    assert outer is not None, "axes are visible"
-    gaps = inner.get_points() - outer.get_points() + [[PAD], [-PAD]]
-    (left, bottom), (right, top) = gaps / (canvas.bbox.width, canvas.bbox.height)
-    plot.set_position((left, bottom, 1 + right - left, 1 + top - bottom))
+    plot = canvas.add_subplot()
+    image = np.zeros((len(rows), len(rows[0]), 4))
+    image[..., :3] = to_rgb(ANY_PAPER)
+    image[..., 3] = np.clip(np.array(rows) / strongest, 0, 1)
+    plot.imshow(image, aspect="auto", extent=extent, interpolation="none")
+    shades = (0.25, 0.5, 1.0)
+    labels = [f"{strongest * shade:.2g} %" for shade in shades]
+    labels[-1] += " or more"
+    plot.legend(
+        handles=[Patch(color=ANY_PAPER, alpha=shade, label=text) for shade, text in zip(shades, labels, strict=True)],
+        **ABOVE,
+    )
+    plot.grid(visible=False)
+    for axis in (plot.xaxis, plot.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    _name_axes(plot, axes)
 
 
-def name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
+def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
     plot.set_xlabel(axes[0])
     plot.set_ylabel(axes[1])
 
@@ -354,51 +302,11 @@ def _legend(plot: "Axes") -> None:
     plot.legend(**ABOVE)
 
 
-def label_some(plot: "Axes", labels: Sequence[str], most: int = 4) -> None:
+def _label_some(plot: "Axes", labels: Sequence[str], most: int = 4) -> None:
     """The last label, and at equal distances as many before it as there is space for."""
     places = range(len(labels) - 1, -1, -math.ceil(len(labels) / most))
     plot.set_xticks(places, [labels[place] for place in places])
     plot.set_xlim(-0.5, len(labels) - 0.5)
-
-
-def _style(salt: str) -> AbstractContextManager[None]:
-    try:
-        from matplotlib import rc_context
-    except ImportError as error:
-        do = "install it: pip install 'llmb[report]', in a clone pip install -e '.[report]'"
-        raise EnvironmentProblem("plots need matplotlib, which is not installed", do=do) from error
-    style: AbstractContextManager[None] = rc_context({**STYLE, "svg.hashsalt": salt})
-    return style
-
-
-def slim(svg: str) -> str:
-    """The SVG element alone, without unused names, its own style sheet, and digits that are too small to see."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>|<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
-    svg = re.sub(r'(<svg )[^>]*?(viewBox="[^"]*")[^>]*>', r'\1xmlns="http://www.w3.org/2000/svg" \2>', svg, count=1)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = svg.replace("xlink:href", "href")
-    svg = re.sub(r"(font-size: [\d.]+px; )font-family: [^;\"]*;? ?", r"\1", svg)
-    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"\d+\.\d{3,}", _rounded, tag[0]), svg)
-    return re.sub(r"\s*\n\s*", "\n", svg).strip()
-
-
-def _rounded(digits: re.Match[str]) -> str:
-    return f"{float(digits[0]):.2f}".rstrip("0").rstrip(".")
-
-
-def themed(svg: str) -> str:
-    """With the variables of the page's style in place of colors."""
-    for color, variable in NAMED.items():
-        svg = svg.replace(color, f"var(--{variable})")
-    return svg
-
-
-def standalone(svg: str) -> str:
-    """A file of its own, on white."""
-    head = svg.index(">") + 1
-    font = "<style>text { font-family: sans-serif } * { stroke-linejoin: round }</style>"
-    return f'{svg[:head]}{font}<rect width="100%" height="100%" fill="{PAPER}"/>{svg[head:]}\n'
 
 
 def points_of(values: Iterable[tuple[float, float | None]]) -> Iterator[tuple[float, float]]:

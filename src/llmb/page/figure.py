@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from llmb.analysis.analyzed_run import AnalyzedRun
-from llmb.page.charts import MOST_POINTS, PREDICTED, PUBLISHED, Drawing
+from llmb.page.charts import MOST_POINTS, PREDICTED, PUBLISHED
+from llmb.page.drawing import Drawing
 from llmb.report.table import Table
 
 STEP = "step"

@@ -11,14 +11,7 @@ from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.metrics.anomalies import find_anomalies
 from llmb.missing import Missing
 from llmb.page.charts import (
-    BLUE,
-    GREEN,
-    INK,
     MOST_POINTS,
-    MUTED,
-    ORANGE,
-    PURPLE,
-    RED,
     Line,
     Marked,
     grid_chart,
@@ -27,6 +20,7 @@ from llmb.page.charts import (
     points_of,
     series_chart,
 )
+from llmb.page.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED
 from llmb.page.figure import NO_STEPS, STEP, Beside, Figure, add_first, figures_beside
 from llmb.report.table import Table, interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.analysis.judge_run import Judged
@@ -12,22 +11,15 @@ from llmb.metrics.statistics import Statistics
 from llmb.missing import Missing
 from llmb.page.charts import (
     BESIDE,
-    BLUE,
-    INK,
-    PAPER,
-    PURPLE,
-    RED,
-    Drawing,
     Estimate,
     Line,
     Marked,
-    distances,
     estimates_chart,
-    label_some,
-    name_axes,
+    history_chart,
     points_of,
     series_chart,
 )
+from llmb.page.drawing import BLUE
 from llmb.page.figure import Beside, Figure, figures_beside
 from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import cut, interval_of, known, number, result_table
@@ -35,10 +27,6 @@ from llmb.runs.drift import is_difference
 from llmb.runs.identity import differences
 from llmb.verdict.conditions import rule_of
 from llmb.verdict.sentence import percent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
 
 FEWEST = 2
 """Recipes, or scales, that are compared in a plot; of one a sentence says as much."""
@@ -158,30 +146,6 @@ def _steps(levels: Sequence[Level]) -> dict[int, str]:
         level.runs.start: f"▼ {percent(size)} % slower" if size > 0 else f"▲ {percent(-size)} % faster"
         for level, size in zip(levels[1:], sizes, strict=True)
     }
-
-
-def history_chart(name: str, estimates: Sequence[Estimate], changes: Sequence[str], levels: Sequence[Level]) -> Drawing:
-    """Values with their intervals from left to right; ``changes`` are dotted lines, and several levels full ones."""
-
-    def draw(canvas: "Canvas") -> None:
-        plot = canvas.add_subplot()
-        places, values = range(len(estimates)), [one.value for one in estimates]
-        plot.errorbar(
-            places, values, yerr=distances(estimates), fmt="o", color=BLUE, markersize=6, markeredgecolor=PAPER
-        )
-        for place, change in enumerate(changes):
-            if change:
-                plot.axvline(place - 0.5, color=PURPLE, linewidth=1, dashes=(2, 2))
-        for before, after in pairwise(levels):
-            mark = "v" if after.mean_s > before.mean_s else "^"
-            middle = (before.mean_s * after.mean_s) ** 0.5
-            plot.plot(after.runs.start - 0.5, middle, mark, color=RED, markersize=9, markeredgecolor=PAPER, zorder=3)
-        for level in levels if len(levels) > 1 else ():
-            plot.hlines(level.mean_s, level.runs.start - 0.5, level.runs.stop - 0.5, color=INK, linewidth=1)
-        name_axes(plot, ("runs, the newest last", "step time, s"))
-        label_some(plot, [one.label for one in estimates])
-
-    return Drawing(name, draw)
 
 
 def _estimate(run: AnalyzedRun, times: Statistics) -> Estimate:

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plots are drawn by processes of their own, which fail and end as the command does."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from process_sessions import members
+from recorded_runs import gpu_record, times_around, write_run
+
+from llmb.cli.main import app, exit_code_of
+
+ENDS_WITHIN_S = 600
+LONG_DRAWING = """
+import os, pathlib, time
+def rc_context(_):
+    pathlib.Path(__file__).with_name(str(os.getpid())).touch()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An install root with a run."""
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "workloads" / "w" / "experiments" / "e", gpu_record(), times_around(12.0))
+    return tmp_path
+
+
+def start_report(root: Path, library: str) -> subprocess.Popen[bytes]:
+    """With this as the library that draws."""
+    (root / "matplotlib").mkdir()
+    (root / "matplotlib" / "__init__.py").write_text(library)
+    return subprocess.Popen(
+        [sys.executable, "-m", "llmb", "report"],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_interrupt_and_a_kill_end_all_processes_quietly(root: Path, killed: bool) -> None:
+    process = start_report(root, LONG_DRAWING)
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while not [*(root / "matplotlib").glob("[0-9]*")]:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    if killed:
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == (-signal.SIGKILL if killed else 130)
+    assert b"Traceback" not in err
+    while members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert members(process.pid) == []
+    assert not (root / "report.html").exists()
+
+
+def test_without_the_extra_it_says_how_to_install_it(root: Path) -> None:
+    process = start_report(root, "raise ImportError('no such library')")
+    _, err = process.communicate()
+    assert process.returncode == 3
+    assert b"pip install 'llmb[report]'" in err
+    assert b"Traceback" not in err
+
+
+def test_a_killed_process_is_told(root: Path) -> None:
+    process = start_report(root, "import os\ndef rc_context(_): os.abort()")
+    _, err = process.communicate()
+    assert process.returncode == 3
+    assert b"a process that drew plots was killed" in err
+
+
+def test_one_core_draws_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = []
+    for cores in (1, 3):
+        monkeypatch.setattr("llmb.page.drawing.usable_cores", lambda cores=cores: cores)
+        assert exit_code_of(app, ["report", "-q"]) == 0
+        pages.append(re.findall("<svg.*?</svg>", (root / "report.html").read_text(), re.DOTALL))
+    assert pages[0] == pages[1]
+    assert len(pages[0]) > 1
