@@ -40,6 +40,7 @@ def recorded():
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @generates
 def test_a_pass_over_memory_is_counted_once_and_a_slice_by_its_size(recorded):
     assert recorded["one_pass"] == {
@@ -51,6 +52,7 @@ def test_a_pass_over_memory_is_counted_once_and_a_slice_by_its_size(recorded):
     assert recorded["symbolic"] == {"shape": ["int", "int"], "rows": 4096}
 
 
+@pytest.mark.slow
 @generates
 def test_a_transposed_store_of_single_bytes_is_found_and_counted(recorded):
     plain, transposed = recorded["row_by_row"], recorded["row_by_row_transposed"]
@@ -59,6 +61,7 @@ def test_a_transposed_store_of_single_bytes_is_found_and_counted(recorded):
     assert transposed["bytes"] - plain["bytes"] == CAST_BYTES
 
 
+@pytest.mark.slow
 @generates
 def test_rows_that_two_generated_loops_read_are_apart(recorded):
     assert recorded["normalized"]["bytes"] == 2 * PASS_BYTES
@@ -71,6 +74,7 @@ def test_rows_that_two_generated_loops_read_are_apart(recorded):
     assert recorded["beyond_the_cache"] == {"u": [3, 5], "cached_u": [2, 0]}
 
 
+@pytest.mark.slow
 @generates
 @pytest.mark.parametrize(
     ("kernel", "read_or_written", "repeated", "rows_in_flight"),
@@ -84,6 +88,7 @@ def test_rows_that_two_loops_of_a_kernel_read_are_apart(recorded, kernel, read_o
     }
 
 
+@pytest.mark.slow
 @generates
 def test_what_a_kernel_reads_of_new_memory_it_has_written(recorded):
     own, earlier = recorded["own_sums"], recorded["earlier_sums"]
@@ -92,6 +97,7 @@ def test_what_a_kernel_reads_of_new_memory_it_has_written(recorded):
     assert (earlier["kernels"], earlier["bytes"], earlier["repeated"]) == (2, 2 * PASS_BYTES + 3 * sums, sums)
 
 
+@pytest.mark.slow
 @generates
 def test_of_what_is_rotated_in_place_that_part_is_counted_and_nothing_is_copied(recorded):
     rotated, table = 2 * PASS_BYTES // 4, PASS_BYTES // 64

@@ -10,6 +10,7 @@ ERRORS = 4.0
 """Standard errors that a share of few simulations may be off."""
 
 
+@pytest.mark.slow
 def test_intervals_and_verdicts_keep_their_rates() -> None:
     cases = list(measure(120, seed=7, lengths=(10, 34)))
     missed = [

@@ -99,6 +99,7 @@ def states(campaign: dict[str, object]) -> Counter[str]:
     return Counter(job["state"] for job in campaign["jobs"])
 
 
+@pytest.mark.slow
 def test_a_campaign_of_30_jobs_survives_killed_clients(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "thirty.txt"
     file.write_text("".join(f"{name} tiny fp32 1,2 repeats=5 steps=1 synthetic=true\n" for name in TINY))

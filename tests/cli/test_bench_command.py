@@ -41,6 +41,7 @@ def llmb(forked_python, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_products_are_measured_kept_and_compared(llmb, tmp_path) -> None:
     document, second = json.loads(llmb(*QUICK, "--json").stdout), llmb(*QUICK)
     rows = document["measurements"]
@@ -103,6 +104,7 @@ def test_out_of_memory_names_the_shape_after_what_was_measured(llmb) -> None:
     assert error["where"].startswith("it needs 2e+06 GB")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "text"),
     [

@@ -25,6 +25,7 @@ def llmb(
     return runner(tmp_path, tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_every_stage_of_a_pipeline_is_counted(llmb: Run) -> None:
     done = llmb(*TINY, "--scale", "4", "--pp", "2", "--tp", "2", "--layers", "2", "--all-stages", "--json")
     assert done.returncode == 0, done.stderr
@@ -56,6 +57,7 @@ def test_compiled_blocks_multiply_and_send_what_others_do(llmb: Run) -> None:
     assert compiled["peak_gib"] <= eager["peak_gib"]
 
 
+@pytest.mark.slow
 def test_what_a_pipeline_receives_takes_memory_only_while_it_is_used(llmb: Run) -> None:
     layout = ("--scale", "2", "--pp", "2", "--vp", "2", "--rank", "0", "--json")
     few, many = (json.loads(llmb(*TINY, *layout, "--gbs", gbs).stdout)["ranks"][0] for gbs in ("8", "16"))

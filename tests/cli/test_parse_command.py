@@ -386,6 +386,7 @@ def test_exit_codes(results):
         assert parse(results, *words).exit_code == 2
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_same_answer(tmp_path):
     for number in range(600):
         text = log_text(3, upto=number % 3)

@@ -241,6 +241,7 @@ def test_repeated_heads_see_what_grouped_ones_see(masked: bool) -> None:
         torch.testing.assert_close(result, results[0], equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, when it compiles
 def test_compiled_code_is_kept_apart_by_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flash alone is compiled in a second or two; what differs from its second use is the tag alone."""

@@ -136,17 +136,18 @@ def test_a_forward_pass_on_the_meta_device_has_the_right_shape(name, models):
     assert decoder(tokens, tokens).shape == ()
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    "recompute", ["none", *(pytest.param(parts, marks=pytest.mark.slow) for parts in ("selective", "full"))]
+)
 @pytest.mark.parametrize(
     ("name", "layer", "graphs"),
     [
         ("llama", 0, 1),
-        ("nemotron4", 0, 1),
-        ("llama4", 0, 1),
-        ("llama4", 1, 4),
-        ("llama4", 3, 4),
-        ("qwen3", 0, 1),
         ("mixtral", 0, 3),
+        *(
+            pytest.param(*block, marks=pytest.mark.slow)
+            for block in (("nemotron4", 0, 1), ("llama4", 0, 1), ("llama4", 1, 4), ("llama4", 3, 4), ("qwen3", 0, 1))
+        ),
     ],
 )
 def test_each_kind_of_block_is_one_graph_for_the_compiler_but_for_experts(

@@ -216,6 +216,7 @@ def test_less_is_saved_for_the_backward_pass(name: str, models: dict[str, Model]
     assert name == "nemotron4" or sizes[1] > sizes[2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
 def test_fp8_blocks_compile_once_for_all_layers(models: dict[str, Model], randomised: Randomised) -> None:

@@ -206,7 +206,7 @@ def test_a_frozen_layer_has_the_same_input_gradient_and_keeps_no_rows(keeps: boo
     assert (kept[0] - kept[1]) == 1
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_input_that_is_cast_again_gives_the_same_bits_and_is_kept_once(compiled: bool) -> None:
     torch.manual_seed(3)
     whole = Linear(64, 48).bfloat16()

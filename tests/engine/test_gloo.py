@@ -42,7 +42,12 @@ def test_every_group_has_one_thread(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "per_node"), [(1, 2), (2, 2), (4, 1), pytest.param(8, 8, marks=pytest.mark.measured)]
+    ("nodes", "per_node"),
+    [
+        (1, 2),
+        *(pytest.param(*nodes, marks=pytest.mark.slow) for nodes in ((2, 2), (4, 1))),
+        pytest.param(8, 8, marks=pytest.mark.measured),
+    ],
 )
 def test_hosts_are_connected_within_a_node_and_first_ranks_with_each_other(
     tmp_path: Path, tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], nodes: int, per_node: int

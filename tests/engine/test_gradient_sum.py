@@ -84,7 +84,9 @@ def test_bf16_sums_are_no_less_exact_than_those_of_autograd(models: dict[str, Mo
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    "recompute", ["none", *(pytest.param(parts, marks=pytest.mark.slow) for parts in ("selective", "full"))]
+)
 def test_compiled_and_recomputed_blocks_add_to_them_too(
     recompute: str, compiled: bool, models: dict[str, Model], randomised: Randomised
 ) -> None:

@@ -79,7 +79,14 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("llama4-maverick", "bf16"), ("llama4-maverick", "delayed"), ("mixtral", "current")]
+    ("family", "dtype"),
+    [
+        ("llama4-maverick", "bf16"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("llama4-maverick", "delayed"), ("mixtral", "current"))
+        ),
+    ],
 )
 @pytest.mark.parametrize("routing", ["forced balance", "capacity"])
 def test_where_experts_have_equally_many_rows_the_host_waits_for_nothing(

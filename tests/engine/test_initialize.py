@@ -70,8 +70,8 @@ def test_values_have_the_spread_of_their_role(name, models, block_elements):
         ("gloo", 1, 1),
         ("gloo", 2, 1),
         # No other process answers here, so that this case also shows that nothing is communicated.
-        ("fake", 2, 2),
-        ("fake", 3, 1),
+        pytest.param("fake", 2, 2, marks=pytest.mark.slow),
+        pytest.param("fake", 3, 1, marks=pytest.mark.slow),
     ],
 )
 def test_each_rank_gets_its_shard_of_the_unsharded_values(backend, dp, tp, models, run_ranks, tmp_path):

@@ -18,7 +18,7 @@ MOE = MixtureOfExperts(router="sigmoid-scaled-inputs", experts=4, top_k=1, ffn_h
 WORKER = Path(__file__).parent / "traffic_worker.py"
 
 
-@pytest.mark.parametrize("routing", ["balanced", "capacity"])
+@pytest.mark.parametrize("routing", ["balanced", pytest.param("capacity", marks=pytest.mark.slow)])
 def test_known_traffic_gives_the_same_results_without_asking(
     routing: str, tmp_path: Path, run_ranks: Callable[..., list[str]]
 ) -> None:

@@ -91,14 +91,14 @@ class Tiers(NamedTuple):
 
 
 BEGIN = Tiers(
-    ("DP2", "FSDP2", "TP2", "TP2 + SP", "PP2", "PP2 x VP2", "CP2", "EP2 x ETP2"),
-    ("EP2", "TP2 x EP2 x ETP2", "FSDP2 x TP2 x PP2"),
+    ("DP2", "PP2 x VP2", "EP2 x ETP2"),
+    ("FSDP2", "TP2", "TP2 + SP", "PP2", "CP2", "EP2", "TP2 x EP2 x ETP2", "FSDP2 x TP2 x PP2"),
 )
 OTHER_MODELS = Tiers(slow=("TP2 + SP", "PP2 x VP2", "EP2"))
 TRAIN = Tiers()
 SHARE = Tiers(
-    ("FSDP2", "PP2, 1 layer first", "PP2 x VP2", "FSDP4", "TP2 x PP2, no SP, 99 tokens"),
-    ("EP2", "FSDP2 x PP2 x VP2"),
+    ("TP2 x PP2, no SP, 99 tokens",),
+    ("FSDP2", "PP2, 1 layer first", "PP2 x VP2", "FSDP4", "EP2", "FSDP2 x PP2 x VP2"),
 )
 SORTS = ("loss", "gradient", "norm")
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"

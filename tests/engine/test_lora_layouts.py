@@ -64,6 +64,7 @@ def assert_within_bounds(differences: dict[str, float]) -> None:
     assert {name: value for name, value in differences.items() if not value <= BOUNDS[name.split()[0]]} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "targets"),
     [

@@ -39,7 +39,6 @@ CASES = {
     "FP8": Case({}, choices={"dtype": "fp8"}),
     "LoRA TP2": Case({"tp": 2}, LORA),
 }
-SLOW = set(CASES) - {"TP2 + SP"}
 MakePlan = Callable[..., Plan]
 RunRanks = Callable[..., list[str]]
 
@@ -52,7 +51,8 @@ def written(case: Case, make_plan: MakePlan, folder: Path) -> None:
     (folder / "plan.json").write_text(plan.model_dump_json())
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_an_account_is_what_ranks_take_when_they_train(
     name: str, run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
 ) -> None:

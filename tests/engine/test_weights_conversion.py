@@ -366,6 +366,7 @@ def test_an_import_of_something_else_starts_again_and_says_why(models, source, t
     assert_same(read_weights(broken, models["llama"]), values(models["llama"]))
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_does(models, source, tmp_path):
     one, told = import_small(models, source, tmp_path / "one", []), []
     two = import_small(models, source, tmp_path / "two", [], processes=2, on_progress=lambda *each: told.append(each))

@@ -12,6 +12,7 @@ import pytest
 measured = pytest.mark.measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "least_changes"),
     [

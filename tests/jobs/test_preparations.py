@@ -28,6 +28,7 @@ def submitted(client: Client, *options: str) -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
     with_command(client, 'echo "called with: $*"; echo "root $LLMB_INSTALL, cores $SLURM_CPUS_PER_TASK"')
     dataset, checkpoint = submitted(client, "--gpus-per-node", "1")
@@ -53,6 +54,7 @@ def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_is_being_prepared_is_not_submitted_again_and_can_be_cancelled(client: Client) -> None:
     with_command(client, "echo working; exec sleep 600")
     (job,) = submitted(client, "--skip-dataset")

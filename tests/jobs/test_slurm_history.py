@@ -47,6 +47,7 @@ def test_a_run_that_gets_through_is_a_success_with_its_numbers(submit: Submit, s
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_why_in_its_last_lines(submit: Submit, store: Store, shell: Client) -> None:
     job = submit(f"{HALF}; echo first; echo 'ValueError: bad shapes'; exit 3")
     found = ended(store, shell, job.key)
@@ -61,6 +62,7 @@ def test_a_run_that_fails_says_why_in_its_last_lines(submit: Submit, store: Stor
     assert shell.run("jobs", "log", str(job.job_id), "--tail", "2").stdout.splitlines() == whole[-2:]
 
 
+@pytest.mark.slow
 def test_jobs_are_cancelled_by_their_ids(submit: Submit, store: Store, shell: Client) -> None:
     running, waiting = submit(f"{HALF}; {WAIT}"), submit(ALL_STEPS, "b", flags={"hold": None})
     up(running)
@@ -77,6 +79,7 @@ def test_jobs_are_cancelled_by_their_ids(submit: Submit, store: Store, shell: Cl
     shell.run("jobs", "wait", str(running.job_id), code=130)
 
 
+@pytest.mark.slow
 def test_log_follows_a_job_to_its_end(submit: Submit, shell: Client) -> None:
     job = submit('for n in 1 2 3; do echo "line $n"; sleep 0.5; done; ' + ALL_STEPS)
     lines = shell.run("jobs", "log", "--follow", str(job.job_id)).stdout.splitlines()
@@ -102,6 +105,7 @@ def test_a_time_limit_after_the_last_step_is_a_success(submit: Submit, store: St
     assert shell.run("jobs", "wait", str(through.job_id), code=0)
 
 
+@pytest.mark.slow
 def test_workers_that_end_before_their_script_is_told_why_have_ended_at_its_signal(
     store: Store, shell: Client, order: Callable[..., QuickOrder], tmp_path: Path
 ) -> None:
@@ -217,6 +221,7 @@ def test_a_submission_that_was_interrupted_is_found_and_not_made_twice(
     assert len(shell.cluster.run("squeue", "-h", "-o", "%i").stdout.split()) == 1
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_campaign_are_in_the_history(client: Client) -> None:
     lists = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "1,2", "--slurm-arg", "hold")
     client.run("submit", *lists, "--yes")

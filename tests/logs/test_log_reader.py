@@ -197,6 +197,7 @@ class Steps(io.RawIOBase):
         return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("find_block", [step_block.find_block, lambda *text: None])
 def test_memory_does_not_grow_with_the_steps_outside_the_window(find_block, monkeypatch):
     monkeypatch.setattr(step_block, "find_block", find_block)

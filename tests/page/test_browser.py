@@ -115,6 +115,7 @@ def violations(page: Any, rules: dict[str, Any]) -> Sequence[str]:
     return [f"{one['id']}: {node['html'][:200]}" for one in found["violations"] for node in one["nodes"]]
 
 
+@pytest.mark.slow
 def test_without_javascript_everything_is_there(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(java_script_enabled=False)
     assert page.locator("svg").count() >= 10
@@ -128,6 +129,7 @@ def runs_in(root: Path) -> int:
     return len(list(root.rglob("run.json")))
 
 
+@pytest.mark.slow
 def test_runs_are_sorted_and_filtered(opened: Callable[..., Any], pages: Path) -> None:
     page = opened()
     column = page.locator("#runs-table thead th", has_text="step s")
@@ -145,6 +147,7 @@ def test_runs_are_sorted_and_filtered(opened: Callable[..., Any], pages: Path) -
     assert page.get_by_role("status").text_content() == f"3 of {runs_in(pages)}"
 
 
+@pytest.mark.slow
 def test_data_and_plots_are_saved(opened: Callable[..., Any], tmp_path: Path) -> None:
     page = opened("compared")
     figure = page.locator("figure[id^=step-times]").first
@@ -162,6 +165,7 @@ def test_data_and_plots_are_saved(opened: Callable[..., Any], tmp_path: Path) ->
     assert "var(" not in drawn
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_everything(opened: Callable[..., Any]) -> None:
     page = opened("compared")
     wanted = page.evaluate(
@@ -179,12 +183,14 @@ def test_the_keyboard_reaches_everything(opened: Callable[..., Any]) -> None:
     assert skip.bounding_box()["x"] >= 0
 
 
+@pytest.mark.slow
 def test_a_link_to_hidden_data_opens_it(opened: Callable[..., Any]) -> None:
     page = opened("compared")
     page.evaluate("location.hash = document.querySelector('figure table').id")
     page.wait_for_selector("figure details[open] table")
 
 
+@pytest.mark.slow
 def test_dark_and_light_differ_and_can_be_chosen(opened: Callable[..., Any]) -> None:
     page = opened("compared")
     color = "getComputedStyle(document.body).backgroundColor"
@@ -195,6 +201,7 @@ def test_dark_and_light_differ_and_can_be_chosen(opened: Callable[..., Any]) -> 
     assert json.dumps(page.evaluate(color)) == '"rgb(255, 255, 255)"'
 
 
+@pytest.mark.slow
 def test_a_page_is_printed(browser: Any, pages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(pages))
     file = pages / "page.pdf"

@@ -251,6 +251,7 @@ def test_the_documented_sizes_are_those_of_bf16_in_gib(
     assert f"llmb prepare checkpoint -w {workload} -s {size}" in str(result.exception)
 
 
+@pytest.mark.slow
 def test_without_a_source_the_model_comes_from_the_hub(
     prepared: Path, folders: PreparedFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +285,7 @@ def test_the_disk_is_checked_for_download_and_conversion_before_the_download(
     assert "need about 242 GB" in str(invoke(*arguments).exception)
 
 
+@pytest.mark.slow
 def test_an_export_of_prepared_weights_has_their_tokenizer(prepared: Path, tmp_path: Path) -> None:
     path = prepared_folders(prepared, WORKLOAD).model(MODEL_NAME)
     export_checkpoint(path, tmp_path / "out", "fp32", 10**9, lambda *_: None, lambda _: None, verify=True)

@@ -33,6 +33,7 @@ def starts(text: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, ast.unparse(node)
 
 
+@pytest.mark.slow
 def test_every_start_leaves_the_working_folder_out() -> None:
     found = [(path.name, *start) for path in SOURCE.rglob("*.py") for start in starts(path.read_text())]
     assert found == []
@@ -50,6 +51,7 @@ def poisoned(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [PROOF, NO_WORKING_FOLDER + PROBE.read_text()])
 def test_an_older_interpreter_executes_nothing_there(poisoned: Path, text: str) -> None:
     assert subprocess.run([sys.executable, "-c", text], cwd=poisoned, capture_output=True, check=False).returncode == 0

@@ -12,7 +12,7 @@ from triton_interpreter import run_cases
 from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
 
 CASES = Path(__file__).with_name("adamw_cases.py")
-CAPABILITIES = [90, 100]
+CAPABILITIES = [90, pytest.param(100, marks=pytest.mark.slow)]
 """Of Hopper and Blackwell."""
 NUMBERS = AdamWNumbers(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
 E4M3 = torch.float8_e4m3fn

@@ -26,11 +26,15 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ACTIVATIONS: list[Activation] = ["swiglu", "squared-relu"]
 
 
-@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("operation", "inputs", "registers"),
     # Then a multiprocessor holds five programs of 256 threads or more, and three.
-    [("cast_both_ways", 1, 48), ("cast_activated", 2, 48), ("cast_activation_gradient", 3, 80)],
+    [
+        ("cast_both_ways", 1, 48),
+        pytest.param("cast_activated", 2, 48, marks=pytest.mark.slow),
+        pytest.param("cast_activation_gradient", 3, 80, marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_for_a_gpu_kernels_read_and_write_16_bytes_at_a_time(
     triton: None,
@@ -63,6 +67,7 @@ def test_compiled_for_a_gpu_kernels_read_and_write_16_bytes_at_a_time(
     assert set(needed.stores) == {16}
 
 
+@pytest.mark.slow
 def test_no_value_is_lost_of_any_number_of_rows(triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from llmb.engine.kernels import fp8_cast_triton
 

@@ -72,6 +72,7 @@ def differentiate(
     norm_triton._normalize_backward._init_fn(hidden, hidden, hidden, mean, factor, weight, scale, E5M2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "capability"),
     [

@@ -31,6 +31,7 @@ QUICK = (("llama3.1", 90), ("340b", 100), ("maverick", 100))
 """All of a head that is a power of two, a part of another one, and pairs side by side."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("proxy", "capability"),
     [

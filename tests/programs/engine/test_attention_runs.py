@@ -11,6 +11,7 @@ import pytest
 LLAMA = ("-w", "pretrain_llama3.1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "backend", "why"),
     [

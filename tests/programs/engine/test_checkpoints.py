@@ -163,6 +163,7 @@ def train_on_slow_disk(plan: Plan, install: Path, start_ranks: Start, slower_s: 
     return folder
 
 
+@pytest.mark.slow
 def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start) -> None:
     """A save takes a second, and longer still if the steps up to the next save have not ended by then."""
     plan = tiny_plan(scale=1, steps=6, checkpoint_interval=2)
@@ -206,6 +207,7 @@ def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
     assert (outcome.status, outcome.reason) == ("success", "step 8 of 10")
 
 
+@pytest.mark.slow
 def test_by_default_one_more_step_is_done(finished: Finished) -> None:
     whole = finished(*LLAMA, "--scale", "2", *TEN)
     path = str(Path(whole["run_dir"]) / "checkpoints" / "step=10-consumed_samples=80")
@@ -251,6 +253,7 @@ def swapped(finished: Finished, tmp_path: Path) -> Path:
     return tmp_path / first.name
 
 
+@pytest.mark.slow
 def test_a_file_of_another_checkpoint_is_refused_and_named(
     swapped: Path, start: Callable[..., Any], forked_python: str, tmp_path: Path
 ) -> None:
@@ -262,6 +265,7 @@ def test_a_file_of_another_checkpoint_is_refused_and_named(
     assert run.record()["result"]["steps"] == 0
 
 
+@pytest.mark.slow
 def test_what_is_not_verified_is_loaded_and_says_so(
     swapped: Path, start: Callable[..., Any], forked_python: str, tmp_path: Path
 ) -> None:
@@ -397,6 +401,7 @@ def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
         assert found == pytest.approx(expected, abs=1e-6, rel=0), plan.first_step
 
 
+@pytest.mark.slow
 def test_checkpoints_can_be_saved_elsewhere_and_asked_for_by_the_environment(
     finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_dropped_tokens_are_counted(finished: Finished) -> None:
     assert 0 < steps(result)[0]["expert_load"]["dropped_share"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [EP2, pytest.param(MIXTRAL, marks=pytest.mark.measured)], ids=["top-1", "top-2"])
 def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished, options: tuple[str, ...]) -> None:
     result = finished(*options[:-1], "2", "--force-load-balancing", "--recompute", "full")

@@ -47,6 +47,7 @@ def test_the_table_names_the_products_and_why(tiny_plan: Callable[..., Plan]) ->
     assert (row[1], row[2]) == ("fp32", product.why)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -143,6 +143,7 @@ def test_only_profiled_ranks_run_under_nsys(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_becomes_its_worker(tmp_path: Path, nsys: Callable[[str], None], rank: int) -> None:
     """The worker then fails for want of its ranks' store; what matters is who was started, and how."""

@@ -48,6 +48,7 @@ def llmb(
     return runner(tmp_path, Path(pretended["run_dir"]).parents[5], monkeypatch, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_stage_of_a_pipeline_has_its_compute_time_and_nothing_of_all_ranks(finished: Finished, stage: int) -> None:
     result = finished(*PP2, "--rank", str(stage))

@@ -22,6 +22,7 @@ def profiled(finished: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return finished(*OPTIONS, *STEPS)
 
 
+@pytest.mark.slow
 def test_every_chosen_rank_leaves_a_trace_and_profiled_steps_are_left_out(profiled: dict[str, Any]) -> None:
     folder = Path(profiled["run_dir"])
     assert folder.name.endswith("_torchprofile")
@@ -39,6 +40,7 @@ def test_every_chosen_rank_leaves_a_trace_and_profiled_steps_are_left_out(profil
     assert sum(kept[f"{part}_s"] for part in PARTS) == pytest.approx(kept["duration_s"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_traced_steps_last_as_long_as_the_run_says(profiled: dict[str, Any], tmp_path: Path) -> None:
     picture = tmp_path / "steps.svg"
     done = CliRunner().invoke(app, ["trace", profiled["run_dir"], "--json", "--picture", str(picture)])
@@ -72,6 +74,7 @@ def test_unprofiled_ranks_and_runs_leave_nothing(finished: Callable[..., dict[st
     assert not (Path(plain["run_dir"]) / "breakdown.json").exists()
 
 
+@pytest.mark.slow
 def test_profiling_does_not_change_what_is_trained(
     profiled: dict[str, Any], finished: Callable[..., dict[str, Any]]
 ) -> None:

@@ -75,6 +75,7 @@ def attack(address: str, ports: Iterable[int], marker: Path) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_WITHIN_S, cwd="/")
 
 
+@pytest.mark.slow
 def test_a_run_listens_on_loopback_alone_and_executes_nothing_of_its_folder(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:

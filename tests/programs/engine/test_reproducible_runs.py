@@ -41,6 +41,7 @@ def test_two_and_four_processes_reproduce_one(losses: Losses, chosen: tuple[str,
     assert one[-1]["loss"] < one[0]["loss"] - 0.5
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(losses: Losses) -> None:
     first, other = losses(*LLAMA, *TWO), losses(*LLAMA, "--scale", "2", "--steps", "2", "--seed", "7")
     again = losses(*LLAMA, "--scale", "2", "--steps", "5", "--seed", "1234")
@@ -51,6 +52,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(losses: Losse
     assert [step["loss"] for step in first[:2]] != [step["loss"] for step in other]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "bound"),
     [

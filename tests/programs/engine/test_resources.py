@@ -22,6 +22,7 @@ LLAMA = ("-w", "pretrain_llama3.1", "--scale", "2")
 OFTEN = ("--resource-interval", "0.01", "--window", "4-9")
 
 
+@pytest.mark.slow
 def test_a_run_tells_what_its_window_used(
     start: Start, tmp_path: Path, forked_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,8 +23,8 @@ SOON_S = 120
 """Far less than what hangs would take."""
 
 
-def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path: Path) -> None:
-    run = start(*LLAMA, "--steps", "10", "--json")
+def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path: Path, forked_python: str) -> None:
+    run = start(*LLAMA, "--steps", "10", "--json", python=forked_python)
     out, talk = run.process.communicate()
     ended = time.time()
     assert run.process.returncode == 0, talk

@@ -38,6 +38,7 @@ ENDS_WITHIN_S = 300
 ODD_WORKER = Path(__file__).parent / "odd_worker.py"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_four_ends_the_run_and_is_named(start: Start, gone: Gone, forked_python: str) -> None:
     run = start(*FOUR, python=forked_python)
     folder = run.wait_for_steps(3)
@@ -89,6 +90,7 @@ def test_a_stopped_worker_ends_the_run_and_is_named(
     assert not (folder / "stall.txt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "stopped"),
     [
@@ -138,7 +140,9 @@ def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, f
             rf"{HOST} \(process 4101, GPU 1\) has launched 40 AllReduce operations, 1 fewer than others of a ",
         ),
         ("fail", 300, SOON_S, f"rank 1 on {HOST} failed: ValueError: an odd shape, after 3 of 10"),
-        ("leave", 300, SOON_S, f"rank 1 on {HOST} ended with exit code 3, after 3 of 10"),
+        pytest.param(
+            "leave", 300, SOON_S, f"rank 1 on {HOST} ended with exit code 3, after 3 of 10", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_rank_that_hangs_or_leaves_while_the_others_wait_is_named(

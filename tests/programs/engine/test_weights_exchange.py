@@ -59,8 +59,9 @@ CLASSES = {
 
 # One dense model and one with experts: tests/engine exchanges the weights of small models of every form.
 WORKLOADS = [
-    workload if workload in (LLAMA, MAVERICK) else pytest.param(workload, marks=pytest.mark.measured)
-    for workload in CLASSES
+    LLAMA,
+    pytest.param(MAVERICK, marks=pytest.mark.slow),
+    *(pytest.param(name, marks=pytest.mark.measured) for name in CLASSES if name not in (LLAMA, MAVERICK)),
 ]
 
 
@@ -177,6 +178,7 @@ def first_loss(model: torch.nn.Module, plan: EnginePlan) -> float:
     return float(torch.cat(losses).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_model_of_transformers_trains_on_from_its_own_loss(
     workload: str, finished: Finished, tiny_plan: MakePlan, tmp_path: Path, done: Call
@@ -238,6 +240,7 @@ def test_another_architecture_and_tied_embeddings_are_refused(copy: Path, tmp_pa
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.slow
 def test_an_imported_checkpoint_has_checksums_that_show_damage(
     exported: Path, tmp_path: Path, done: Call, refused: Refused
 ) -> None:
@@ -263,6 +266,7 @@ def test_a_target_that_is_taken_stays_as_it_is(
     assert sorted(exported.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_should_hold_optimizer_state_and_does_not_is_an_error(
     exported: Path, start: Callable[..., Any], forked_python: str, tmp_path: Path, done: Call
 ) -> None:
@@ -375,6 +379,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
     assert not converters(partial)
 
 
+@pytest.mark.slow
 def test_an_export_that_is_killed_leaves_nothing_that_looks_finished(
     checkpoint: Callable[[str], Path], tmp_path: Path, done: Call, slow_disk: SlowDisk
 ) -> None:

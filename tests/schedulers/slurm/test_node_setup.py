@@ -206,6 +206,7 @@ def test_the_prolog_runs_on_each_node_and_workers_are_bound(
     assert sorted((node, rank) for rank, node, _ in bound) == [(node, rank) for node in NODES for rank in "01"]
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_prolog_that_fails_on_one_node_fails_the_run_with_its_command(
     submit: Submit, forked_python: str, tmp_path: Path

@@ -16,6 +16,7 @@ Submit = Callable[..., "subprocess.CompletedProcess[str]"]
 TWO_NODES = ("--scale", "4", "--steps", "5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "forked"),
     [
@@ -53,6 +54,7 @@ def test_a_run_on_two_nodes_comes_back_with_its_result(
     )
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_gives_its_last_lines(submit: Submit, forked_python: str) -> None:
     done = submit(*TWO_NODES, "--env", "GLOO_SOCKET_IFNAME=nosuch0", "--wait", "--json", python=forked_python)
     assert done.returncode == 4, done.stderr
