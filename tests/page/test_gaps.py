@@ -43,7 +43,9 @@ def test_there_is_a_log_of_every_program() -> None:
 def test_a_log_is_shown_as_far_as_it_tells(page: Callable[..., str], tmp_path: Path, name: str) -> None:
     """By itself: the samples have the same steps, and of copies one is shown."""
     shutil.copy(SAMPLES[name], tmp_path / "log.out")
-    html = page("./log.out")
+    html = page(str(tmp_path / "log.out"))
+    assert "<h1>log.out</h1>" in html
+    assert "of $LLMB_INSTALL/log.out<br>" in html
     assert html.count('class="recipe"') == 1
     for lacking, why in {
         "history": "a history needs 2",
@@ -72,5 +74,6 @@ def test_damaged_steps_of_a_failed_run_leave_the_rest(page: Callable[..., str], 
     lines = RunFolder(path).steps.read_text().splitlines()
     RunFolder(path).steps.write_text("\n".join([lines[0], "{damaged", *lines[1:]]) + "\n")
     html = page("./runs")
+    assert "<h1>runs</h1>" in html
     assert "<b>No steps</b>: they cannot be read" in html
     assert html.count("step-times-") > 0

@@ -170,6 +170,7 @@ def _draw_histogram(
     plot.plot(values, [0.0] * len(values), "|", color=INK, markersize=7, label="a step")
     _name_axes(plot, axes)
     plot.grid(visible=False, axis="x")
+    plot.locator_params(axis="y", integer=True)
     _legend(plot)
 
 

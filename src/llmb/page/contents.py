@@ -87,6 +87,8 @@ class Contents:
     """``left_out`` has the runs that were found and not used, with their reasons."""
 
     title: str
+    selected: str
+    """What was asked for, such as a path, of which the title has the name."""
     sections: tuple[Section, ...]
     runs: Table
     failed: tuple[tuple[AnalyzedRun, str, str], ...]
@@ -120,7 +122,8 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
     differences = differences_figure({section.title: section.judged for section in sections})
     failed = [(run, flaw) for run in found.runs if (flaw := flaw_of(run))]
     return Contents(
-        title=found.title,
+        title=_heading(found.title, sections),
+        selected=found.title,
         sections=tuple(sections),
         runs=runs_table(found.runs),
         failed=tuple((run, flaw, _look_at(run)) for run, flaw in failed),
@@ -128,6 +131,15 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
         conventions=_conventions(found.runs),
         overview=(*([differences] if differences else []), *scaling_figures([section.shown for section in sections])),
     )
+
+
+def _heading(selected: str, sections: Sequence[Section]) -> str:
+    """Selections without the folders of paths; a single recipe in place of the name of its folder."""
+    parts = selected.split(", ")
+    paths = [part for part in parts if "/" in part or part in (".", "..", "~")]
+    if paths and len(sections) == 1:
+        return sections[0].title
+    return ", ".join(Path(part).expanduser().resolve().name if part in paths else part for part in parts)
 
 
 def _section(
