@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Or each of the thousands of processes would compile the same modules.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests that wait for a cluster, or for a run that another began, leave the cores to others: more processes than cores.
 WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
