@@ -92,7 +92,7 @@ class Tiers(NamedTuple):
 
 BEGIN = Tiers(
     ("DP2", "PP2 x VP2", "EP2 x ETP2"),
-    ("FSDP2", "TP2", "TP2 + SP", "PP2", "CP2", "EP2", "TP2 x EP2 x ETP2", "FSDP2 x TP2 x PP2"),
+    ("FSDP2", "TP2 + SP", "PP2", "CP2", "EP2"),
 )
 OTHER_MODELS = Tiers(slow=("TP2 + SP", "PP2 x VP2", "EP2"))
 TRAIN = Tiers()

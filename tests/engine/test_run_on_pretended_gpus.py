@@ -33,6 +33,7 @@ SMALL = ("--layers", "2", "--gbs", "4")
 LLAMA = ("pretrain_llama3.1", "tiny", *SMALL)
 MAVERICK = ("finetune_llama4-maverick", "tiny", "--synthetic", *SMALL)
 BALANCED = "--force-load-balancing"  # the host waits for no number of the device's
+PIPELINE = ("--pp", "2", "--no-compile")
 RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bf16": (1, LLAMA),
     "fp8": (1, (*LLAMA, "--dtype", "fp8")),
@@ -42,10 +43,10 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "experts": (1, (*MAVERICK, BALANCED)),
     "experts-fp8": (1, (*MAVERICK, BALANCED, "--dtype", "fp8")),
     "sharded": (2, (*LLAMA, "--dtype", "fp8")),
-    "tensor-parallel": (2, (*LLAMA, "--tp", "2", "--no-compile", "--checkpoint-interval", "2")),
+    "tensor-parallel": (2, (*LLAMA, "--tp", "2", "--no-compile")),
     "tensor-parallel, compiled": (2, (*LLAMA, "--tp", "2")),
     "context-parallel": (2, (*LLAMA, "--cp", "2")),
-    "pipeline, profiled": (2, (*LLAMA, "--pp", "2", "--no-compile", "--profile", "--profiler", "torch")),
+    "pipeline, profiled": (2, (*LLAMA, *PIPELINE, "--profile", "--profiler", "torch", "--checkpoint-interval", "2")),
     "expert-parallel-fp8": (2, (*MAVERICK, BALANCED, "--ep", "2", "--dtype", "fp8")),
 }
 
@@ -53,7 +54,7 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
 # "expert-parallel-fp8" shards, computes in FP8 and generates kernels. The last two go through stages that CPU runs have
 # as well.
 FURTHER = {"bf16", "fp8", "fp8-current", "recomputed", "experts", "experts-fp8", "sharded"}
-FURTHER |= {"tensor-parallel, compiled", "context-parallel", "lora-packed"}
+FURTHER |= {"tensor-parallel", "tensor-parallel, compiled", "context-parallel", "lora-packed"}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,6 @@ def test_a_rank_runs_alone(python: str, tmp_path: Path) -> None:
 
 
 def test_a_run_resumes_from_a_checkpoint(python: str, run_of: Callable[[str], Path], tmp_path: Path) -> None:
-    (saved,) = run_of("tensor-parallel").glob(f"checkpoints/step={STEPS}-*")
-    resumed = run(python, tmp_path, 2, *LLAMA, "--tp", "2", "--no-compile", "--load-checkpoint", str(saved), steps=1)
+    (saved,) = run_of("pipeline, profiled").glob(f"checkpoints/step={STEPS}-*")
+    resumed = run(python, tmp_path, 2, *LLAMA, *PIPELINE, "--load-checkpoint", str(saved), steps=1)
     assert [step["step"] for step in steps_of(resumed)] == [STEPS]

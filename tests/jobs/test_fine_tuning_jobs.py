@@ -7,12 +7,12 @@ import pytest
 from slurm_client import Client
 from small_finetuning import write_small_finetuning
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.measured]
 
 LORA, MAVERICK = "finetune_llama3", "finetune_llama4-maverick"
 
 
-@pytest.mark.parametrize("workload", [LORA, pytest.param(MAVERICK, marks=pytest.mark.measured)])
+@pytest.mark.parametrize("workload", [LORA, MAVERICK])
 def test_a_launch_trains_on_what_jobs_prepared(workload: str, client: Client, tmp_path: Path) -> None:
     samples, model = write_small_finetuning(tmp_path, workload)
     sources = ("--dataset-source", str(samples), "--checkpoint-source", str(model))

@@ -74,6 +74,7 @@ def opened(browser: Any, pages: Path) -> Iterator[Callable[..., Any]]:
     assert noticed == []
 
 
+@pytest.mark.slow
 @TRAINED
 def test_nothing_is_wider_than_the_window(opened: Callable[..., Any], pages: Path) -> None:
     """On paper also with the data open, as a reader may print them."""

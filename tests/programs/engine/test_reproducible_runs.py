@@ -73,7 +73,7 @@ def test_how_a_step_is_computed_does_not_change_its_loss(
         assert abs(plain["loss"] - other["loss"]) <= bound
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_packed_documents_train_the_same_in_every_layout(losses: Losses) -> None:
     """Micro-batches of one sequence and of four have other numbers of labels that count."""
     packed = ("-w", "pretrain_llama3.1", "--document-tokens", "40")

@@ -58,10 +58,10 @@ CLASSES = {
 
 
 # One dense model and one with experts: tests/engine exchanges the weights of small models of every form.
+OTHERS = [name for name in CLASSES if name != LLAMA]
 WORKLOADS = [
     LLAMA,
-    pytest.param(MAVERICK, marks=pytest.mark.slow),
-    *(pytest.param(name, marks=pytest.mark.measured) for name in CLASSES if name not in (LLAMA, MAVERICK)),
+    *(pytest.param(name, marks=pytest.mark.slow if name == MAVERICK else pytest.mark.measured) for name in OTHERS),
 ]
 
 
@@ -179,7 +179,7 @@ def first_loss(model: torch.nn.Module, plan: EnginePlan) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("workload", [LLAMA, *(pytest.param(name, marks=pytest.mark.measured) for name in OTHERS)])
 def test_a_model_of_transformers_trains_on_from_its_own_loss(
     workload: str, finished: Finished, tiny_plan: MakePlan, tmp_path: Path, done: Call
 ) -> None:
