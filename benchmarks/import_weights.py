@@ -29,7 +29,7 @@ from llmb.checkpoints.conversion import FILE_BYTES
 from llmb.huggingface.config import config_of
 from llmb.huggingface.formats import format_of
 from llmb.huggingface.tensors import CONFIG, INDEX, Shape, index_document, plan_shards, shard_files, stored_tensors
-from llmb.metrics.parameters import parameter_count
+from llmb.metrics.model_counts import parameter_count
 from llmb.weights.conversion import ImportRequest, import_checkpoint
 
 GB = 10**9

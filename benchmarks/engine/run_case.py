@@ -17,7 +17,7 @@ from benchmarks.engine.processes import Ended, failure_reason, run_limited, tail
 from benchmarks.engine.records import CaseResult, Settings
 from benchmarks.engine.store import code_of
 from llmb.catalogue.records import Dtype
-from llmb.metrics.parameters import parameter_count
+from llmb.metrics.model_counts import parameter_count
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
 from llmb.programs.engine.worker_variables import shipped_variables

@@ -7,8 +7,7 @@ from llmb.bench.gpus import compare_parts, outlier_rule
 from llmb.bench.pairs import NodeReading, NodeVerdict, PairFigures, PairReading, PairwiseResult
 from llmb.bench.records import CheckpointTrial, Measurement, MeasurementFile, NotMeasured, RepeatedStep
 from llmb.checkpoints.times import RankTransfer, checkpoint_time
-from llmb.report.bench_report import gpus_document, history_document, measurement_document
-from llmb.report.pairs_report import pairs_document
+from llmb.report.bench_report import gpus_document, history_document, measurement_document, pairs_document
 from llmb.schedulers.lookup import find_scheduler
 
 ROW = Measurement(benchmark="gemm", case="qkv_forward", node="node1", device="", time_s=0.1, repetitions=3)

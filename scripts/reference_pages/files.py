@@ -28,9 +28,8 @@ from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
 from llmb.runs.network_faults import NetworkUse
 from llmb.runs.plan import EnginePlan, Plan
-from llmb.runs.rank_times import MOST_VALUES, RankTimes
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
-from llmb.runs.steps import Step
+from llmb.runs.steps import MOST_VALUES, RankTimes, Step
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings
 from llmb.site.cluster_config import InstallSettings

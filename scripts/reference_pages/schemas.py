@@ -25,7 +25,7 @@ from llmb.predict.search import Goal
 from llmb.prepare.hub import AccessState
 from llmb.prepare.hub_access import NeededRepository, TokenSource
 from llmb.reference_suite.launch_scripts import FileState
-from llmb.report.drift_report import DriftReport, SavedReport
+from llmb.report.doctor_report import DriftReport, SavedReport
 from llmb.runs.choices import Recompute
 from llmb.runs.network_faults import NetworkUse
 from llmb.runs.parallelism import DpSharding

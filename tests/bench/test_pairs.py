@@ -23,7 +23,7 @@ from llmb.bench.pairs import (
     rounds,
 )
 from llmb.cli.main import app, exit_code_of
-from llmb.report.pairs_report import pairs_document, pairs_tables
+from llmb.report.bench_report import pairs_document, pairs_tables
 from llmb.report.table import table_lines
 from llmb.schedulers.lookup import find_scheduler
 

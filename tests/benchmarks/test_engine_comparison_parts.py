@@ -28,7 +28,7 @@ from engine_comparison import CATALOGUE, SETTINGS, case_result, subject
 from llmb.bench.cases import weights_of
 from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
-from llmb.metrics.flops import model_flops
+from llmb.metrics.model_counts import model_flops
 from llmb.runs.parent_death import has_ended
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,8 +21,7 @@ from engine_comparison import CATALOGUE, H200, SETTINGS, subject
 
 from llmb.catalogue.records import Dtype
 from llmb.cli.main import app, exit_code_of
-from llmb.metrics.flops import model_flops
-from llmb.metrics.parameters import parameter_count
+from llmb.metrics.model_counts import model_flops, parameter_count
 from llmb.site.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
 from llmb.health.snapshots import SNAPSHOTS, Snapshot, settings_here
-from llmb.report.drift_report import DriftReport, drift_tables
+from llmb.report.doctor_report import DriftReport, drift_tables
 from llmb.report.table import plain_lines
 from llmb.runs.drift import Drift
 from llmb.runs.host import host_name

@@ -18,7 +18,7 @@ from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import build_optimizer
 from llmb.huggingface.adapter import targets_of
 from llmb.huggingface.config import config_of
-from llmb.metrics.parameters import parameter_count, trainable_parameters
+from llmb.metrics.model_counts import parameter_count, trainable_parameters
 from llmb.runs.plan import Plan
 
 TOLERANCE = 1e-4

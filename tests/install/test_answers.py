@@ -10,7 +10,8 @@ import yaml
 
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
-from llmb.install.answers import answers_of_shell, answers_schema, read_answers
+from llmb.install.answer_files import read_answers
+from llmb.install.answers import answers_of_shell, answers_schema
 from llmb.install.detect import Surroundings
 from llmb.install.questions import SchedulerName, completed
 from llmb.schedulers.installer import Offer, Partition

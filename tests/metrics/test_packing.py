@@ -9,7 +9,7 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import ChunkedAttention, DocumentLengths, Packing
-from llmb.metrics.flops import model_flops
+from llmb.metrics.model_counts import model_flops
 from llmb.metrics.packing import (
     document_lengths,
     expected_squares,

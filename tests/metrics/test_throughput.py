@@ -6,7 +6,7 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention, Packing
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.metrics.flops import flops_per_sequence, model_flops
+from llmb.metrics.model_counts import flops_per_sequence, model_flops
 from llmb.metrics.throughput import throughput
 
 CATALOGUE = Catalogue()

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from llmb.cli.main import app, exit_code_of
-from llmb.runs.rank_times import read_rank_times
-from llmb.runs.steps import read_steps
+from llmb.runs.steps import read_rank_times, read_steps
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 768, 1280)

@@ -17,8 +17,7 @@ from llmb.page.render import public_text
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import PredictedStep
-from llmb.runs.rank_times import RankTimesFile
-from llmb.runs.steps import read_steps
+from llmb.runs.steps import RankTimesFile, read_steps
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(1)">\x1b[2J\u202e'
 SECRET = "hf_M4RKabcdefghijklmnopqrst"

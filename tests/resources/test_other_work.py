@@ -19,10 +19,9 @@ from llmb.jobs.local_run import plan_here
 from llmb.resources.host import TICKS_PER_S, find_cpu_limit, read_host
 from llmb.resources.other_work import NOT_SAMPLED, find_other_work, run_text
 from llmb.resources.processes import NodeProcesses
-from llmb.resources.read import Sampled
+from llmb.resources.read import Sampled, TimeSpan
 from llmb.resources.records import OtherWork
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, SeenRun
-from llmb.resources.series import TimeSpan
 from llmb.runs.choices import Choices
 
 SPIN = "while True: pass"

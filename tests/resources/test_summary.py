@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from llmb.missing import Missing
-from llmb.resources.read import Sampled
+from llmb.resources.read import Sampled, TimeSpan
 from llmb.resources.records import ResourceUse
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart
-from llmb.resources.series import TimeSpan
 from llmb.resources.summary import NOT_COVERED, NOT_TOLD, SampledWork, summarize
 
 GPUS = (SampledGpu(index=0, uuid="GPU-a"), SampledGpu(index=1, uuid="GPU-b"))

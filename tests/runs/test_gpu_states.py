@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.runs.environment import GpuState
-from llmb.runs.gpu_states import QUERIES, command, of_run, parse_states
+from llmb.runs.environment import QUERIES, GpuState, command, of_run, parse_states
 
 NEWEST, EVENTS, OLDEST = QUERIES
 UUIDS = ("GPU-6f4e1c1e-5d6b-9a3b-1f0a-000000000001", "GPU-6f4e1c1e-5d6b-9a3b-1f0a-000000000002")

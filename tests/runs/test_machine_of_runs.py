@@ -15,8 +15,7 @@ from llmb.analysis.judge_run import judge_against
 from llmb.analysis.recorded_run import read_folder, recorded_run
 from llmb.jobs.folder_state import read_figures
 from llmb.missing import Missing
-from llmb.report.machine_report import machine_table
-from llmb.report.run_report import run_table
+from llmb.report.run_report import machine_table, run_table
 from llmb.resources.counters import AREAS, WORTH_KEEPING
 from llmb.resources.machine import MachineReport, find_events, machine_rules
 from llmb.resources.read import Sampled

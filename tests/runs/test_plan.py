@@ -7,7 +7,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention, Dtype, Lora
 from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import UsageError
-from llmb.metrics.flops import flops_per_sequence, model_flops
+from llmb.metrics.model_counts import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
 from llmb.report.plan_report import plan_table
 from llmb.runs.choices import Choices

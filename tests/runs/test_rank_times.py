@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from llmb.runs import rank_times
-from llmb.runs.rank_times import RankTimes, RankTimesFile, read_rank_times
+from llmb.runs import steps as steps_module
 from llmb.runs.record_file import BrokenRecord
+from llmb.runs.steps import RankTimes, RankTimesFile, read_rank_times
 
 
 def write(path: Path, steps: range, ranks: int = 3, *, of: int | None = None) -> None:
@@ -26,7 +26,7 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
 
 
 def test_a_long_run_keeps_the_longest_of_several_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_times, "MOST_VALUES", 12)
+    monkeypatch.setattr(steps_module, "MOST_VALUES", 12)
     path = tmp_path / "rank_times.jsonl"
     write(path, range(10))
     found = read_rank_times(path)

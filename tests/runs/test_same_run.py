@@ -8,7 +8,7 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.cli.main import app, exit_code_of
 from llmb.runs.plan import EnginePlan
-from llmb.runs.same_run import arguments_of_plan
+from llmb.runs.planning import arguments_of_plan
 
 TINY = "-w pretrain_llama3.1 -s tiny --gpu-type cpu"
 EXPERTS = "-w pretrain_mixtral -s tiny --gpu-type cpu"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmb.health.source import FactSource
-from llmb.runs.gpu_states import QUERIES
+from llmb.runs.environment import QUERIES
 from llmb.tools import Said
 
 GPUS = 8

@@ -24,11 +24,11 @@ from llmb.checkpoints.times import CheckpointTime, read_checkpoint_times
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt
 from llmb.health.checks.disk import IN_MEMORY, Mount, mount_of
 from llmb.jobs.local_run import LocalRun, Say, plan_here, raise_unless_successful
-from llmb.metrics.parameters import checkpoint_bytes
+from llmb.metrics.model_counts import checkpoint_bytes
 from llmb.processes.signals import Interrupted, signals_as_exceptions
 from llmb.programs.conclude import EndedRun
+from llmb.runs.checkpoint_disk import check_room
 from llmb.runs.choices import Choices
-from llmb.runs.disk_space import check_room
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
 from llmb.runs.record import now, read_record

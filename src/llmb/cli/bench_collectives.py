@@ -47,9 +47,8 @@ from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import RunFailed, UsageError
 from llmb.jobs.task import TaskOrder
-from llmb.report.bench_report import measurement_document, not_measured_table
+from llmb.report.bench_report import measurement_document, not_measured_table, pairs_document, pairs_tables
 from llmb.report.output import print_output
-from llmb.report.pairs_report import pairs_document, pairs_tables
 from llmb.report.table import duration
 from llmb.runs.record import now
 from llmb.schedulers.port import Scheduler

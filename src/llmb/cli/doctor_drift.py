@@ -18,14 +18,12 @@ from llmb.health.snapshots import (
     snapshot_names,
     write_snapshot,
 )
-from llmb.report.drift_report import DriftReport, SavedReport, drift_tables, saved_table
+from llmb.report.doctor_report import DriftReport, HostList, SavedReport, drift_tables, saved_table
 from llmb.report.output import print_output
 from llmb.runs.drift import Drift, find_drift, settings_of_run
 from llmb.runs.host import host_name
 from llmb.runs.node_settings import NodesSettings, together
 from llmb.runs.record import now
-
-HostList = Callable[[list[str]], str]
 
 
 class ReadNodes(NamedTuple):

@@ -17,6 +17,7 @@ from llmb.cli.options import takes, value_options
 from llmb.cli.prepare_access import checked_access
 from llmb.cli.root import agree, can_ask, say
 from llmb.errors import UserInterrupt
+from llmb.install.answer_files import read_answers, write_answers
 from llmb.install.answers import (
     LISTED,
     OPTIONS,
@@ -24,8 +25,6 @@ from llmb.install.answers import (
     absolute,
     answers_of_shell,
     given_answers,
-    read_answers,
-    write_answers,
 )
 from llmb.install.detect import Surroundings, look_around
 from llmb.install.images import ImageRequest, import_image

@@ -34,12 +34,13 @@ from llmb.predict.rows import predict_rows
 from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
 from llmb.predict.search import Candidate, Goal, search_for
 from llmb.programs.engine.memory_check import count_ranks
-from llmb.report.memory_report import memory_document, memory_tables
 from llmb.report.output import print_json, print_output
 from llmb.report.predict_report import (
     Foreseen,
     Proposed,
     campaign_text,
+    memory_document,
+    memory_tables,
     predict_document,
     predict_tables,
     proposed_document,

@@ -20,9 +20,8 @@ from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
-from llmb.report.machine_report import machine_table
 from llmb.report.output import print_output
-from llmb.report.run_report import repeats_document, repeats_tables, run_document, run_table
+from llmb.report.run_report import machine_table, repeats_document, repeats_tables, run_document, run_table
 from llmb.report.sparkline import step_chart
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import read_steps

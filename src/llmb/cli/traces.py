@@ -13,8 +13,8 @@ from llmb.cli.common import Json
 from llmb.errors import UsageError
 from llmb.input_files import open_file, read_regular
 from llmb.missing import Missing
+from llmb.report.nccl_report import NO_STATES, NcclStates
 from llmb.report.output import print_output
-from llmb.report.suspects_report import NO_STATES, NcclStates
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.folder import write_atomically, writing
 from llmb.traces.files import find_traces, read_traces

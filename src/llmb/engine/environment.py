@@ -14,8 +14,7 @@ import torch.distributed as dist
 from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.store import STORE
-from llmb.runs.environment import Environment, GpuState, RdmaPort
-from llmb.runs.gpu_states import QUERIES, NodeGpus, command, of_run, parse_states
+from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, RdmaPort, command, of_run, parse_states
 from llmb.runs.host import host_name
 from llmb.runs.node_settings import NodesSettings, together
 from llmb.runs.read_settings import read_settings

@@ -64,8 +64,7 @@ from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.initial_weights import check_weights, loads_weights
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB
-from llmb.runs.rank_times import RankTimesFile
-from llmb.runs.steps import Step, step_to_json
+from llmb.runs.steps import RankTimesFile, Step, step_to_json
 
 
 class Reporter:

@@ -38,7 +38,7 @@ from llmb.errors import (
 from llmb.jobs.locks import file_lock
 from llmb.processes.families import started_program
 from llmb.processes.signals import Interrupted
-from llmb.runs.disk_space import check_room
+from llmb.runs.checkpoint_disk import check_room
 from llmb.runs.folder import writing
 from llmb.secrets import has_secret, redacted
 

@@ -31,9 +31,9 @@ from llmb.resources.nvml import find_gpus
 from llmb.resources.other_work import run_text
 from llmb.resources.processes import NodeProcesses
 from llmb.runs.attempts import newest_checkpoint
+from llmb.runs.checkpoint_disk import check_space
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
-from llmb.runs.disk_space import check_space
 from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder, link_latest, writing

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from llmb.catalogue.records import Convention, Lora, Packing, Recipe
-from llmb.metrics.flops import flops_per_sequence
+from llmb.metrics.model_counts import flops_per_sequence
 
 SECONDS_PER_DAY = 86_400
 TERA = 1e12

@@ -18,17 +18,16 @@ from llmb.page.figures import run_figures
 from llmb.page.overview import differences_figure, history_figure, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
-from llmb.report.machine_report import machine_table
-from llmb.report.network_report import network_table
+from llmb.report.nccl_report import network_table
 from llmb.report.plan_report import plan_title
-from llmb.report.run_report import run_table
+from llmb.report.run_report import machine_table, run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, table_of
 from llmb.report.verdict_report import explanation_tables, verdict_table
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Value
 from llmb.runs.plan import EnginePlan
+from llmb.runs.planning import arguments_of_plan
 from llmb.runs.record import RunRecord
-from llmb.runs.same_run import arguments_of_plan
 from llmb.schedulers.lookup import LOCAL
 from llmb.shown_text import value_text
 from llmb.verdict.records import WORST, VerdictName

@@ -28,10 +28,9 @@ from llmb.resources.read import read_samples
 from llmb.resources.sample import Sample
 from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import kept_breakdown
-from llmb.runs.rank_times import RankTimes, read_rank_times
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import GIB
-from llmb.runs.steps import Step, read_steps
+from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.traces.summary import shares
 
 FEWEST = 3

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.analysis.judge_run import Judged
-from llmb.metrics.history import Level, changes_pct, find_levels
+from llmb.metrics.anomalies import Level, changes_pct, find_levels
 from llmb.metrics.statistics import Statistics
 from llmb.missing import Missing
 from llmb.page.charts import (

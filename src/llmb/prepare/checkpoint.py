@@ -12,11 +12,11 @@ from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, partial_path, read_checkpoint
 from llmb.checkpoints.conversion import OnNote, OnProgress
 from llmb.errors import UsageError
-from llmb.metrics.parameters import parameter_count
+from llmb.metrics.model_counts import parameter_count
 from llmb.prepare.dataset import source_of
 from llmb.prepare.hub import Hub, fetch_model
 from llmb.prepared.folders import PreparedFolders
-from llmb.runs.disk_space import check_room
+from llmb.runs.checkpoint_disk import check_room
 from llmb.weights.conversion import ImportRequest, import_checkpoint
 
 PUBLISHED_BYTES = 2

@@ -19,7 +19,7 @@ from llmb.checkpoints.conversion import OnProgress
 from llmb.checkpoints.import_journal import has_finished_files
 from llmb.checkpoints.nemo_folder import is_nemo_folder
 from llmb.errors import UsageError
-from llmb.metrics.parameters import parameter_count
+from llmb.metrics.model_counts import parameter_count
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.dataset import seq_lens_of, source_of
 from llmb.prepare.packed_files import read_packed

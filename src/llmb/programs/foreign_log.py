@@ -17,9 +17,8 @@ from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.programs.port import End
 from llmb.resources.machine import find_events
-from llmb.resources.read import Sampled, samples_of_ended
+from llmb.resources.read import Sampled, TimeSpan, samples_of_ended
 from llmb.resources.records import ResourceUse
-from llmb.resources.series import TimeSpan
 from llmb.resources.summary import SampledWork, summarize
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder

@@ -6,7 +6,7 @@ from typing import Any
 
 from llmb.catalogue.layout_check import stage_layers
 from llmb.catalogue.records import PARALLEL, unspecified_text
-from llmb.metrics.parameters import checkpoint_bytes
+from llmb.metrics.model_counts import checkpoint_bytes
 from llmb.metrics.window import STEADY
 from llmb.programs.engine.memory_check import estimated
 from llmb.report.recipe_report import identity_document, trained_text

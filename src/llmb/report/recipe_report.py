@@ -10,8 +10,7 @@ from llmb.catalogue.layout_check import stage_layers
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Convention, Lora, Model, Recipe
 from llmb.checkpoints.origin import OriginHere
-from llmb.metrics.flops import flops_per_sequence
-from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
+from llmb.metrics.model_counts import checkpoint_bytes, flops_per_sequence, parameter_count, trainable_parameters
 from llmb.metrics.throughput import Throughput, unpacked_reason
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
 from llmb.runs.logits import keeps_logits, logits_gb, logits_text

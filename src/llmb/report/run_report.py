@@ -10,21 +10,65 @@ from llmb.catalogue.records import Convention
 from llmb.metrics.statistics import Spread, Statistics, spread_of
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
-from llmb.report.machine_report import machine_note, machine_rows
-from llmb.report.network_report import network_text
+from llmb.report.nccl_report import network_text
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.sparkline import window_sparkline
 from llmb.report.table import Column, Table, interval_of, known, number, number_column, result_table, table_of
 from llmb.report.trace_report import shown_parts
+from llmb.resources.machine import MachineReport, Unread, event_text, kind_text, machine_rules
 from llmb.resources.records import HostUse, ResourceUse
-from llmb.runs.checkpoint_report import CheckpointReport
+from llmb.runs.checkpoint_disk import CheckpointReport
 from llmb.runs.plan import Plan, PredictedStep
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
 from llmb.traces.summary import shares
 from llmb.verdict.causes_evidence import cause_rules
 from llmb.verdict.sentence import headline
+
+STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
+MOST_NAMED = 4
+"""Nodes of a text."""
+
+
+def machine_rows(machine: MachineReport) -> Iterator[tuple[str, str]]:
+    """What is wrong."""
+    for events in machine.kinds:
+        yield STATES[events[0].state], kind_text(events)
+
+
+def machine_note(machine: MachineReport | Missing) -> str:
+    """Beside the state: whether anything rose, and what could not be read."""
+    if isinstance(machine, Missing):
+        return machine.reason
+    unread = "; ".join(f"{one.what}{_where(one)}: {one.reason}" for one in machine.unread)
+    found = "" if machine.events else "no counter of errors rose"
+    return "; ".join(filter(None, (found, unread and f"not read: {unread}")))
+
+
+def machine_table(machine: MachineReport) -> Table:
+    """An event a row, then what could not be read."""
+    table = result_table("Nodes meanwhile", "node", "what", "state", "seen", "to do")
+    for event in machine.events:
+        kind = machine_rules().kinds[event.kind].title
+        table.add_row(event.node, kind, event.state, event_text(event), event.advice)
+    if machine.events_left_out:
+        table.add_row("", f"{machine.events_left_out} more", "", "", "")
+    for one in machine.unread:
+        table.add_row(_named(one.nodes), one.what, "unknown", f"not read: {one.reason}", "")
+    if not table.rows:
+        table.add_row("all", "counters of errors and the kernel's log", machine.state, "nothing rose", "")
+    return table
+
+
+def _where(one: Unread) -> str:
+    return f" of {_named(one.nodes)}" if len(one.nodes) > 1 else ""
+
+
+def _named(nodes: tuple[str, ...]) -> str:
+    more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+    return ", ".join(nodes[:MOST_NAMED]) + more
+
 
 SOURCES = {
     "gpu_counter": "by the GPUs' counters",

@@ -7,8 +7,7 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from llmb.report.network_report import network_table
-from llmb.report.suspects_report import NO_STATES, NcclStates, states_document, states_tables
+from llmb.report.nccl_report import NO_STATES, NcclStates, network_table, states_document, states_tables
 from llmb.report.table import Column, Table, cut, number, number_column, result_table, table_of, whole
 from llmb.shown_text import printable
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown

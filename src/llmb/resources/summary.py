@@ -8,10 +8,9 @@ from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 from llmb.missing import Missing
-from llmb.resources.read import Sampled
+from llmb.resources.read import Point, Sampled, TimeSpan, integral, length, merged, places_inside, rise
 from llmb.resources.records import EnergySource, GpuUse, HostUse, ResourceUse
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu
-from llmb.resources.series import Point, TimeSpan, integral, length, merged, places_inside, rise
 
 GIB = 2**30
 OF_GPUS = (

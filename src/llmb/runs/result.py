@@ -8,19 +8,18 @@ from typing import Any, Literal
 
 from llmb.catalogue.record import ReasonedRecord
 from llmb.catalogue.records import Packing, Record, Window
-from llmb.metrics.parameters import parameter_count, trainable_parameters
+from llmb.metrics.model_counts import parameter_count, trainable_parameters
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import throughput
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.resources.machine import MachineReport, find_events
 from llmb.resources.other_work import find_other_work
-from llmb.resources.read import Sampled
+from llmb.resources.read import Sampled, TimeSpan
 from llmb.resources.records import OtherWork, ResourceUse
-from llmb.resources.series import TimeSpan
 from llmb.resources.summary import SampledWork, summarize
 from llmb.runs.attention import AttentionBackend, Fp8Product
-from llmb.runs.checkpoint_report import CheckpointReport
+from llmb.runs.checkpoint_disk import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.failure import first_failure

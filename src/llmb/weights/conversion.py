@@ -51,7 +51,7 @@ from llmb.huggingface.folder import HuggingFaceFolder, corrupt_files, hub_checks
 from llmb.huggingface.tensors import CONFIG, INDEX
 from llmb.input_files import open_file
 from llmb.processes.talking import run_talking
-from llmb.runs.disk_space import check_weights_space
+from llmb.runs.checkpoint_disk import check_weights_space
 from llmb.runs.folder import write_atomically
 from llmb.runs.host import usable_cores
 from llmb.runs.initial_weights import base_problem, base_text

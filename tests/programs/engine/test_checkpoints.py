@@ -21,7 +21,7 @@ from llmb.checkpoints.times import read_checkpoint_times
 from llmb.errors import UsageError
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
-from llmb.metrics.parameters import checkpoint_bytes
+from llmb.metrics.model_counts import checkpoint_bytes
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.claim import create_run_folder

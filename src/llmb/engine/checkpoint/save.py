@@ -34,8 +34,8 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
 from llmb.errors import EnvironmentProblem
 from llmb.logs.step_line import SaveLine, format_save_line
+from llmb.runs.checkpoint_disk import check_space
 from llmb.runs.claim import PROBE, probe_file
-from llmb.runs.disk_space import check_space
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.host import host_name
 from llmb.runs.initial_weights import base_weights

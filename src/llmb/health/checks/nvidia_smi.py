@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from llmb.health.source import FactSource
 from llmb.missing import Missing
-from llmb.runs.gpu_states import PROGRAM, QUERIES, NodeGpus, command, parse_states
+from llmb.runs.environment import PROGRAM, QUERIES, NodeGpus, command, parse_states
 from llmb.tools import Said
 
 LIMIT_S = 30.0

@@ -18,7 +18,7 @@ from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.resources.read import samples_of_ended
 from llmb.runs.attempts import cut, is_done, window_began, with_steady_window
-from llmb.runs.checkpoint_report import report_checkpoints
+from llmb.runs.checkpoint_disk import report_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.failure import tail

@@ -42,7 +42,7 @@ from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import causes
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.huggingface.tensors import Shape
-from llmb.runs.disk_space import check_room
+from llmb.runs.checkpoint_disk import check_room
 from llmb.runs.parent_death import end_with_parent
 
 CHUNK_BYTES = 2**27
