@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``metrics.jsonl``: one JSON object per step, in full precision, which may be followed as it is written.
 
-``rank_times.jsonl`` beside it: how long each rank computed, step by step; limited in size, whatever the length of the run.
+``rank_times.jsonl`` beside it: how long each rank computed, step by step; limited in size, however long the run is.
 """
 
 import json
