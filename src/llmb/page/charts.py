@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # what draws loads no records
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-    from llmb.metrics.history import Level
+    from llmb.metrics.anomalies import Level
     from llmb.verdict.records import Interval, VerdictName
 
 ANY_PAPER = "#d55f00"
