@@ -35,7 +35,7 @@ from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings
 from llmb.site.cluster_config import InstallSettings
 from llmb.traces.nccl_network import NodesNetwork
 from reference_pages.json_samples import json_documents, sample_line, sample_plan, sample_recipe
-from reference_pages.json_types import Schema, types_text
+from reference_pages.json_types import Schema, members_of, types_text
 from reference_pages.markdown import page, table, type_text
 from reference_pages.schemas import schemas
 
@@ -144,7 +144,8 @@ RANK_TIMES = """With several ranks, one JSON object per line. A line is of one s
 {most:,} values, steps times ranks: then it is of as many as keep the file below that."""
 
 RESOURCES = """`resources/<node>.jsonl` has one JSON object per line: what a sampler of the node finds when it starts,
-then its samples. A run that was started again has those of its later samplers behind them. See
+then its samples. A run that was started again has those of its later samplers behind them. While a run lasts,
+`<node>.settings.json` beside it has the settings of the node, which move into run.json. See
 [resources seen while running](../explanation/resources.md)."""
 
 PLAN = """`plan` of a run of the engine; another program's ends with `nccl_trace`:"""
@@ -204,7 +205,7 @@ others."""
 def files_page(catalogue: Catalogue) -> str:
     plan, recipe = sample_plan(catalogue), sample_recipe(catalogue)
     meanings = yaml.safe_load(FIELDS.read_text())
-    record = {**annotations(RunRecord), "plan": Plan}
+    record = {**members_of(RunRecord), "plan": Plan}
     records = {"record": record, "plan": annotations(EnginePlan), "recipe": annotations(Recipe)}
     documents = json_documents(catalogue, plan, recipe)
     frozen = schemas(documents)

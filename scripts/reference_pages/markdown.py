@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from llmb.missing import Missing
+
 WORDS: dict[object, str] = {
     str: "string",
     int: "integer",
@@ -54,6 +56,8 @@ def bullets(notes: Iterable[str]) -> str:
 
 def type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
     """A type in words that are valid for JSON and for the command line."""
+    if annotation is Missing:
+        return "null"
     origin = get_origin(annotation)
     if origin is Annotated:
         return type_text(get_args(annotation)[0])

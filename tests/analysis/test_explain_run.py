@@ -26,10 +26,10 @@ from llmb.programs.port import End
 from llmb.report.compare_report import bisect_table
 from llmb.report.table import Table, plain_lines, table_lines
 from llmb.report.verdict_report import explanation_tables
+from llmb.resources.node_settings import NodeSettings, together
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
-from llmb.runs.node_settings import NodeSettings, together
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.steps import read_steps, step_to_json
 from llmb.traces.breakdown import StepBreakdown
@@ -253,9 +253,7 @@ NODES = ("node1", "node2", "node3", "node4")
 def with_settings(values: dict[str, str], **others: dict[str, str]) -> RunRecord:
     """A run on four nodes; ``others`` are values of nodes by name."""
     each = {node: NodeSettings(values=values | others.get(node, {}), missing={}) for node in NODES}
-    record = gpu_record(scale=32, nodes=NODES)
-    assert record.environment
-    return record.model_copy(update={"environment": record.environment.model_copy(update={"settings": together(each)})})
+    return gpu_record(scale=32, nodes=NODES).model_copy(update={"settings": together(each)})
 
 
 def test_a_drifted_sysctl_is_the_first_cause_of_what_nothing_measured_explains(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from llmb.cli.main import app, exit_code_of
 from llmb.health.snapshots import SNAPSHOTS, Snapshot, settings_here
 from llmb.report.doctor_report import DriftReport, drift_tables
 from llmb.report.table import plain_lines
+from llmb.resources.node_settings import NodeSettings, together
 from llmb.runs.drift import Drift
 from llmb.runs.host import host_name
-from llmb.runs.node_settings import NodeSettings, together
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +66,9 @@ def test_this_machine_has_no_drift_until_it_is_changed(
 def test_a_run_is_what_its_record_says(install: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = settings_here(install, {})
     now = here.values | {"kernel.release": "5.4", "variables.NCCL_NVLS_ENABLE": "0"}
-    record = gpu_record(scale=8, nodes=("gone",))
-    assert record.environment
     settings = together({"gone": NodeSettings(values=now, missing={})})
-    seen = record.environment.model_copy(update={"settings": settings})
-    path = write_run(install / "runs", record.model_copy(update={"environment": seen}), times_around(10.0))
+    record = gpu_record(scale=8, nodes=("gone",)).model_copy(update={"settings": settings})
+    path = write_run(install / "runs", record, times_around(10.0))
     code, found, err = called(capsys, "--against", str(path), "--fail-on-drift")
     assert (code, found["unknown_nodes"]) == (4, [host_name()]), err
     assert [one["key"] for one in found["drift"]] == ["kernel.release"], "its recipe may have set the variable"

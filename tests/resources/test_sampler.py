@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from llmb.resources import sampler as sampler_module
-from llmb.resources.read import read_samples
+from llmb.resources.node_settings import NodeSettings
+from llmb.resources.read import discard_settings, read_samples, settings_of_nodes
 from llmb.resources.sample import HostSample, Sample, SamplerStart, to_line
 from llmb.resources.sampler import LONGEST_INTERVAL_S, SAMPLES_PER_INTERVAL, Sampler, interval_after, start_sampler
 from llmb.runs.parent_death import has_ended
@@ -52,10 +53,11 @@ def started(file: Path) -> Sampler:
 
 
 def test_it_samples_until_its_worker_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
+    for name, value in {"RANK": "0", "NCCL_ALGO": "Ring", "NCCL_API_TOKEN": "hidden"}.items():
+        monkeypatch.setenv(name, value)
     file = tmp_path / "resources" / "n1.jsonl"
     sampler = started(file)
-    wait_until(lambda: lines(file) > 1)
+    wait_until(lambda: lines(file) > 2)
     assert os.getpriority(os.PRIO_PROCESS, sampler.process.pid) == 19, "the lowest"
     assert b"RANK=" not in Path(f"/proc/{sampler.process.pid}/environ").read_bytes()
     for number in (signal.SIGTERM, signal.SIGINT):  # to the whole job
@@ -79,6 +81,22 @@ def test_it_samples_until_its_worker_ends_it(tmp_path: Path, monkeypatch: pytest
     assert last.read_at_s > found.samples[-1].time_s
     assert found.samples[-1].time_s >= before - 0.001
     assert all(sample.host.worker_memory_bytes for sample in found.samples)
+    settings = settings_of_nodes(file.parent, ["n1"])
+    assert settings and (settings.nodes, settings.unread) == (("n1",), {})
+    assert settings.usual["kernel.release"] == os.uname().release
+    assert settings.usual["variables.NCCL_ALGO"] == "Ring", "of the job"
+    assert "hidden" not in settings.model_dump_json()
+
+
+def test_nodes_without_settings_have_a_reason(tmp_path: Path) -> None:
+    own = NodeSettings(values={"sysctl.vm.swappiness": "1"}, missing={})
+    for name, text in {"a.b": own.model_dump_json(), "torn": "{"}.items():
+        (tmp_path / f"{name}.settings.json").write_text(text)
+    found = settings_of_nodes(tmp_path, ["absent", "torn"])
+    assert found and (found.nodes, found.usual) == (("a.b",), own.values)
+    assert found.unread == {"absent": "no sampler has read them", "torn": "what the sampler wrote is damaged"}
+    discard_settings(tmp_path)
+    assert settings_of_nodes(tmp_path, ["a.b"]) is None
 
 
 def test_gpus_are_sampled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

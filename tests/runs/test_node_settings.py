@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from recorded_node import RecordedNode
-from recorded_runs import environment
+from recorded_runs import gpu_record
 
+from llmb.resources.node_settings import NodeSettings, NodesSettings, together
+from llmb.resources.read_settings import read_settings
 from llmb.runs.drift import Drift, find_drift, settings_of_run, unlike_nodes
-from llmb.runs.environment import Environment, GpuState
-from llmb.runs.node_settings import NodeSettings, NodesSettings, together
-from llmb.runs.read_settings import read_settings
+from llmb.runs.environment import GpuState
+from llmb.runs.record import RunRecord
 from llmb.system_files import SystemFiles
 from llmb.verdict.conditions import rule_of
 
@@ -167,15 +168,18 @@ def test_a_variable_that_is_not_set_any_more_is_drift() -> None:
     ]
 
 
-def of_run(every: NodesSettings, **power_w: float) -> Environment:
+def of_run(every: NodesSettings, **power_w: float) -> RunRecord:
     gpus = tuple(GpuState(node=node, index=0, power_limit_w=limit) for node, limit in power_w.items())
-    return environment("H100", every.nodes).model_copy(update={"settings": every, "gpus": gpus or None})
+    record = gpu_record(scale=8, nodes=every.nodes)
+    assert record.environment
+    seen = record.environment.model_copy(update={"gpus": gpus or None})
+    return record.model_copy(update={"environment": seen, "settings": every})
 
 
 def test_nodes_of_a_run_unlike_the_others_are_named() -> None:
     alike = settings(4, {"software.driver": "570.1", "sysctl.vm.dirty_ratio": "20"})
     assert unlike_nodes(of_run(alike)) == ()
-    assert unlike_nodes(environment("H100")) == unlike_nodes(None) == ()
+    assert unlike_nodes(gpu_record(scale=8)) == ()
     other = {"software.driver": "575.1", "sysctl.vm.dirty_ratio": "40"}
     assert unlike_nodes(of_run(settings(5, alike.usual, node3=other))) == (
         "GPU driver is 575.1 on node3 and 570.1 on 4 nodes",

@@ -46,7 +46,7 @@ from llmb.analysis.match_runs import (
 )
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import ControlGroup, RunMean, decide, group_difference
-from llmb.runs.drift import is_difference
+from llmb.runs.drift import known_differences
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
 from llmb.shown_text import value_text
@@ -277,8 +277,9 @@ def _alone(side: Side, group: MatchedRuns, others: Sequence[MatchedRuns], spoile
 def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
     before = [run for pair in pairs for run in pair.before.runs]
     after = [run for pair in pairs for run in pair.after.runs]
-    every = (one for one in differences(_merged(before), _merged(after)) if rule_of(one.key).differs != "ignored")
-    found = [*filter(is_difference, every), *resource_differences(before, after)]
+    known = known_differences(_merged(before), _merged(after))
+    every = (one for one in known if rule_of(one.key).differs != "ignored")
+    found = [*every, *resource_differences(before, after)]
     return tuple(sorted(found, key=lambda one: not rule_of(one.key).important))
 
 

@@ -8,7 +8,7 @@ from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.judge_run import Judged
 from llmb.catalogue.records import Recipe, Window
 from llmb.resources.records import GpuUse
-from llmb.runs.drift import is_difference
+from llmb.runs.drift import known_differences
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference, Value, differences
@@ -150,10 +150,9 @@ def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> 
         return None
     own, other = _sequences(run.recipe), _sequences(against.recipe)
     scale = own / other if own and other else 1.0
-    changed = differences(_kept(against.conditions), _kept(run.conditions))
     found = (
         *differences(against.identity.configuration, run.identity.configuration),
-        *(item for item in changed if is_difference(item)),
+        *known_differences(_kept(against.conditions), _kept(run.conditions)),
     )
     window = against.window if against.window != run.window else None
     return ReferenceTime(

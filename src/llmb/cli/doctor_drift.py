@@ -20,9 +20,9 @@ from llmb.health.snapshots import (
 )
 from llmb.report.doctor_report import DriftReport, HostList, SavedReport, drift_tables, saved_table
 from llmb.report.output import print_output
+from llmb.resources.node_settings import NodesSettings, together
 from llmb.runs.drift import Drift, find_drift, settings_of_run
 from llmb.runs.host import host_name
-from llmb.runs.node_settings import NodesSettings, together
 from llmb.runs.record import now
 
 
@@ -113,14 +113,15 @@ def find_reference(install: Path, text: str) -> DriftReference:
         raise UsageError(what, where=error.where, choices=snapshot_names(install), do=do) from error
     found = [reference for run in runs if (reference := _of_run(run))]
     if not found:
-        raise UsageError(f"no run of '{text}' has settings of its nodes", do="only runs of llmb's own engine have them")
+        do = "runs whose nodes are sampled have them: give another, or make a snapshot with 'llmb doctor --save NAME'"
+        raise UsageError(f"no run of '{text}' has settings of its nodes", do=do)
     return found[-1]
 
 
 def _of_run(run: AnalyzedRun) -> DriftReference | None:
     record = run.record
-    settings = settings_of_run(record.environment) if record else None
-    if record is None or settings is None:
+    settings = settings_of_run(record) if record else None
+    if record is None or not settings:
         return None
     if record.image:
         settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": record.image}})

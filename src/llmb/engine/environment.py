@@ -16,10 +16,7 @@ from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.store import STORE
 from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, RdmaPort, command, of_run, parse_states
 from llmb.runs.host import host_name
-from llmb.runs.node_settings import NodesSettings, together
-from llmb.runs.read_settings import read_settings
 from llmb.secrets import without_secrets
-from llmb.system_files import SystemFiles
 from llmb.tools import ask_program
 
 RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
@@ -53,7 +50,6 @@ def describe_environment(ranks: Ranks) -> Environment:
         cpu=cpu_name(),
         gpus=seen.gpus or None,
         rdma_ports=_ports_of_run(ranks) if on_gpu else None,
-        settings=_settings_of_run(ranks),
     )
 
 
@@ -96,13 +92,6 @@ def _ports_of_run(ranks: Ranks) -> tuple[RdmaPort, ...]:
     """Described by the first rank of each node. A collective."""
     own = active_ports(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else ()
     return tuple(port for ports in of_every_rank(own, ranks) for port in ports)
-
-
-def _settings_of_run(ranks: Ranks) -> NodesSettings:
-    """Read by the first rank of each node. A collective."""
-    own = read_settings(SystemFiles(), os.environ) if os.environ.get("LOCAL_RANK", "0") == "0" else None
-    read = of_every_rank((host_name(), own), ranks)
-    return together({node: settings for node, settings in read if settings})
 
 
 def _uuid(device: torch.device) -> str | None:

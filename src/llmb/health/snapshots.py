@@ -13,11 +13,11 @@ from llmb.errors import UsageError
 from llmb.health.checks.nvidia_smi import read_states
 from llmb.health.source import FactSource
 from llmb.missing import Missing
+from llmb.resources.node_settings import NodeSettings, NodesSettings
+from llmb.resources.read_settings import read_settings
 from llmb.runs.drift import gpu_limits
 from llmb.runs.folder import write_atomically, writing
 from llmb.runs.host import host_name
-from llmb.runs.node_settings import NodeSettings, NodesSettings
-from llmb.runs.read_settings import read_settings
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.schedulers.lookup import read_cluster_site
 from llmb.trust import STATE_FOLDER, check_links, check_owner

@@ -23,8 +23,7 @@ from llmb.page.drawing import BLUE
 from llmb.page.figure import Beside, Figure, figures_beside
 from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import cut, interval_of, known, number, result_table
-from llmb.runs.drift import is_difference
-from llmb.runs.identity import differences
+from llmb.runs.drift import known_differences
 from llmb.verdict.conditions import rule_of
 from llmb.verdict.sentence import percent
 
@@ -156,7 +155,7 @@ def _changed(before: AnalyzedRun, after: AnalyzedRun) -> str:
     """What of software and hardware differs between two runs, in a line; empty if nothing does."""
     found = (
         one
-        for one in differences(before.conditions, after.conditions)
-        if (one.key.startswith(CHANGING) or rule_of(one.key).important) and is_difference(one)
+        for one in known_differences(before.conditions, after.conditions)
+        if one.key.startswith(CHANGING) or rule_of(one.key).important
     )
     return ", ".join(f"{one.key.rpartition('.')[2]} {one.before} to {one.after}" for one in found)

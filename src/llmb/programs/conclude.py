@@ -4,8 +4,11 @@
 from dataclasses import dataclass
 
 from llmb.errors import UsageError
+from llmb.missing import Missing
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End
+from llmb.resources.node_settings import NodesSettings
+from llmb.resources.read import discard_settings, settings_of_nodes
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import read_environment
 from llmb.runs.folder import RunFolder
@@ -34,6 +37,7 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     if done and end.cause:
         end = End(0)
     found = program.result(folder, known, End(0) if done else end)
+    known = known.model_copy(update={"settings": _settings(folder, known, found)})
     result = with_verdict(found.model_copy(update={"network": report_network(folder, known)}), known)
     if after and result.status == "success":
         result = result.model_copy(update={"note": f"{after}, after its last step"})
@@ -53,7 +57,15 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     folder.environment.unlink(missing_ok=True)
     folder.vboost.unlink(missing_ok=True)
     folder.stall.unlink(missing_ok=True)
+    discard_settings(folder.resources)
     return result
+
+
+def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSettings | Missing:
+    """Where no sampler ran, the reason is why the nodes were not watched either."""
+    nodes = record.environment.nodes if record.environment else ()
+    found = settings_of_nodes(folder.resources, nodes) or record.settings
+    return result.machine if not found and isinstance(result.machine, Missing) else found
 
 
 @dataclass(frozen=True, slots=True)

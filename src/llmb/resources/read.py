@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the samples of a run: values over time, and what of them belongs to spans of time."""
+"""Reads the samples of a run: values over time, what of them belongs to spans of time, and what its samplers found of
+their nodes."""
 
 import time
 from bisect import bisect_left, bisect_right
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from llmb.input_files import open_regular
 from llmb.missing import Missing
+from llmb.resources.node_settings import FILE_ENDING, NodeSettings, NodesSettings, together
 from llmb.resources.sample import CounterReading, Line, Sample, SamplerStart
 
 LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
@@ -52,6 +54,33 @@ def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
         return found
     except OSError as error:  # it does not spoil a result
         return Missing(f"the samples cannot be read: {error.strerror}")
+
+
+def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | None:
+    """What samplers found on ``nodes``, and on others that they ran on. None if they left nothing."""
+    sampled = (file.name.removesuffix(FILE_ENDING) for file in sorted(folder.glob(f"*{FILE_ENDING}")))
+    read = {node: _settings_in(folder / f"{node}{FILE_ENDING}") for node in dict.fromkeys((*nodes, *sampled))}
+    settings = {node: item for node, item in read.items() if not isinstance(item, Missing)}
+    unread = {node: item.reason for node, item in read.items() if isinstance(item, Missing)}
+    return together(settings).model_copy(update={"unread": unread}) if settings else None
+
+
+def discard_settings(folder: Path) -> None:
+    """Removes what the record has, or is of an earlier start on other nodes."""
+    for file in folder.glob(f"*{FILE_ENDING}"):
+        file.unlink(missing_ok=True)
+
+
+def _settings_in(file: Path) -> NodeSettings | Missing:
+    try:
+        with open_regular(file) as stream:
+            return NodeSettings.model_validate_json(stream.read())
+    except FileNotFoundError:
+        return Missing("no sampler has read them")
+    except OSError as error:
+        return Missing(f"they cannot be read: {error.strerror}")
+    except ValidationError:
+        return Missing("what the sampler wrote is damaged")
 
 
 def _is_written(folder: Path) -> bool:

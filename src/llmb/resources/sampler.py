@@ -20,9 +20,12 @@ from pathlib import Path
 from llmb.missing import Missing
 from llmb.resources.counters import KernelLog, read_counters
 from llmb.resources.host import CpuEnergy, find_cpu_energy, find_cpu_limit, read_host
+from llmb.resources.node_settings import FILE_ENDING
 from llmb.resources.nvml import Nvml, find_gpus
 from llmb.resources.processes import NodeProcesses
+from llmb.resources.read_settings import read_settings
 from llmb.resources.sample import CounterReading, Sample, SamplerStart, to_line
+from llmb.system_files import SystemFiles
 
 MODULE = "llmb.resources.sampler"
 OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
@@ -86,6 +89,13 @@ def interval_after(samples: int, first_s: float) -> float:
     return min(first_s * doubled, max(first_s, LONGEST_INTERVAL_S))
 
 
+def keep_settings(file: Path) -> None:
+    """Settings of this node, with the variables of the job. Raises OSError if they cannot be written."""
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(read_settings(SystemFiles(), os.environ).model_dump_json())
+    unfinished.replace(file)
+
+
 def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> None:
     """Appends to ``file`` until ``pipe`` ends, or the worker is gone. Raises OSError if nothing can be written."""
     file.parent.mkdir(exist_ok=True)
@@ -94,6 +104,7 @@ def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> No
     torn = b"\n" if os.fstat(output).st_size else b""
     os.write(output, torn + to_line(sampler.start(interval_s)))
     os.write(output, to_line(sampler.counters()))
+    keep_settings(file.with_suffix(FILE_ENDING))
     os.nice(LOWEST_PRIORITY)  # not before: on a busy node it would not get here within a short run
     number, lasts, parent = 0, True, os.getppid()
     due_s = time.monotonic()

@@ -14,6 +14,7 @@ from llmb.checkpoints.checkpoint import RECORD, SavedCheckpoint, checkpoint_name
 from llmb.errors import InfrastructureError, UsageError
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY, resolve_window
+from llmb.resources.read import discard_settings
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
@@ -60,6 +61,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
         folder.nccl_ras.unlink(missing_ok=True)
         folder.environment.unlink(missing_ok=True)
         folder.vboost.unlink(missing_ok=True)
+        discard_settings(folder.resources)
         with folder.log.open("a") as log:
             log.write(attempt_line(attempt) + "\n")
     return begun

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of nodes' settings has changed since, and nodes of one run that are unlike the others. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from llmb.catalogue.record import Record
-from llmb.runs.environment import Environment, GpuState
-from llmb.runs.identity import Difference
-from llmb.runs.node_settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings, together
+from llmb.missing import Missing
+from llmb.resources.node_settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings, together
+from llmb.runs.environment import GpuState
+from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.record import RunRecord
 from llmb.runs.recorded_identity import GPU_LIMITS
 from llmb.runs.result import Result
@@ -39,13 +40,13 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def settings_of_run(environment: Environment | None) -> NodesSettings | None:
-    """With those of its GPUs, which the record has as states. None if the run has no settings."""
-    if environment is None or environment.settings is None:
-        return None
-    settings = environment.settings
+def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
+    """With those of its GPUs, which the record has as states."""
+    settings, environment = record.settings, record.environment
+    if isinstance(settings, Missing):
+        return settings
     by_node: dict[str, list[GpuState]] = {node: [] for node in settings.nodes}
-    for gpu in environment.gpus or ():
+    for gpu in (environment.gpus if environment else None) or ():
         by_node.get(gpu.node, []).append(gpu)
     limits = {node: NodeSettings(values=gpu_limits(gpus), missing={}) for node, gpus in by_node.items()}
     return settings.with_others(together(limits))
@@ -69,21 +70,28 @@ def is_comparable(key: str, *values: object) -> bool:
     return key.startswith(SET_OR_NOT) or None not in values
 
 
-def is_difference(item: Difference) -> bool:
-    """Whether a difference between runs means something; other differences than those of settings do."""
-    return not item.key.startswith(PREFIXES) or is_comparable(item.key, item.before, item.after)
+def known_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
+    """Differences between conditions of runs, without those of settings that one side does not tell.
+
+    A side without any setting does not tell either which variables were set.
+    """
+    of_settings = (SET_OR_NOT, *PREFIXES)
+    both_tell = all(any(key.startswith(of_settings) for key in side) for side in (before, after))
+    only_if_told = PREFIXES if both_tell else of_settings
+    every = differences(before, after)
+    return tuple(one for one in every if not (one.key.startswith(only_if_told) and None in (one.before, one.after)))
 
 
 def faults_of(record: RunRecord, result: Result) -> Faults:
     """What disturbed the run, by its result and by its record."""
-    unlike = unlike_nodes(record.environment)
+    unlike = unlike_nodes(record)
     return {**result.faults, **({UNLIKE_NODES: unlike} if unlike else {})}
 
 
-def unlike_nodes(environment: Environment | None) -> tuple[str, ...]:
+def unlike_nodes(record: RunRecord) -> tuple[str, ...]:
     """In words, nodes of a run with another important setting than the others."""
-    settings = settings_of_run(environment)
-    if settings is None:
+    settings = settings_of_run(record)
+    if not settings:
         return ()
     keys = sorted({key for own in settings.unlike.values() for key in own if rule_of(key).important})
     texts = [_unlike(title_of(key), settings.nodes_by_value(key)) for key in keys if _all_known(settings, key)]

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from llmb.catalogue.records import Record
 from llmb.resources.records import reasons_of
 from llmb.runs.attention import AttentionReport, Fp8Product
-from llmb.runs.node_settings import NodesSettings
 from llmb.runs.record_file import read_record_file
 
 
@@ -88,8 +87,6 @@ class Environment(Record):
     """State of the GPUs right after the last step; None also for a run that did not end by itself."""
     rdma_ports: tuple[RdmaPort, ...] | None = None
     """Active ports of all nodes; empty if no process sees one; None without GPUs."""
-    settings: NodesSettings | None = None
-    """What all nodes had before the first step; None if they were not read."""
 
 
 def read_environment(path: Path) -> Environment | None:

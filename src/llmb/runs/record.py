@@ -10,9 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from llmb import __version__
+from llmb.catalogue.record import ReasonedRecord
 from llmb.catalogue.records import Record, Window
 from llmb.checkpoints.origin import Origin
 from llmb.errors import UsageError
+from llmb.missing import Missing
+from llmb.resources.node_settings import NodesSettings
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import ENGINE as ENGINE
 from llmb.runs.folder import RunFolder, write_atomically
@@ -121,7 +124,7 @@ class VboostOutcome(Record):
     nodes: int
 
 
-class RunRecord(Record):
+class RunRecord(ReasonedRecord):
     """The content of ``run.json``. ``environment`` is what the workers saw; None until they wrote it."""
 
     schema_version: Literal[2] = 2
@@ -163,6 +166,8 @@ class RunRecord(Record):
     """Origin of weights and data, as in the plan."""
     conventions: dict[str, str]
     environment: Environment | None = None
+    settings: NodesSettings | Missing = Missing("the run has not ended")
+    """What all nodes had when the run began."""
     vboost: VboostOutcome | None = None
     """None for a job that was to set none, and while it runs."""
     result: Result | None = None

@@ -79,7 +79,7 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
     plan, environment = record.plan, record.environment
     nodes = environment.nodes if environment else ()
     network = record.result.network if record.result else None
-    settings = environment.settings.of_all() if environment and environment.settings else {}
+    settings = record.settings.of_all() if record.settings else {}
     known = flat(
         {
             "software": _software(record),

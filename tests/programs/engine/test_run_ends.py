@@ -51,7 +51,7 @@ def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path:
     assert kept["environment"]["torch"]
     assert kept["environment"]["backend"] == "gloo_one_thread"
     assert kept["environment"]["nodes"] == [os.uname().nodename]
-    settings = kept["environment"]["settings"]
+    settings = kept["settings"]
     assert (settings["nodes"], settings["unlike"]) == ([os.uname().nodename], {})
     assert settings["usual"]["kernel.release"] == os.uname().release
     assert kept["result"]["tokens_per_s"] == result["tokens_per_s"]

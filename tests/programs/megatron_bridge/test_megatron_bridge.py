@@ -30,6 +30,7 @@ from llmb.prepared.folders import prepared_folders
 from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.bridge_file import BridgeVersion, bridge_data
+from llmb.resources.node_settings import NodeSettings
 from llmb.resources.sample import (
     CounterReading,
     GpuSamples,
@@ -549,6 +550,27 @@ def test_power_is_that_of_the_steps_of_the_window(tmp_path: Path, shift_s: int, 
     whole = 8 * 700.0 * 10 * 2.0395
     assert used.energy_j == (pytest.approx(whole) if gpus == 8 else None)
     assert gpus == 8 or "not all GPUs and nodes were sampled" in used.reasons["energy_j"]
+
+
+def test_what_samplers_read_of_their_nodes_tells_runs_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = {}
+    for name, swappiness in {"before": "1", "after": "60", "unsampled": None}.items():
+        _, folders[name] = concluded(tmp_path / name, stamped_iterations())
+        if swappiness:
+            write_samples(folders[name], 8)
+            values = {"sysctl.vm.swappiness": swappiness, "variables.NCCL_NVLS_ENABLE": "0"}
+            read = NodeSettings(values=values, missing={})
+            (folders[name].resources / "node1.settings.json").write_text(read.model_dump_json())
+        finish_job(folders[name], 0, "")
+    assert [*folders["after"].resources.glob("*.settings.json")] == [], "the record has them"
+    assert read_record(folders["unsampled"]).settings == Missing("no sampler of llmb ran beside the run")
+    differ = {}
+    for other in ("after", "unsampled"):
+        assert exit_code_of(app, ["compare", str(folders["before"].path), str(folders[other].path), "--json"]) in (0, 6)
+        found = json.loads(capsys.readouterr().out)["differences"]
+        differ[other] = {one["key"]: (one["before"], one["after"]) for one in found}
+    assert differ["after"]["sysctl.vm.swappiness"] == ("1", "60")
+    assert not [key for key in differ["unsampled"] if key.startswith(("sysctl.", "variables."))]
 
 
 @pytest.mark.parametrize(

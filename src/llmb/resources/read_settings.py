@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from llmb.runs.node_settings import NodeSettings
+from llmb.resources.node_settings import NodeSettings
 from llmb.secrets import without_secrets
 from llmb.system_files import SystemFiles
 

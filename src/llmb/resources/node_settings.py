@@ -14,6 +14,10 @@ SET_OR_NOT = "variables."
 """How keys begin whose absence means something; what else is absent could not be read."""
 
 
+FILE_ENDING = ".settings.json"
+"""How names of the files end that samplers leave for the record of a run, one a node."""
+
+
 class NodeSettings(Record):
     """Settings of one node."""
 
@@ -32,6 +36,8 @@ class NodesSettings(Record):
     """By node, other values than the usual ones; None where the node has none."""
     missing: dict[str, str]
     """Why keys that begin so could not be read on some node."""
+    unread: dict[str, str] = Field(default_factory=dict)
+    """Why other nodes have no settings at all."""
 
     def of_node(self, node: str) -> dict[str, str]:
         """What is usual, for a node that is not known."""
@@ -46,7 +52,8 @@ class NodesSettings(Record):
             if node in self.unlike or node in others.unlike
         }
         missing = {**self.missing, **others.missing}
-        return NodesSettings(nodes=self.nodes, usual={**self.usual, **others.usual}, unlike=unlike, missing=missing)
+        usual = {**self.usual, **others.usual}
+        return self.model_copy(update={"usual": usual, "unlike": unlike, "missing": missing})
 
     def of_all(self) -> dict[str, str]:
         """The value of all nodes, else all that occur."""
