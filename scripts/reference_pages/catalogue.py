@@ -217,7 +217,16 @@ def fabric_section(fabrics: Iterable[Fabric]) -> str:
 
 
 def gpu_section(gpu: Gpu) -> str:
-    sourced = ["peak_tflops", "memory_gb", "memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s", "tdp_w", "sms"]
+    sourced = [
+        "peak_tflops",
+        "memory_gb",
+        "memory_bandwidth_tb_s",
+        "nvlink_gb_s",
+        "network_gb_s",
+        "tdp_w",
+        "sms",
+        "attains",
+    ]
     rows = [[name, getattr(gpu, name), gpu.sources.get(name)] for name in sourced]
     rows += [[name, getattr(gpu, name), None] for name in ("gpus_per_node", "nvlink_domain_gpus")]
     patterns = ", ".join(f"`{pattern}`" for pattern in gpu.device_names)
