@@ -60,6 +60,7 @@ def assert_untouched(place: Path) -> None:
     assert (place / "own").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_as_it_was(
     bench: Call, tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def test_norms_and_activations_are_one_kernel(name):
     assert kernels(function, hidden) == (1, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ROTARY)
 def test_rotation_is_one_kernel(case, models):
     name, interleaved = ROTARY[case]

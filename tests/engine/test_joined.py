@@ -76,9 +76,8 @@ def test_a_change_of_a_parameter_changes_the_product(models: dict[str, Model], r
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
-@pytest.mark.parametrize(
-    "recompute", ["none", *(pytest.param(parts, marks=pytest.mark.slow) for parts in ("selective", "full"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_blocks_compile_once_for_all_layers(recompute: str, models: dict[str, Model], randomised: Randomised) -> None:
     model = models["llama"].model_copy(update={"layers": 10})  # more than torch compiles again before it gives up
     joined, apart = pair(model, randomised, torch.bfloat16)

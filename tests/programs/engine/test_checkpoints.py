@@ -186,6 +186,7 @@ def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(
     assert len(saved_checkpoints(train_on_slow_disk(plan, tmp_path, start_ranks, "14").checkpoints)) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
     whole = finished(*LLAMA, "--scale", "2", *TEN)
     result = finished(*LLAMA, "--scale", "1", *FIVE_MORE, after_five_steps(whole))
