@@ -7,6 +7,7 @@ import pytest
 
 from llmb.catalogue.records import Window
 from llmb.metrics.statistics import describe
+from llmb.verdict.conditions import BETWEEN_RUNS
 from llmb.verdict.judgement import Measured, judge_against_figure
 from llmb.verdict.records import Condition, Reference, Verdict
 from llmb.verdict.sentence import headline
@@ -102,6 +103,10 @@ def test_other_work_makes_a_verdict_soft_and_is_named() -> None:
     assert (found.verdict, found.soft) == ("regressed", True)
     assert found.conditions[0].own == "other processes used 3.1 of 8 cores"
     assert "; other work beside yours: other processes used 3.1 of 8 cores" in found.sentence
+    several = Measured(step_time_s=describe(around(12.0)), faults={"other_work": BETWEEN_RUNS.join("abc")})
+    found = judge_against_figure(several, EXPECTED, (), TOLERANCE)
+    assert found.conditions[0].own == "a | b | c"
+    assert "other work beside yours: a (and 2 more like it)" in found.sentence
 
 
 def test_a_condition_that_prevents_a_verdict_leaves_the_difference() -> None:

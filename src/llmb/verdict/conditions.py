@@ -104,11 +104,14 @@ def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
     return {key: "; ".join(texts) + (more if key in EXPLAINED else "") for key, texts in faults.items()}
 
 
+BETWEEN_RUNS = " | "
+
+
 def together(sides: Iterable[Values]) -> dict[str, str]:
     """Texts of several runs as one by key."""
     every = list(sides)
     keys = dict.fromkeys(key for side in every for key in side)
-    return {key: " | ".join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
+    return {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}
 
 
 def condition_values(known: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:

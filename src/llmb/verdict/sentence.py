@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from llmb.metrics.group_difference import unseen
-from llmb.verdict.conditions import EXPLAINED, OTHER_WORK, UNLIKE_NODES, differing
+from llmb.verdict.conditions import BETWEEN_RUNS, EXPLAINED, OTHER_WORK, UNLIKE_NODES, differing
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
 WINDOW = "window"
@@ -140,12 +140,18 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
             yield f"{FIGURES[kind]} is {other}, yours {own}"
         if title := SPOILED.get(condition.key):
             sides = ((condition.own, "yours"), (condition.reference, FIGURES[kind]))
-            yield from (f"{title} {whose}: {what}" for what, whose in sides if what)
+            yield from (f"{title} {whose}: {_of_one(what)}" for what, whose in sides if what)
     if others := [condition for condition in weak if condition.key not in (WINDOW, *SPOILED, *EXPLAINED)]:
         yield differing(others)
     if kind == "published":
         spread = "is of one run" if verdict.reference and verdict.reference.step_time_s_ci95 else "has no spread"
         yield f"a soft verdict: a single published figure {spread}"
+
+
+def _of_one(text: str) -> str:
+    """What is known of the first of several runs; the table of conditions has the others."""
+    first, *others = text.split(BETWEEN_RUNS)
+    return f"{first} (and {len(others)} more like it)" if others else first
 
 
 def _statistic(steps: str) -> str:
