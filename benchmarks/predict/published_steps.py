@@ -36,8 +36,8 @@ cost at most 3 %."""
 OTHER_GPU = "gb200"
 """The one other type of a published step that tells its layout and trains no experts: LoRA of Llama 3 70b."""
 ATTAINED, ADAPTERS = 0.15, 0.1
-"""Relative deviations: of steps on another type of GPU from what an H100 attains of its nominal figures, before any is
-known; and of one with adapters from its prediction, of which none is known on an H100."""
+"""Relative deviations, assumed: of steps on another type of GPU from what an H100 attains of its nominal figures; and
+of one with adapters from its prediction, of which none is known on an H100. Chosen when ``OTHER_STEPS`` were known."""
 PASSES = 4
 """Fits, each with features at the rates of the one before; they change no more after three."""
 
