@@ -159,6 +159,16 @@ def test_every_run_is_in_the_page_and_failures_have_a_command(root: Path, page: 
     assert "7 of 50 steps" in html
 
 
+def test_runs_of_development_versions_are_left_out_together(root: Path, page: Callable[..., str]) -> None:
+    write_run(runs_below(root), gpu_record(), times_around(12.0))
+    for _ in range(2):
+        record = RunFolder(write_run(runs_below(root), gpu_record(), times_around(12.0))).record
+        record.write_text(record.read_text().replace('"schema_version": 3', '"schema_version": 2', 1))
+    html = page()
+    assert "<b>2 runs</b> left out: cannot be read: its form is not that of this llmb" in html
+    assert html.count("left out:") == 1
+
+
 def test_the_page_asks_for_nothing_and_is_well_formed(root: Path, page: Callable[..., str]) -> None:
     write_run(runs_below(root), gpu_record(), times_around(12.0))
     html = page()

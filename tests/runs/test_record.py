@@ -45,6 +45,6 @@ def test_a_key_that_nobody_knows_is_an_error(folder: RunFolder, part: str, key: 
 
 
 def test_a_record_of_a_development_version_is_refused_in_one_sentence(folder: RunFolder) -> None:
-    folder.record.write_text(folder.record.read_text().replace('"schema_version": 2', '"schema_version": 1', 1))
+    folder.record.write_text(folder.record.read_text().replace('"schema_version": 3', '"schema_version": 2', 1))
     with pytest.raises(BrokenRecord, match="a development version before"):
         read_record(folder)

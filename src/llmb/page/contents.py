@@ -3,11 +3,11 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, flaw_of, grouped
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, flaw_of, grouped
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.judge_run import Against, Judged, judge_runs, title_of_run
 from llmb.catalogue.load import Catalogue
@@ -83,7 +83,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """``left_out`` has the runs that were found and not used, with their reasons."""
+    """What a page shows, in its order."""
 
     title: str
     selected: str
@@ -92,7 +92,8 @@ class Contents:
     runs: Table
     failed: tuple[tuple[AnalyzedRun, str, str], ...]
     """Runs that are no measurements, with the reason and the command that shows more."""
-    left_out: tuple[tuple[str, str], ...]
+    left_out: Mapping[str, Sequence[str]]
+    """Runs that were found and not used, by the reason."""
     conventions: Table | None
     overview: tuple[Figure, ...]
     """Plots of several recipes."""
@@ -126,10 +127,17 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
         sections=tuple(sections),
         runs=runs_table(found.runs),
         failed=tuple((run, flaw, _look_at(run)) for run, flaw in failed),
-        left_out=tuple((one.run, one.reason) for one in found.left_out),
+        left_out=_by_reason(found.left_out),
         conventions=_conventions(found.runs),
         overview=(*([differences] if differences else []), *scaling_figures([section.shown for section in sections])),
     )
+
+
+def _by_reason(left_out: Iterable[LeftOut]) -> Mapping[str, Sequence[str]]:
+    runs: dict[str, list[str]] = {}
+    for one in left_out:
+        runs.setdefault(one.reason, []).append(one.run)
+    return runs
 
 
 def _heading(selected: str, sections: Sequence[Section]) -> str:

@@ -127,8 +127,8 @@ class VboostOutcome(Record):
 class RunRecord(ReasonedRecord):
     """The content of ``run.json``. ``environment`` is what the workers saw; None until they wrote it."""
 
-    schema_version: Literal[2] = 2
-    """1 is of development versions before 0.1."""
+    schema_version: Literal[3] = 3
+    """Lower ones are of development versions before 0.1."""
     run_id: str
     """The run's own, whatever its folder is called and wherever it is copied to."""
     status: Status
