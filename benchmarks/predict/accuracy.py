@@ -189,6 +189,20 @@ def each_elsewhere(others: Iterable[OtherStep]) -> list[list[str]]:
     ]
 
 
+def elsewhere_section(others: Sequence[OtherStep]) -> str:
+    return f"""## What others published
+
+Dense models in FP8 with one scale for each tensor, in performance summaries of NeMo and of Megatron-Bridge. Other
+versions of the software trained them, and the summaries do not tell all settings, so that errors are not only of
+predictions: one configuration differs by up to {between_versions(others):.0f} % between versions. No rate is fitted
+to these steps, but they are no blind test of Blackwell: they were known when it was decided to fit what GB200 attains,
+with which prior, and to take it for B200 and not for GB300.
+
+{table(("GPU", "steps", "mean of absolute errors %", "mean error %", "interval %", "within it"), elsewhere(others))}
+
+{table(("source", "GPUs", "model", "layout", "published s", "predicted s", "error %"), each_elsewhere(others))}"""
+
+
 def largest_without_slip(found: Iterable[Compared]) -> float:
     return 100 * max(abs(each.error) for each in found if not each.step.is_slip)
 
@@ -233,24 +247,14 @@ model left out rank {agreed} as published.
 
 - Experts, and their messages: the two published steps of Maverick do not say how balanced its experts were.
 - GPUs other than H100: rates are shares of nominal figures that H100 attains, and on GB200 and B200, which have the
-  same chip, {catalogue.gpus[OTHER_GPU].attains:g} of them. That was fitted to one step, LoRA of 70b on 8 GB200; others'
-  steps are below.
+  same chip, {catalogue.gpus[OTHER_GPU].relative_efficiency:g} of them. That was fitted to one step, LoRA of 70b on 8
+  GB200; others' steps are below.
 - Rates from `llmb bench`, with `--calibrate`: of no published step was the node measured like this.
 - Recomputation, parameters sharded within a step (ZeRO-3), sequences above 8,192 tokens, CP above 2.
 - llmb's own engine on several GPUs: rates are those of the documents' software. Ten models on
   [one H200](../explanation/engine-speed.md#measured-on-one-h200) were predicted 0.6 % too short to 6.0 % too long.
 
-## What others published
-
-Dense models in FP8 with one scale for each tensor, in performance summaries of NeMo and of Megatron-Bridge. Other
-versions of the software trained them, and the summaries do not tell all settings, so that errors are not only of
-predictions: one configuration differs by up to {between_versions(others):.0f} % between versions. No rate is fitted
-to these steps, but they are no blind test of Blackwell: they were known when it was decided to fit what GB200 attains,
-with which prior, and to take it for B200 and not for GB300.
-
-{table(("GPU", "steps", "mean of absolute errors %", "mean error %", "interval %", "within it"), elsewhere(others))}
-
-{table(("source", "GPUs", "model", "layout", "published s", "predicted s", "error %"), each_elsewhere(others))}
+{elsewhere_section(others)}
 
 ## Each row, with its model left out
 

@@ -35,7 +35,7 @@ SLIP = ("405b", Dtype.FP8, "24.11", 2304)
 cost at most 3 %."""
 OTHER_GPU = "gb200"
 """The one other type of a published step that tells its layout and trains no experts: LoRA of Llama 3 70b."""
-ATTAINED, ADAPTERS = 0.15, 0.1
+EFFICIENCY, ADAPTERS = 0.15, 0.1
 """Relative deviations, assumed: of steps on another type of GPU from what an H100 attains of its nominal figures; and
 of one with adapters from its prediction, of which none is known on an H100. Chosen when ``OTHER_STEPS`` were known."""
 PASSES = 4
@@ -87,7 +87,7 @@ def published_steps(catalogue: Catalogue) -> list[PublishedStep]:
     return found
 
 
-def fit_attained(catalogue: Catalogue) -> float:
+def fit_efficiency(catalogue: Catalogue) -> float:
     """What ``OTHER_GPU`` attains of its nominal figures, as a part of what an H100 attains: the most likely value."""
     (recipe,) = (
         each
@@ -98,7 +98,7 @@ def fit_attained(catalogue: Catalogue) -> float:
     gpu, plan = catalogue.gpus[OTHER_GPU], make_plan(recipe, Choices(), device="cuda")
     published = float(np.mean([one.step_time_s for one in recipe.expectations if one.step_time_s]))
     longer = published / nominal_step(plan, gpu, rates).seconds(rates)
-    certainty = np.array([1 / ATTAINED**2, 1 / ADAPTERS**2])
+    certainty = np.array([1 / EFFICIENCY**2, 1 / ADAPTERS**2])
     return 1 / float(np.average([1.0, longer], weights=certainty))
 
 

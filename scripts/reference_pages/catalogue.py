@@ -6,7 +6,7 @@ from itertools import groupby
 
 from llmb.catalogue.load import Catalogue, PublishedFigure, layout_of
 from llmb.catalogue.published import Document
-from llmb.catalogue.records import Fabric, Gpu, Model
+from llmb.catalogue.records import SOURCED, Fabric, Gpu, Model
 from llmb.catalogue.resolve import sizes_of
 from llmb.catalogue.schema import JobEntry, LayoutTable, WorkloadFile
 from llmb.metrics.model_counts import parameter_count
@@ -217,17 +217,7 @@ def fabric_section(fabrics: Iterable[Fabric]) -> str:
 
 
 def gpu_section(gpu: Gpu) -> str:
-    sourced = [
-        "peak_tflops",
-        "memory_gb",
-        "memory_bandwidth_tb_s",
-        "nvlink_gb_s",
-        "network_gb_s",
-        "tdp_w",
-        "sms",
-        "attains",
-    ]
-    rows = [[name, getattr(gpu, name), gpu.sources.get(name)] for name in sourced]
+    rows = [[name, getattr(gpu, name), gpu.sources.get(name)] for name in SOURCED]
     rows += [[name, getattr(gpu, name), None] for name in ("gpus_per_node", "nvlink_domain_gpus")]
     patterns = ", ".join(f"`{pattern}`" for pattern in gpu.device_names)
     facts = f"{gpu.name}. The driver's names for it: {patterns}."

@@ -17,8 +17,6 @@ from threading import Thread
 from typing import TypeVar
 
 SAFE_PATH = "PYTHONSAFEPATH"
-_MANY_OBJECTS = 200_000
-"""Work allocates many objects, hardly any of which refer to each other: garbage collection would find nothing."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 Done = TypeVar("Done")
 
@@ -34,7 +32,7 @@ def load_for_workers(modules: Sequence[str]) -> None:
 def given_to_workers(tasks: Sequence[Callable[[], Done]], workers: int) -> Iterator[list[Future[Done]]]:
     """The tasks, which have to be picklable, in order. A result raises BrokenProcessPool if a worker was killed."""
     with _without_working_folder():
-        pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker)
+        pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker, initargs=gc.get_threshold()[:1])
     try:
         with _interrupts_held_back(), _without_working_folder():
             futures = [pool.submit(task) for task in tasks]
@@ -71,10 +69,11 @@ def _without_working_folder() -> Iterator[None]:
             os.environ[SAFE_PATH] = given
 
 
-def _begin_worker() -> None:
-    """It ends quietly on an interrupt, and when this process is killed, whose next task it would wait for."""
+def _begin_worker(garbage_threshold: int) -> None:
+    """It looks for garbage as seldom as this process. It ends quietly on an interrupt, and when this process is killed,
+    whose next task it would wait for."""
     Thread(target=_end_with_parent, daemon=True).start()
-    gc.set_threshold(_MANY_OBJECTS)
+    gc.set_threshold(garbage_threshold)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

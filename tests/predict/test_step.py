@@ -2,7 +2,7 @@
 """Predicted steps: what follows by hand, what must not change with the layout, and the published ones."""
 
 import pytest
-from benchmarks.predict.published_steps import compare, fit_attained, other_steps, published_steps
+from benchmarks.predict.published_steps import compare, fit_efficiency, other_steps, published_steps
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
@@ -81,9 +81,9 @@ def test_steps_that_others_published_are_within_the_interval_on_blackwell() -> N
 
 
 def test_what_gb200_attains_is_fitted_to_its_one_published_step() -> None:
-    assert CATALOGUE.gpus["gb200"].attains == pytest.approx(fit_attained(CATALOGUE), abs=0.005)
+    assert CATALOGUE.gpus["gb200"].relative_efficiency == pytest.approx(fit_efficiency(CATALOGUE), abs=0.005)
     plan, gpu = planned("8b", gpu_type="gb200"), CATALOGUE.gpus["gb200"]
-    nominal = gpu.model_copy(update={"attains": None})
+    nominal = gpu.model_copy(update={"relative_efficiency": None})
     usual, faster = (predict(plan, each, USUAL, CATALOGUE.rates.errors).seconds for each in (gpu, nominal))
     assert usual == pytest.approx(faster / 0.84)
     measured = MeasuredStep("run a", plan, 1.1 * usual)

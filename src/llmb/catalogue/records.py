@@ -80,6 +80,13 @@ ADAPTED: dict[LoraTargets, tuple[str, ...]] = {
 """Names of the layers of a block that have an adapter; a feed-forward layer without a gate has no ``gate_proj``."""
 
 
+SOURCED = (
+    *("peak_tflops", "memory_gb", "memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s", "tdp_w", "sms"),
+    "relative_efficiency",
+)
+"""Figures of a GPU type that need a source."""
+
+
 class Gpu(Record):
     """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` is the sum of both directions."""
 
@@ -95,7 +102,7 @@ class Gpu(Record):
     sms: int | None = Field(default=None, gt=0)
     """Streaming multiprocessors; without them no quantization of waves is predicted."""
     gpus_per_node: int = Field(gt=0)
-    attains: float | None = Field(default=None, gt=0, lt=2)
+    relative_efficiency: float | None = Field(default=None, gt=0, lt=2)
     """What a step attains of its nominal figures, as a part of what it attains of those of an H100; None if no step on
     it is known."""
     device_names: tuple[str, ...]
@@ -109,9 +116,7 @@ class Gpu(Record):
 
     @model_validator(mode="after")
     def _every_figure_has_a_source(self) -> Self:
-        bandwidths = ("memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s")
-        sourced = ("peak_tflops", "memory_gb", *bandwidths, "tdp_w", "sms", "attains")
-        missing = [name for name in sourced if getattr(self, name) is not None and name not in self.sources]
+        missing = [name for name in SOURCED if getattr(self, name) is not None and name not in self.sources]
         if missing:
             raise ValueError(f"{self.gpu_type} has no source for {', '.join(missing)}")
         return self

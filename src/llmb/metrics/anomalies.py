@@ -24,6 +24,13 @@ LEAST_PERIODIC = 0.6
 """Share of the slow steps that have to be at the period's distance."""
 MOST_PERIODS = 200
 """Distances between slow steps that are tried."""
+FALSE_ALARM_RATE = 0.01
+FEWEST_RUNS = 3
+"""Runs on each side of a step."""
+MOST_PAIRED = 1000
+"""In a longer history, or part of one, pairs of steps are not looked for: there would be millions."""
+LONG_HISTORY = 20
+"""With fewer runs one outlier among three, however far, is not beyond chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +139,6 @@ def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
     return best
 
 
-FALSE_ALARM_RATE = 0.01
-FEWEST = 3
-"""Runs on each side of a step."""
-MOST_PAIRED = 1000
-"""In a longer history, or part of one, pairs of steps are not looked for: there would be millions."""
-LONG = 20
-"""With fewer runs one outlier among three, however far, is not beyond chance."""
-
-
 @dataclass(frozen=True, slots=True)
 class Level:
     """Consecutive runs, by their places, whose step time is the same but for chance, and its geometric mean."""
@@ -156,7 +154,7 @@ def find_levels(means_s: Sequence[float]) -> list[Level]:
     if not means_s:
         return []
     logs = np.log(means_s)
-    logs = despiked(logs) if len(logs) >= LONG else logs
+    logs = despiked(logs) if len(logs) >= LONG_HISTORY else logs
     return [
         Level(part, math.exp(float(logs[part.start : part.stop].mean()))) for part in _parts(logs, range(len(logs)))
     ]
@@ -183,13 +181,13 @@ def _split(values: "NDArray[Any]", steps: int) -> list[int] | None:
     from scipy.special import stdtr  # takes longer to load than most commands take to run
 
     count = len(values)
-    if count < FEWEST * (steps + 1) or (steps == 2 and count > MOST_PAIRED):
+    if count < FEWEST_RUNS * (steps + 1) or (steps == 2 and count > MOST_PAIRED):
         return None
     sums = np.concatenate(([0.0], np.cumsum(values - values.mean())))
     if steps == 1:
-        begins, ends = np.zeros(count - 2 * FEWEST + 1, int), np.arange(FEWEST, count - FEWEST + 1)
+        begins, ends = np.zeros(count - 2 * FEWEST_RUNS + 1, int), np.arange(FEWEST_RUNS, count - FEWEST_RUNS + 1)
     else:
-        begins, ends = (place + FEWEST for place in np.triu_indices(count - 2 * FEWEST + 1, FEWEST))
+        begins, ends = (place + FEWEST_RUNS for place in np.triu_indices(count - 2 * FEWEST_RUNS + 1, FEWEST_RUNS))
     sizes = ends - begins
     between = (sums[ends] - sums[begins]) ** 2 * count / (sizes * (count - sizes))
     best = int(np.argmax(between))

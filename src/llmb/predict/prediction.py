@@ -114,7 +114,7 @@ def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibra
     same = (mine.workload, mine.size, mine.release) == (other.workload, other.size, other.release)
     factor = measured.seconds / expected
     what = "took" if alone is None else "computed for"
-    off_pct = 100 * (factor * (gpu.attains or 1.0) - 1)
+    off_pct = 100 * (factor * (gpu.relative_efficiency or 1.0) - 1)
     text = f"{measured.title} {what} {measured.seconds:.4g} s, {off_pct:+.1f} % from its prediction"
     # A rank alone measures the machine, and no message.
     return replace(
@@ -136,7 +136,9 @@ def predict(
     """Raises UsageError for what is not predicted; see ``why_not_predicted``. kept: see ``nominal_step``."""
     terms = nominal_step(plan, gpu, calibration.rates, kept, calibration.machine).terms(calibration.rates)
     scaled = COMPUTING if calibration.computes else terms
-    factor = calibration.factor / (gpu.attains or 1.0) if calibration.error == "model" else calibration.factor
+    factor = (
+        calibration.factor / (gpu.relative_efficiency or 1.0) if calibration.error == "model" else calibration.factor
+    )
     return Prediction(
         plan,
         {name: seconds * (factor if name in scaled else 1.0) for name, seconds in terms.items()},

@@ -21,6 +21,8 @@ EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
 """Faults that have to be known to read a difference, and that a command tells more of."""
 Faults = Mapping[str, tuple[str, ...]]
 """What disturbed a run, in words, by the key of its condition, the most important first."""
+BETWEEN_RUNS = " | "
+"""Stands between the texts of several runs."""
 Values = Mapping[str, str]
 """Conditions of one side by dotted key. A key that is missing is not known."""
 
@@ -102,9 +104,6 @@ def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
     """Each as one text, with the command that tells more of the run ``run_id``."""
     more = f" ('llmb judge {run_id} --explain' tells more)"
     return {key: "; ".join(texts) + (more if key in EXPLAINED else "") for key, texts in faults.items()}
-
-
-BETWEEN_RUNS = " | "
 
 
 def together(sides: Iterable[Values]) -> dict[str, str]:
