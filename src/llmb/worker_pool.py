@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from threading import Thread
 from typing import TypeVar
 
@@ -24,8 +24,10 @@ Done = TypeVar("Done")
 def load_for_workers(modules: Sequence[str]) -> None:
     """Begins to load modules for later workers, and returns at once."""
     _CONTEXT.set_forkserver_preload(list(modules))
-    with _interrupts_held_back(), _without_working_folder():
-        forkserver.ensure_running()
+    with _without_working_folder():
+        resource_tracker.ensure_running()  # or the server starts it, which lets interrupts through again
+        with _interrupts_held_back():
+            forkserver.ensure_running()
 
 
 @contextmanager

@@ -16,6 +16,11 @@ from recorded_runs import gpu_record, times_around, write_run
 from llmb.cli.main import app, exit_code_of
 
 ENDS_WITHIN_S = 600
+LONG_LOADING = """
+import os, pathlib, time
+pathlib.Path(__file__).with_name(str(os.getpid())).touch()
+time.sleep(2)
+"""
 LONG_DRAWING = """
 import os, pathlib, time
 def rc_context(_):
@@ -47,9 +52,13 @@ def start_report(root: Path, library: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.usefixtures("interrupts")
-@pytest.mark.parametrize("killed", [False, True])
-def test_an_interrupt_and_a_kill_end_all_processes_quietly(root: Path, killed: bool) -> None:
-    process = start_report(root, LONG_DRAWING)
+@pytest.mark.parametrize(
+    ("library", "killed"),
+    [(LONG_LOADING, False), (LONG_DRAWING, False), (LONG_DRAWING, True)],
+    ids=["while it loads", "while it draws", "killed"],
+)
+def test_an_interrupt_and_a_kill_end_all_processes_quietly(root: Path, library: str, killed: bool) -> None:
+    process = start_report(root, library)
     deadline = time.monotonic() + ENDS_WITHIN_S
     while not [*(root / "matplotlib").glob("[0-9]*")]:
         assert time.monotonic() < deadline and process.poll() is None

@@ -208,6 +208,14 @@ class LeftOut:
     reason: str
 
 
+def by_reason(left_out: Iterable[LeftOut]) -> dict[str, list[str]]:
+    """The runs that were left out, by why."""
+    runs: dict[str, list[str]] = {}
+    for one in left_out:
+        runs.setdefault(one.reason, []).append(one.run)
+    return runs
+
+
 @dataclass(frozen=True, slots=True)
 class FoundRuns:
     """What a selection stands for."""

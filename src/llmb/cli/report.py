@@ -77,8 +77,10 @@ def report(
 
     found = find_all_runs(runs, install, say)
     if not found.runs:
-        lines = "".join(f"\n  {one.run}: {one.reason}" for one in found.left_out)
-        raise UsageError(f"no run has ended in {found.title}{lines}", do="'llmb runs' shows all")
+        from llmb.report.verdict_report import left_out_lines
+
+        lines = "".join(f"\n  {line}" for line in left_out_lines(found.left_out))
+        raise UsageError(f"no run has ended{f' in {found.title}' if runs else ''}{lines}", do="'llmb runs' shows all")
     content = _content(found, against, install, form, plot or "", full=full)
     if form == "md" and output is None:
         print_output(str(content))

@@ -17,6 +17,7 @@ from llmb.exchange.manifest import ENDING
 from llmb.exchange.read_archive import needs_zstandard
 from llmb.exchange.write_archive import write_archive
 from llmb.report.output import print_output
+from llmb.report.verdict_report import left_out_lines
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -81,13 +82,13 @@ def _recorded_runs(selectors: list[str] | None) -> list[Path]:
     Of a run without a record only a log is known. Raises UsageError if none has one.
     """
     found = find_all_runs(selectors, install_here(), say)
-    for one in found.left_out:
-        say(f"left out: {one.run}: {one.reason}")
+    for line in left_out_lines(found.left_out):
+        say(line)
     folders = [run.path for run in found.runs if run.record]
     if logs := len(found.runs) - len(folders):
         say(f"left out: {logs} without a record; 'llmb parse --format csv' has the figures of logs")
     if not folders:
-        raise UsageError(f"no run with a record in {found.title}", do="'llmb runs' shows all")
+        raise UsageError(f"no run with a record{f' in {found.title}' if selectors else ''}", do="'llmb runs' shows all")
     return folders
 
 

@@ -3,11 +3,11 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, flaw_of, grouped
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, by_reason, flaw_of, grouped
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.judge_run import Against, Judged, judge_runs, title_of_run
 from llmb.catalogue.load import Catalogue
@@ -127,17 +127,10 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
         sections=tuple(sections),
         runs=runs_table(found.runs),
         failed=tuple((run, flaw, _look_at(run)) for run, flaw in failed),
-        left_out=_by_reason(found.left_out),
+        left_out=by_reason(found.left_out),
         conventions=_conventions(found.runs),
         overview=(*([differences] if differences else []), *scaling_figures([section.shown for section in sections])),
     )
-
-
-def _by_reason(left_out: Iterable[LeftOut]) -> Mapping[str, Sequence[str]]:
-    runs: dict[str, list[str]] = {}
-    for one in left_out:
-        runs.setdefault(one.reason, []).append(one.run)
-    return runs
 
 
 def _heading(selected: str, sections: Sequence[Section]) -> str:

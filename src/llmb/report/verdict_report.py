@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut, flaw_of
+from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
 from llmb.analysis.judge_run import Judged
 from llmb.report.table import Column, Table, interval_of, number, number_column, result_table, shortened, table_of
 from llmb.shown_text import printable
@@ -186,7 +186,13 @@ def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Tab
 
 
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
-    return [f"left out: {one.run}: {one.reason}" for one in left_out]
+    """One for each reason: what a development version left may be dozens of runs."""
+    groups = by_reason(left_out).items()
+    return [f"left out: {_first_of(runs)}: {reason}" for reason, runs in groups]
+
+
+def _first_of(runs: Sequence[str]) -> str:
+    return runs[0] if len(runs) == 1 else f"{len(runs)} runs, such as {runs[0]}"
 
 
 def _counted_runs(judged: Judged) -> Sequence[AnalyzedRun]:
