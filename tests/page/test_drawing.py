@@ -42,8 +42,9 @@ def start_report(root: Path, library: str) -> subprocess.Popen[bytes]:
     """With this as the library that draws."""
     (root / "matplotlib").mkdir()
     (root / "matplotlib" / "__init__.py").write_text(library)
+    # As a script: with "-m", CPython ends by the signal if it interrupted code that a dataclass made, caught or not.
     return subprocess.Popen(
-        [sys.executable, "-m", "llmb", "report"],
+        [sys.executable, str(Path(sys.executable).with_name("llmb")), "report"],
         env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
