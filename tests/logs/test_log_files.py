@@ -118,6 +118,6 @@ def test_batches_hold_every_file_once_and_spread_the_large_ones():
 def test_a_killed_worker_is_told(tmp_path, monkeypatch):
     for number in range(600):
         (tmp_path / f"{number}.out").touch()
-    monkeypatch.setattr(worker_pool, "_begin_worker", os.abort)
+    monkeypatch.setattr(worker_pool, "_begin_worker", os._exit)
     with pytest.raises(EnvironmentProblem, match="a process that read logs was killed"):
         list(parallel_reader.parse_logs(find_logs(tmp_path), "reference", 2))
