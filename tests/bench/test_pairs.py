@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from llmb.bench.pair_agent import PairFiles
 from llmb.bench.pair_verdict import Readings, decide, group_notes, members, pair_rule
 from llmb.bench.pairs import (
     ALONE,
     GROUP,
+    Members,
     NodeReading,
     NodeVerdict,
     PairFigures,
@@ -95,6 +97,25 @@ def test_the_time_is_known_before() -> None:
     ends = [*deadlines(8).values()]
     assert ends == sorted(ends)
     assert [*deadlines(8)] == ["alone", "round-1", "round-2", "round-3", "group"]
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_what_a_hanging_agent_was_about_to_decide_another_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, written: bool
+) -> None:
+    files = PairFiles(tmp_path)
+    files.path.mkdir()
+
+    def hang(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path if written else PairFiles, "hardlink_to" if written else "write", hang)
+        files.write_once(files.present, Members(nodes=(0, 1)))
+    assert not files.present.exists()
+    for nodes in ((0, 1, 2), (0,)):
+        files.write_once(files.present, Members(nodes=nodes))
+        assert Members.model_validate_json(files.present.read_text()).nodes == (0, 1, 2)
 
 
 @pytest.mark.parametrize("nodes", SIZES)

@@ -88,10 +88,12 @@ class PairFiles:
         write_atomically(path, record.model_dump_json())
 
     def write_once(self, path: Path, record: Record) -> None:
-        """Unless another agent does."""
+        """Unless another agent has: whole or not at all, or all would wait for one that hangs before it has written."""
+        own = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")
+        self.write(own, record)
         with suppress(FileExistsError):
-            path.with_suffix(".claim").touch(exist_ok=False)
-            self.write(path, record)
+            path.hardlink_to(own)
+        own.unlink()
 
     def wait_for(self, paths: Sequence[Path], until: float) -> bool:
         """Whether all are there by then, in the time of ``time.monotonic``."""
