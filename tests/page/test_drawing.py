@@ -14,6 +14,8 @@ from process_sessions import members
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
+from llmb.page.charts import Line, series_chart
+from llmb.page.drawing import BLUE
 
 ENDS_WITHIN_S = 600
 LONG_LOADING = """
@@ -90,6 +92,14 @@ def test_a_killed_process_is_told(root: Path) -> None:
     _, err = process.communicate()
     assert process.returncode == 3
     assert b"a process that drew plots was killed" in err
+
+
+def test_a_line_of_one_point_is_seen() -> None:
+    drawn = [
+        series_chart("loss", [Line("loss", BLUE, points)], ("step", "")).svg() for points in ([(1, 2)], [(1, 2)] * 2)
+    ]
+    single, several = (svg.count("<use ") for svg in drawn)
+    assert single == several + 1
 
 
 def test_one_core_draws_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,8 @@ def _draw_series(
         color, _, _, dashes = BESIDE[kind]
         plot.axhline(value, color=color, linewidth=1.6, dashes=dashes, label=kind)
     for line in lines:
-        plot.plot([x for x, _ in line.points], [y for _, y in line.points], color=line.color, label=line.label)
+        x, y = [x for x, _ in line.points], [y for _, y in line.points]
+        plot.plot(x, y, "-" if len(x) > 1 else "o", color=line.color, label=line.label)
     for one in marked:
         x, y = [x for x, _ in one.points], [y for _, y in one.points]
         plot.plot(
