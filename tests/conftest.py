@@ -92,6 +92,16 @@ def _place(item: pytest.Item) -> int:
     return next((place for place, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What torch draws is the same in every run: a sum in another order, equal for nearly all values, is not for some.
+
+    ``LLMB_SEED`` draws others.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(int(os.environ.get("LLMB_SEED", "0")))
+
+
 @pytest.fixture(scope="session")
 def needs() -> Callable[[str, bool, str], None]:
     """Skips a test that needs what is not there; fails it when LLMB_REQUIRE lists the need (comma separated)."""

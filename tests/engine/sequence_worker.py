@@ -57,6 +57,7 @@ def passes(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
         (samples, *_) = rank_samples(layout, 0, 0)
         keys.set(samples, positions, layout.seq_len)
     shape = layout.mbs, layout.seq_len // layout.tp, hidden_size
+    torch.manual_seed(ranks.rank)
     hidden = torch.randn(shape, dtype=compute_dtype(plan.recipe.dtype), requires_grad=True)
     rotary, kept = rotary_tables(plan.recipe.model, positions), list[int]()
 
