@@ -88,6 +88,20 @@ def test_an_account_is_what_ranks_take_when_they_train(
 
 
 @pytest.mark.slow
+def test_selective_recomputation_exchanges_no_rows_again(
+    run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
+) -> None:
+    """Nor does it keep the rows of an exchange that nothing waits for."""
+    found = []
+    for recompute in ("none", "selective"):
+        choices = {"force_load_balancing": True, "recompute": recompute}
+        written(Case({"ep": 2}, MAVERICK, choices=choices), tiny_plan, tmp_path)
+        account = json.loads(run_ranks(WORKER, 1, tmp_path, "fake")[0])["account"]
+        found.append([each for each in account["collectives"] if each["kind"] == "all_to_all"])
+    assert found[0] == found[1] != []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "sums"),
     [("fp8", "fp32"), *(pytest.param("bf16", sums, marks=pytest.mark.measured) for sums in ("fp32", "bf16"))],

@@ -30,9 +30,6 @@ SEEDS = range(100)
 QUICK = (6, 13, 67)
 """ZeRO-1 with FP8 and fp32 gradients; few micro-batches of many stages; experts."""
 TOLERANCE = 0.05
-FURTHER = {17: 0.1, 59: 0.06, 65: 0.06}
-"""Of seeds: part of what a block with experts in two parts each computes again is left out, 2 of 22 GiB; another moment
-is the fullest; in a model of 0.2 GiB blocks keep 13 MiB less."""
 
 
 class RandomLayout(NamedTuple):
@@ -111,6 +108,5 @@ def test_an_estimate_is_what_is_counted(seed: int) -> None:
     plan, rank, text = random_layout(seed, Catalogue())
     assert why_not_estimated(plan) is None
     counted = count_ranks(plan, [rank], lambda _: None).fullest
-    tolerance = FURTHER.get(seed, TOLERANCE)
     estimated = estimate(plan, [rank]).fullest
-    assert estimated.peak_bytes == pytest.approx(counted.peak_bytes, rel=tolerance), text
+    assert estimated.peak_bytes == pytest.approx(counted.peak_bytes, rel=TOLERANCE), text

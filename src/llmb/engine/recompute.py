@@ -36,12 +36,14 @@ KEPT = frozenset(
         expert_products._opoverload,
         span_attention._opoverload,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        torch.ops._c10d_functional.all_to_all_single.default,
         torch.ops._c10d_functional.wait_tensor.default,
     }
 )
 """What ``selective`` keeps if it is needed again: the results that are most expensive to compute for their size.
 
-What is reduced and scattered is a fraction of the products that are summed."""
+What is reduced and scattered is a fraction of the products that are summed. An exchange of rows is kept as what waits
+for it is: begun again, nothing would wait for it."""
 
 
 def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:

@@ -123,7 +123,7 @@ class _Rank:
         self.stages = [list(layers[number]) for number in numbers]
         self.layers = [layer for stage in self.stages for layer in stage]
         self.is_first, self.is_last = numbers[0] == 0, numbers[-1] == len(layers) - 1
-        shared = layout.dp * layout.cp > 1 or (plan.recipe.model.moe is not None and layout.edp > 1)
+        shared = sizes.is_shared
         self.sharding = plan.parallelism.dp_sharding if shared else "none"
         self.exchanges = shared
         replicas = plan.parallelism.replicas(layout)
@@ -175,6 +175,11 @@ class _Rank:
         """Elements that are trained, dense and of routed experts; of one of the rank's stages, or of all."""
         layers = self.layers if stage is None else self.stages[stage]
         return self.whole(stage) if self.plan.lora is None else (len(layers) * self.sizes.adapters(), 0)
+
+    def added(self, stage: int | None = None) -> int:
+        """Elements of gradients that products add to sums, which have their memory from the beginning."""
+        layers = self.layers if stage is None else self.stages[stage]
+        return self.summed(self.sizes.matrices, layers) if self.plan.lora is None else self.trained(stage)[0]
 
     def whole(self, stage: int | None = None) -> tuple[int, int]:
         """Counts what has the size of the model, trained or frozen: elements without adapters, dense and of experts."""
@@ -233,16 +238,13 @@ class _Rank:
         holds = self.holds()
         asked = self.layers[:1] if sizes.has_equal_blocks else self.layers
         working = max(map(sizes.working, asked), default=0)
-        if self.is_last:
-            working = max(working, sizes.head())
+        at_end = max(working, sizes.head()) - working if self.is_last else 0
         # The gradient of the embedding comes last, and is then added to that of earlier micro-batches.
         table = BF16 * self.first_table() if self.plan.lora is None else 0
-        stages = range(len(self.stages))
-        sums = [0 if sizes.adds_in_products else self.left_by_pass(stage) for stage in stages]
         found = (
             (
-                sum(map(mul, each.held, holds)) + each.passes * working + each.adds * table,
-                sum(map(mul, each.begun, sums)),
+                sum(map(mul, each.held, holds)) + each.passes * working + each.ends * at_end + each.adds * table,
+                self.begun_gradients(each.begun),
                 self.gathered_stages[each.gathered] if self.sharding == "full" else 0,
             )
             for each in moments(self.layout, self.pp_rank)
@@ -251,16 +253,52 @@ class _Rank:
         state = self.state()
         return {
             "weights": state["weights"] + gathered,
-            "gradients": self.sums() if sizes.adds_in_products else gradients,
+            "gradients": gradients + (self.gradient_bytes * self.added() if sizes.adds_in_products else 0),
             "optimizer": state["optimizer"],
             "activations": activations,
         }
 
+    def begun_gradients(self, begun: Sequence[bool]) -> int:
+        """Bytes of the gradients of the stages that have any.
+
+        Where all micro-batches of a stage follow each other, those of all but the one whose turn it is are reduced.
+        """
+        first = begun.index(True) if any(begun) else len(begun)
+        if self.reduces_in_turn and first < len(begun):
+            return self.left_by_passes[first] + self.reduced_after[first]
+        return sum(self.left_by_passes[first:])
+
+    @property
+    def reduces_in_turn(self) -> bool:
+        sharded = self.exchanges and self.sharding in ("optimizer", "full")
+        return sharded and self.layout.ga <= together_in_turn(self.layout)
+
+    @cached_property
+    def left_by_passes(self) -> list[int]:
+        return [self.left_by_pass(stage) for stage in range(len(self.stages))]
+
+    @cached_property
+    def reduced_after(self) -> list[int]:
+        """Bytes of the gradients of all stages after each one, which are reduced, and of copies on their way."""
+        after = [0]
+        for stage in reversed(range(1, len(self.stages))):
+            after.append(after[-1] + self.reduced(stage))
+        copies = [self.sent_block(stage[0]).copies if self.sends_blocks and stage else 0 for stage in self.stages[1:]]
+        return [reduced + copied for reduced, copied in zip(reversed(after), [*copies, 0], strict=True)]
+
+    def reduced(self, stage: int) -> int:
+        """Bytes of this rank's part of the gradients of a stage; FSDP has it in fp32, as the values that it changes."""
+        dense, experts = self.trained(stage)
+        size = FP32 if self.sharding == "full" else self.reduced_bytes
+        return size * (dense // self.pieces + experts // self.expert_pieces)
+
     def left_by_pass(self, stage: int) -> int:
         """Bytes of the gradients of a stage after a backward pass, where products do not add them."""
         dense, experts = self.trained(stage)
+        if self.sizes.adds_in_products:
+            return self.gradient_bytes * (dense + experts - self.added(stage))
         if self.sends_blocks and self.layout.ga == 1 and self.sharding == "optimizer":
-            return self.reduced_bytes * (dense // self.pieces + experts // self.expert_pieces)
+            return self.reduced(stage)
         return self.gradient_bytes * (dense + experts)
 
     @property

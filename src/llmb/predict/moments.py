@@ -18,18 +18,20 @@ class PeakMoment(NamedTuple):
     """When a forward or a backward pass of a rank ends.
 
     held: how many micro-batches each of its stages holds. begun: stages that have gradients. gathered: how many stages
-    have whole parameters, if they are sharded. passes: whether the next pass finds all of this: what it computes comes
-    on top. adds: whether gradients have just been computed that are added to others.
+    have whole parameters, if they are sharded. passes: whether a backward pass finds all of this, so that what it
+    computes comes on top. ends: whether that pass is one of the last stage. adds: whether gradients have just been
+    computed that are added to others.
     """
 
     held: tuple[int, ...]
     begun: tuple[bool, ...]
     gathered: int
     passes: bool
+    ends: bool
     adds: bool
 
     def amounts(self) -> tuple[int, ...]:
-        return (*self.held, *self.begun, self.gathered, self.passes, self.adds)
+        return (*self.held, *self.begun, self.gathered, self.passes, self.ends, self.adds)
 
 
 def together_in_turn(layout: Layout) -> int:
@@ -77,12 +79,14 @@ def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]]) -> I
             if backward is not None:
                 held[backward] -= size - 1
             coming = vp if forward is not None else sum(map(bool, held))
-            yield PeakMoment(tuple(held), tuple(begun), min(coming, GATHERED), passes=True, adds=False)
+            ends = backward == vp - 1
+            whole = min(coming, GATHERED)
+            yield PeakMoment(tuple(held), tuple(begun), whole, passes=backward is not None, ends=ends, adds=False)
             if backward is None:
                 continue
             held[backward] -= 1
             adds, begun[backward] = begun[backward], True
-            yield PeakMoment(tuple(held), tuple(begun), min(coming, GATHERED), passes=False, adds=adds)
+            yield PeakMoment(tuple(held), tuple(begun), whole, passes=False, ends=False, adds=adds)
 
 
 def _largest(found: Iterable[PeakMoment]) -> tuple[PeakMoment, ...]:

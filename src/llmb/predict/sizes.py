@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from math import ceil
 from typing import NamedTuple
 
-from llmb.catalogue.records import ADAPTED, Layout, Model
+from llmb.catalogue.records import ADAPTED, Layout, MixtureOfExperts, Model
 from llmb.metrics.model_counts import MATRICES
 from llmb.runs.plan import EnginePlan
 
@@ -141,12 +141,15 @@ class Sizes:
         attended = self.query * self.tokens
         heads = BF16 * (attended + 2 * self.key * self.tokens * self.layout.cp)
         sums = FP32 * self.tokens * self.query // self.model.head_dim
-        if self.keeps_gathered:
-            return 2 * between + heads + sums + 2 * BF16 * self.hidden * self.tokens
+        if self.keeps_gathered(layer):
+            again = BF16 * self.tokens * (self.query if self.layout.cp > 1 else self.key)
+            return 2 * between + heads + BF16 * attended + sums + 2 * BF16 * self.hidden * self.tokens - again
         # What norms read; what products read, for the gradients of their weights.
         kept = 2 * between + heads + BF16 * attended + sums
         if self.model.qk_norm is not None:
             kept += BF16 * (attended + 2 * self.key * self.tokens)  # the product, which norms of heads read
+        if self.plan.recompute == "selective":
+            kept += BF16 * self.tokens * self._selected_heads(joined=fp8 or not self.is_sharded)
         normed = 0 if self.plan.recompute == "selective" and not fp8 else 1 if fp8 else BF16  # recomputed
         of_input = self.hidden * self.shard * normed
         moe = self.model.moe if self.model.is_moe_layer(layer) else None
@@ -158,15 +161,40 @@ class Sizes:
             kept += between  # an adapter's input
         if moe is None:
             return kept + self._kept_within(self.model.ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
-        rows = self.expert_rows()
-        kept += self._kept_within(moe.ffn_hidden_size // self.layout.etp, rows, fp8, trained)
-        kept += self.hidden * rows * (1 if fp8 else BF16)
-        if moe.router == "softmax-weighted-outputs":
-            kept += BF16 * self.hidden * self.shard * moe.top_k
+        kept += self._kept_by_experts(moe, fp8, trained)
         if moe.shared_ffn_hidden_size:
             kept += self._kept_within(moe.shared_ffn_hidden_size // self.layout.tp, self.tokens, fp8, trained)
             kept += self.hidden * self.shard if fp8 else 0
         return kept
+
+    def _selected_heads(self, *, joined: bool) -> int:
+        """Features of the product of query, key and value that stay too where the three are ``joined``, as the value is
+        part of it; less those that are recomputed from it."""
+        normed, gathers = self.model.qk_norm is not None, self.layout.cp > 1
+        if not joined:
+            return -(self.query * gathers + self.key) if normed else 0
+        return (0 if normed else self.query + 2 * self.key) - (self.query if gathers else self.key)
+
+    def _kept_by_experts(self, moe: MixtureOfExperts, fp8: bool, trained: bool) -> int:
+        """What their products read, and outputs that are weighted.
+
+        Experts are not compiled, so that ``selective`` keeps their input and the results of all products and exchanges,
+        whether they are needed again or not.
+        """
+        features, rows = moe.ffn_hidden_size // self.layout.etp, self.expert_rows()
+        if self.plan.recompute == "selective":
+            products = BF16 * rows * (self.products * features + self.hidden)
+            return products + BF16 * self.hidden * (rows // self.layout.etp + 2 * self._exchanged_rows)
+        weighted = BF16 * self.hidden * self.shard * moe.top_k * (moe.router == "softmax-weighted-outputs")
+        return self._kept_within(features, rows, fp8, trained) + self.hidden * rows * (1 if fp8 else BF16) + weighted
+
+    @property
+    def _exchanged_rows(self) -> int:
+        """Rows that exchanges before experts return: those of other ranks, then those of all shards; as many after."""
+        if self.layout.ep * self.layout.etp == 1:
+            return 0
+        rows = self.expert_rows()
+        return rows // self.layout.etp + (rows if self.layout.etp > 1 else 0)
 
     def _kept_within(self, features: int, rows: int, fp8: bool, trained: bool) -> int:
         """What an activation reads, and what it computes, which the next product reads."""
@@ -179,23 +207,45 @@ class Sizes:
 
     def working(self, layer: int) -> int:
         """Bytes that the backward pass of a block has beside what all blocks keep."""
-        whole = BF16 * self.hidden * self.tokens
         if self.model.moe and self.model.is_moe_layer(layer):
-            inner = self.expert_rows() * self.model.moe.ffn_hidden_size // self.layout.etp
-            if self.computes_fp8(layer):
-                rows = BF16 * self.hidden * self.expert_rows()
-                # Of both products at once, or of the first, which has two of three matrices.
-                of_matrices = BF16 * self.expert_matrices() * (3 if self.plan.fp8_recipe == "delayed" else 2) // 3
-                return of_matrices + 2 * 2 * inner + BF16 * inner + rows
-            return 2 * BF16 * inner + whole
+            return self._working_of_experts(layer, self.model.moe)
+        whole = BF16 * self.hidden * self.tokens
         again = self.computed(layer) if self.plan.recompute == "full" else 0
         # Of what the activation reads, and of what it computes, which a gradient of weights needs.
         gradient = BF16 * ((self.plan.lora is None) + self.products) * self._inner
         # Compiled code returns the gradients of a block's matrices together, unless products add them to sums.
         of_matrices = 0 if self.adds_in_products or self.plan.lora else BF16 * self.matrices(layer)
-        if self.keeps_gathered:
+        if self.keeps_gathered(layer):
             again += BF16 * self.products * self._inner
         return again + max(gradient + 2 * whole, of_matrices + BF16 * self.hidden * self.shard)
+
+    def _working_of_experts(self, layer: int, moe: MixtureOfExperts) -> int:
+        """In the backward pass of their products, the second one first; with what is recomputed for it."""
+        rows = self.expert_rows()
+        inner, row = rows * moe.ffn_hidden_size // self.layout.etp, BF16 * self.hidden * rows
+        fp8, third = self.computes_fp8(layer), BF16 * self.expert_matrices() // 3 * (self.plan.lora is None)
+        # FSDP takes the gradients of both at the end, unless autograd adds them to earlier ones.
+        adds = self.layout.ga > 1 and self.plan.recipe.training.grad_reduce_dtype != "fp32"
+        earlier = third if self.is_sharded and not adds else 0
+        if not fp8:
+            # The gradient of what the activation reads takes the place of that.
+            found = max(third + BF16 * inner + row, earlier + 2 * third + row - BF16 * inner)
+        elif self.plan.fp8_recipe == "delayed":
+            # One operator computes both: gradients of its output, of it in two layouts, and of its input.
+            found = 3 * third + (BF16 + 2 * self.products) * inner + 3 * row
+        else:
+            found = max(third + BF16 * inner + 2 * row, earlier + 2 * third + 3 * inner + row)
+        return found + self._recomputed_by_experts(layer, moe) + BF16 * self.hidden * self.shard
+
+    def _recomputed_by_experts(self, layer: int, moe: MixtureOfExperts) -> int:
+        """What is there again, less what is not there any more."""
+        if self.plan.recompute == "selective":
+            size = 1 if self.computes_fp8(layer) else BF16
+            again = size * self.expert_rows() * (self.hidden + moe.ffn_hidden_size // self.layout.etp)
+            return again - BF16 * self.hidden * (self.expert_rows() + self._exchanged_rows)
+        again = self.computed(layer) if self.plan.recompute == "full" else 0
+        weighted = moe.router == "softmax-weighted-outputs"
+        return again - BF16 * self.hidden * self.shard * moe.top_k * weighted
 
     def passing(self, layer: int) -> int:
         """Bytes that the forward pass of a block has, with what it keeps."""
@@ -208,17 +258,27 @@ class Sizes:
         """Elements that the activation of a dense block computes."""
         return self.tokens * self.model.ffn_hidden_size // self.layout.tp
 
-    @property
-    def keeps_gathered(self) -> bool:
-        """Whether compiled blocks keep the inputs of products as they were gathered, and multiply them again."""
-        selective = self.plan.recompute == "selective" and not self.fp8
-        return selective and self.plan.lora is not None and self.layout.tp > 1
+    def keeps_gathered(self, layer: int) -> bool:
+        """Whether a compiled block keeps the inputs of products as they were gathered, and multiplies them again: of
+        several sequences they are copied to be multiplied."""
+        selective = self.plan.recompute == "selective" and not self.computes_fp8(layer)
+        return selective and self.layout.mbs > 1 and self.layout.tp > 1
 
     @property
     def adds_in_products(self) -> bool:
         """Whether gradients of matrices are added where they are computed; their sums then stay in memory."""
         exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
-        return not (self.fp8 or exact or self.plan.parallelism.dp_sharding == "full") and self.layout.ga > 1
+        return not (self.fp8 or exact or self.is_sharded) and self.layout.ga > 1
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have the same parameters."""
+        return self.layout.dp * self.layout.cp > 1 or (self.model.moe is not None and self.layout.edp > 1)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP shards parameters."""
+        return self.is_shared and self.plan.parallelism.dp_sharding == "full"
 
     def head(self) -> int:
         """Bytes at the end of the loss: input and its gradient, logits, and the gradient of the head."""
