@@ -239,8 +239,11 @@ class _Rank:
         asked = self.layers[:1] if sizes.has_equal_blocks else self.layers
         working = max(map(sizes.working, asked), default=0)
         at_end = max(working, sizes.head()) - working if self.is_last else 0
-        # The gradient of the embedding comes last, and is then added to that of earlier micro-batches.
-        table = BF16 * self.first_table() if self.plan.lora is None else 0
+        # The gradient of the embedding comes last, and is then added to that of earlier micro-batches, beside what it
+        # follows from; another such gradient is on its way.
+        table = 0
+        if self.is_first and self.plan.lora is None:
+            table = BF16 * (self.first_table() + sizes.hidden * sizes.shard * (1 + (self.layout.pp > 1)))
         found = (
             (
                 sum(map(mul, each.held, holds)) + each.passes * working + each.ends * at_end + each.adds * table,
