@@ -3,7 +3,6 @@
 
 import atexit
 import gc
-import os
 from typing import NoReturn
 
 MANY_OBJECTS = 200_000
@@ -13,8 +12,6 @@ MANY_OBJECTS = 200_000
 def main() -> NoReturn:
     gc.set_threshold(MANY_OBJECTS)  # before the imports, which make most of them
     atexit.register(gc.freeze)  # the interpreter looks for garbage before it ends, a fifth of a short command
-    # A search of all installed packages for plugins of pydantic, which none of ours needs.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from llmb.cli.main import main as run_command
 
     run_command()
