@@ -135,6 +135,9 @@ def test_a_controller_that_is_down_leaves_what_is_known(
     up(job)
     refresh(store, shell.install)
     shell.cluster.end("slurmctld")
+    settings = shell.cluster.root / "slurm.conf"
+    usual = settings.read_text()
+    settings.write_text(f"{usual}MessageTimeout=1\n")  # for so long each client looks for a controller
     try:
         with pytest.raises(InfrastructureError):
             refresh(store, shell.install)
@@ -153,6 +156,7 @@ def test_a_controller_that_is_down_leaves_what_is_known(
         wait_until(lambda: "Slurm does not answer" in complaints.read_text(), "a complaint")
         assert waiting.poll() is None
     finally:
+        settings.write_text(usual)
         shell.cluster.start_controller()
     assert waiting.wait(WITHIN_S) == 0, complaints.read_text()
     found = ended(store, shell, job.key)
