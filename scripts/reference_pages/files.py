@@ -26,7 +26,7 @@ from llmb.resources.records import HostUse, NodeOtherWork, OtherWork, ResourceUs
 from llmb.resources.sample import CounterReading, HostSample, Sample, SamplerStart
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
-from llmb.runs.network_faults import NetworkUse
+from llmb.runs.network import NetworkUse
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.steps import MOST_VALUES, RankTimes, Step

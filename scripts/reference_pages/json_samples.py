@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmb.analysis.analyzed_run import AnalyzedRun
-from llmb.analysis.forecast import Expected
-from llmb.analysis.watched import Circumstances, StepHistory, outlook
+from llmb.analysis.watched import Circumstances, Expected, StepHistory, outlook
 from llmb.campaigns.campaign import CampaignJob, JobRequest, PlannedJob, new_campaign
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
@@ -21,10 +20,10 @@ from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
 from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
+from llmb.jobs.history import row_of_record
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
 from llmb.jobs.order import Prepared, make_order
-from llmb.jobs.rebuild import row_of_record
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.jobs.submit import new_job
 from llmb.jobspec.options import JobOptions
@@ -73,15 +72,14 @@ from llmb.runs.steps import ExpertLoad, Step, StepNews
 from llmb.schedulers.lookup import find_scheduler
 from llmb.site.cluster_config import SettingsFile
 from llmb.site.site import Site
+from llmb.traces.breakdown import summarize
 from llmb.traces.classify import Activity, Label
-from llmb.traces.nccl_communicators import Handle
 from llmb.traces.nccl_inspector import Inspected, Late
-from llmb.traces.nccl_log import Call, Calls, NcclLog
+from llmb.traces.nccl_log import Call, Calls, Handle, NcclLog
 from llmb.traces.nccl_ras import RasStatus
 from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
 from llmb.traces.nccl_suspects import Suspect
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
-from llmb.traces.summary import summarize
 from llmb.traces.timeline import Timeline, TracedStep
 from reference_pages.bench_samples import sample_gpus, sample_history, sample_measurements, sample_pairs
 from reference_pages.comparison_samples import sample_bisection, sample_comparison

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
-from llmb.analysis import comparison, forecast
+from llmb.analysis import comparison, watched
 from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.bisect import BisectReport
 from llmb.analysis.comparison import Control
@@ -27,7 +27,7 @@ from llmb.prepare.hub_access import NeededRepository, TokenSource
 from llmb.reference_suite.launch_scripts import FileState
 from llmb.report.doctor_report import DriftReport, SavedReport
 from llmb.runs.choices import Recompute
-from llmb.runs.network_faults import NetworkUse
+from llmb.runs.network import NetworkUse
 from llmb.runs.parallelism import DpSharding
 from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result
@@ -217,14 +217,14 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "steps_total": int | None,
         "since_last_step_s": float | None,
         "last_steps": tuple[WatchedStep, ...],
-        "pace": forecast.Pace | None,
+        "pace": watched.Pace | None,
         "tokens_per_s": float | None,
         "tokens_per_s_per_gpu": float | None,
         "tflops_per_gpu": dict[str, float | None] | None,
         "mfu_pct": dict[str, float | None] | None,
         "forecast": DatedForecast | None,
         "time_limit_left_s": float | None,
-        "expectation": forecast.ForecastComparison | None,
+        "expectation": watched.ForecastComparison | None,
         "concerns": tuple[Concern, ...],
         "result": dict[str, Any] | None,
     },

@@ -24,9 +24,8 @@ from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.checkpoints.origin import Origin
 from llmb.errors import EnvironmentProblem, UsageError, unknown
-from llmb.exchange.columns import RESULTS, STEPS, step_rows
 from llmb.exchange.export import exported_run
-from llmb.exchange.tables import data_frame, frame_of
+from llmb.exchange.tables import RESULTS, STEPS, data_frame, frame_of, step_rows
 from llmb.jobs.find import parse_since
 from llmb.jobs.history import read_history
 from llmb.jobs.local_run import plan_here, raise_unless_successful
@@ -46,8 +45,8 @@ from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.plan import Plan
 from llmb.runs.result import Result
 from llmb.runs.steps import StepNews, read_steps
+from llmb.verdict.judgement import given_tolerance
 from llmb.verdict.records import Condition, Verdict
-from llmb.verdict.tolerance import given_tolerance
 
 if TYPE_CHECKING:
     import pandas

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from llmb.analysis.forecast import Expected, compare_with, find_pace, forecast
+from llmb.analysis.watched import Expected, compare_with, find_pace, forecast
 from llmb.runs.steps import StepNews
 
 

@@ -11,8 +11,7 @@ from inspector_lines import inspector_files
 from quick_order import step
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.analysis.forecast import Expected
-from llmb.analysis.watched import KEPT_STEPS, Circumstances, Outlook, StepHistory, outlook
+from llmb.analysis.watched import KEPT_STEPS, Circumstances, Expected, Outlook, StepHistory, outlook
 from llmb.analysis.watched_run import WatchedRun, Watcher, watch
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record, write_record

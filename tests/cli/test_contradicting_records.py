@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from llmb.cli.main import app
 from llmb.errors import LlmbError
-from llmb.jobs.rebuild import jobs_of_folders
+from llmb.jobs.history import jobs_of_folders
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step, read_steps, step_to_json

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from llmb.analysis.forecast import Expected
-from llmb.analysis.watched import Circumstances, Outlook, StepHistory, outlook
+from llmb.analysis.watched import Circumstances, Expected, Outlook, StepHistory, outlook
 from llmb.cli.watch import LineView, frame
 from llmb.report.watch_report import WatchedTitle
 from llmb.runs.plan import Plan

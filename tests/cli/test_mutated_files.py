@@ -31,17 +31,16 @@ from llmb.report.output import terminal_lines
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.table import Table, plain_lines
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
+from llmb.runs.folder import read_record_file
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
-from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_steps
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.cluster_config import read_cluster_file
-from llmb.traces.breakdown import StepBreakdown
+from llmb.traces.breakdown import StepBreakdown, summarize
 from llmb.traces.files import find_traces, read_traces
 from llmb.traces.nccl_log import find_nccl_files, read_nccl_logs
 from llmb.traces.nccl_summary import Codes, summarize_nccl
 from llmb.traces.nccl_tests import read_test_tables
-from llmb.traces.summary import summarize
 
 EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "60"))
 RUNS = Path(__file__).parents[1] / "data" / "root" / "workloads"

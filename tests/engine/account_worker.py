@@ -21,8 +21,7 @@ from torch import Tensor
 
 from llmb.engine.account.collectives import members
 from llmb.engine.account.ledger import Ledger
-from llmb.engine.account.one_rank import fake_account
-from llmb.engine.account.step import SameBatches, account_of
+from llmb.engine.account.one_rank import SameBatches, account_of, fake_account
 from llmb.engine.loop import build_passes, do_step, give_memory, prepare_stages, shape_stages
 from llmb.engine.model.initialize import initialize
 from llmb.engine.model.local_shard import local_tensor

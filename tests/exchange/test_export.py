@@ -25,8 +25,7 @@ from recorded_runs import gpu_record, times_around
 from recorded_runs import write_run as write_gpu_run
 from timed_runs import write_run
 
-from llmb.exchange.columns import RESULTS, STEPS
-from llmb.exchange.tables import PREFIX
+from llmb.exchange.tables import PREFIX, RESULTS, STEPS
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder

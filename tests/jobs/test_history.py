@@ -16,11 +16,10 @@ from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs import history
 from llmb.jobs.find import find_job, find_jobs
 from llmb.jobs.follow import job_log, start_of_last
-from llmb.jobs.history import database_path, open_history
+from llmb.jobs.history import database_path, open_history, row_of_record
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Prepared
-from llmb.jobs.rebuild import row_of_record
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_job, record_handle
 from llmb.runs.claim import create_run_folder

@@ -9,19 +9,18 @@ from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.catalogue.data_files import CatalogueError
 from llmb.errors import UsageError
-from llmb.jobs.faults import faults_of, find_fault, read_faults, worth_a_retry
 from llmb.jobs.find import parse_since
 from llmb.jobs.folder_state import read_run
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord, node_records
-from llmb.jobs.refresh import matching
+from llmb.jobs.refresh import faults_of, find_fault, matching, read_faults, worth_a_retry
 from llmb.jobs.wait import excluded, exit_code, repeated
 from llmb.report.jobs_report import job_document, job_table, jobs_table
 from llmb.report.output import terminal_lines
 from llmb.runs.failure import failure_line
 from llmb.schedulers.lookup import find_scheduler
-from llmb.schedulers.slurm.hostlist import expand
 from llmb.schedulers.slurm.job_state import FIELD, RECORD, SlurmJob, parse_accounts, parse_queue
+from llmb.schedulers.slurm.offer import expand
 from llmb.schedulers.slurm.scheduler import find_submission
 
 

@@ -22,8 +22,7 @@ from llmb.cli.main import app
 from llmb.cli.run import requests_of, run_several
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
-from llmb.jobs.local_run import LocalRun, plan_here
-from llmb.jobs.repeats import Turn, interleaved, remaining
+from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remaining
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun
 from llmb.runs.choices import Choices

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.errors import UsageError
-from llmb.options.forms import RANKS, WORD
-from llmb.options.option import Option, build, limit_problems, options_of
+from llmb.options.option import RANKS, WORD, Option, build, limit_problems, options_of
 from llmb.options.text import convert
 
 

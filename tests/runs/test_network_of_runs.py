@@ -63,7 +63,7 @@ def used(folder: Path, run: RunRecord, *texts: str) -> NetworkUse:
     for name, text in files(texts).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    found = report_network(RunFolder(folder), run)
+    found = report_network(RunFolder(folder), run.plan, run.environment)
     assert isinstance(found, NetworkUse)
     return found
 
@@ -142,7 +142,7 @@ def test_where_nothing_tells_the_network_the_reason_is_given(tmp_path: Path) -> 
     folder.path.mkdir()
 
     def reason(run: RunRecord) -> str:
-        found = report_network(folder, run)
+        found = report_network(folder, run.plan, run.environment)
         assert isinstance(found, Missing)
         return found.reason
 
@@ -155,7 +155,7 @@ def test_where_nothing_tells_the_network_the_reason_is_given(tmp_path: Path) -> 
     folder.log.unlink()
     assert reason(on_cpu) == "the ranks talk by gloo, not by NCCL"
     folder.log.write_text("iteration\n" + words("IB", "node1"))
-    found = report_network(folder, record())
+    found = report_network(folder, record().plan, record().environment)
     assert found
     assert found.fabric == "InfiniBand", "the user's own NCCL_DEBUG has the lines in the log"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from job_rows import job_row
 
-import llmb.jobs.rebuild  # noqa: F401 (another user may not be able to read what would be imported later)
+import llmb.jobs.history  # noqa: F401 (another user may not be able to read what would be imported later)
 from llmb.errors import LlmbError
 from llmb.jobs.history import open_history, read_history
 

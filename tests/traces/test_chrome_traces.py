@@ -9,11 +9,10 @@ import pytest
 
 from llmb.errors import UsageError
 from llmb.traces import chrome
-from llmb.traces.breakdown import PARTS, StepBreakdown, break_down
+from llmb.traces.breakdown import PARTS, StepBreakdown, break_down, shares, summarize
 from llmb.traces.chrome import read_chrome
 from llmb.traces.classify import Activity, Rules
 from llmb.traces.files import find_traces, read_trace, read_traces
-from llmb.traces.summary import shares, summarize
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 FLASH = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>(flash::Flash_fwd_params)"

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.traces.intervals import clip, intersect, subtract, total, union
+from llmb.traces.timeline import clip, intersect, subtract, total, union
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
 

@@ -8,10 +8,9 @@ import pytest
 from llmb.catalogue.records import Window
 from llmb.metrics.statistics import describe
 from llmb.verdict.conditions import BETWEEN_RUNS
-from llmb.verdict.judgement import Measured, judge_against_figure
+from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_figure
 from llmb.verdict.records import Condition, Reference, Verdict
 from llmb.verdict.sentence import headline
-from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 FIGURE = Reference(kind="published", step_time_s=10.0, source="a document line 54")
 EXPECTED = FIGURE.model_copy(update={"kind": "expectation"})

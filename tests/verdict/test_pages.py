@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llmb.verdict.acceptance import acceptance_sets
 from llmb.verdict.conditions import ConditionRule, condition_rules
-from llmb.verdict.tolerance import default_tolerance
+from llmb.verdict.judgement import default_tolerance
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXPLANATION = (DOCS / "explanation" / "verdict.md").read_text()

@@ -51,8 +51,8 @@ from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
 from llmb.shown_text import value_text
 from llmb.verdict.conditions import rule_of, title_of, together
+from llmb.verdict.judgement import Tolerance, default_tolerance
 from llmb.verdict.records import WORST, VerdictName
-from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 SAMPLED = ("sm_clock_mhz_mean", "power_w_mean")
 LEAST_CHANGE_PCT = 2.0

@@ -50,13 +50,13 @@ from llmb.verdict.conditions import condition_values, fault_texts, find_conditio
 from llmb.verdict.expectations_file import Expectations, read_expectations
 from llmb.verdict.judgement import (
     Measured,
+    Tolerance,
     judge_against_figure,
     judge_against_runs,
     means_of,
     without_reference,
 )
 from llmb.verdict.records import Reference, Verdict
-from llmb.verdict.tolerance import Tolerance
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:

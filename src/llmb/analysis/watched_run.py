@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llmb.analysis.explain_run import node_of_ranks, work_of
-from llmb.analysis.forecast import Expected
-from llmb.analysis.watched import LEAST_STALL_S, Circumstances, Outlook, State, StepHistory, outlook
+from llmb.analysis.watched import LEAST_STALL_S, Circumstances, Expected, Outlook, State, StepHistory, outlook
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.job import Job
 from llmb.jobspec.spec import read_spec
@@ -32,7 +31,7 @@ from llmb.traces.nccl_inspector import inspect_folder
 from llmb.traces.nccl_suspects import suspects_text
 from llmb.verdict.conditions import condition_values
 from llmb.verdict.expectations_file import read_expectations
-from llmb.verdict.tolerance import default_tolerance
+from llmb.verdict.judgement import default_tolerance
 
 SILENT_S = 600.0
 SILENT_STEPS = 20.0

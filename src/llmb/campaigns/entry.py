@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError, did_you_mean
-from llmb.options.forms import LABEL, WORD
-from llmb.options.option import Option, options_of
+from llmb.options.option import LABEL, WORD, Option, options_of
 from llmb.options.text import convert
 from llmb.reference_suite.variables import LaunchVariable
 

@@ -16,7 +16,7 @@ from llmb.report.compare_report import compare_csv, compare_markdown, compare_ta
 from llmb.report.junit import comparison_cases, write_junit
 from llmb.report.output import print_output
 from llmb.report.table import Table
-from llmb.verdict.tolerance import given_tolerance
+from llmb.verdict.judgement import given_tolerance
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

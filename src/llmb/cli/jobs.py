@@ -18,10 +18,9 @@ from llmb.exchange.imported import read_origin
 from llmb.jobs.find import find_job, find_jobs, parse_since, unknown_values
 from llmb.jobs.folder_state import read_last_lines, read_run
 from llmb.jobs.follow import follow_log, job_log
-from llmb.jobs.history import database_path, open_history, read_history, rename_damaged
+from llmb.jobs.history import database_path, jobs_of_folders, open_history, read_history, rename_damaged
 from llmb.jobs.job import Job, Kind, stale
 from llmb.jobs.nodes import node_records
-from llmb.jobs.rebuild import jobs_of_folders
 from llmb.jobs.refresh import refresh as refresh_jobs
 from llmb.jobs.store import Damaged, Filter, Store, check_states
 from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for

@@ -27,8 +27,8 @@ from llmb.report.verdict_report import (
     verdict_tables,
 )
 from llmb.verdict.acceptance import find_acceptance_set
+from llmb.verdict.judgement import given_tolerance
 from llmb.verdict.records import worst
-from llmb.verdict.tolerance import given_tolerance
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -24,8 +24,7 @@ from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 from llmb.report.output import print_output
-from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
-from llmb.report.parse_table import parse_tables
+from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_tables
 from llmb.runs.host import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -17,6 +17,7 @@ from llmb.report.nccl_report import NO_STATES, NcclStates
 from llmb.report.output import print_output
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.folder import write_atomically, writing
+from llmb.traces.breakdown import summarize
 from llmb.traces.files import find_traces, read_traces
 from llmb.traces.nccl_inspector import inspector_tails, is_inspector, read_inspector
 from llmb.traces.nccl_log import EXPECTED, find_nccl_files, read_lines, read_nccl_logs
@@ -24,7 +25,6 @@ from llmb.traces.nccl_network import read_network, source_of
 from llmb.traces.nccl_ras import HEAD_BYTES, MOST_BYTES, RasStatus, is_ras, read_ras
 from llmb.traces.nccl_summary import Codes, summarize_nccl
 from llmb.traces.nccl_tests import read_test_tables
-from llmb.traces.summary import summarize
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

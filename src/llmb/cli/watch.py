@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from llmb.analysis.forecast import Expected
 from llmb.analysis.logged_run import log_identity
-from llmb.analysis.watched import Kind, Outlook
+from llmb.analysis.watched import Expected, Kind, Outlook
 from llmb.analysis.watched_run import WatchedLog, WatchedRun, Watcher, expectation, expectation_of_file, watch
 from llmb.cli.common import Json
 from llmb.cli.completion import runs

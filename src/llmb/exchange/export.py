@@ -17,12 +17,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmb.errors import EnvironmentProblem
-from llmb.exchange.columns import RESULTS, STEPS, ExportedRun, RunSource, Scalar
-from llmb.exchange.tables import write_csv, write_jsonl, write_openmetrics, write_parquet
+from llmb.exchange.tables import (
+    RESULTS,
+    STEPS,
+    ExportedRun,
+    RunSource,
+    Scalar,
+    write_csv,
+    write_jsonl,
+    write_openmetrics,
+    write_parquet,
+)
 from llmb.programs.conclude import read_ended_run
-from llmb.runs.folder import RunFolder, new_file
+from llmb.runs.folder import BrokenRecord, RunFolder, new_file
 from llmb.runs.record import read_job
-from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import identity_of
 from llmb.runs.steps import Step, read_steps
 

@@ -17,16 +17,14 @@ from llmb.catalogue.records import Record
 from llmb.exchange.manifest import ArchivedRun, Manifest
 from llmb.exchange.read_archive import unpack_archive
 from llmb.jobs.folder_state import read_figures
-from llmb.jobs.history import open_history
+from llmb.jobs.history import open_history, row_of_record
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
-from llmb.jobs.rebuild import row_of_record
 from llmb.jobs.states import COMPLETED, FAILED
 from llmb.jobs.store import Filter, Store
 from llmb.prepared.folders import WORKLOADS
-from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
+from llmb.runs.folder import RunFolder, create_numbered, read_record_file, write_atomically, writing
 from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of
-from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import LOCAL
 from llmb.trust import check_links
 

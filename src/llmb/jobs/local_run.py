@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on this machine, from its request to its result and its row in the history."""
+"""Runs on this machine: of one recipe, from its request to its row in the history, and repeats of several in turn."""
 
+import hashlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
-from llmb.jobs.history import open_history
+from llmb.jobs.history import open_history, read_history, row_of_record
 from llmb.jobs.job import Job
+from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Prepared, send
-from llmb.jobs.rebuild import row_of_record
 from llmb.jobs.refresh import refresh_job
-from llmb.jobs.store import Store
+from llmb.jobs.store import Filter, Store
 from llmb.jobs.submit import new_job, new_key, record_handle
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.spec import JobSpec, Placement, write_spec
 from llmb.jobspec.variables import layered
 from llmb.processes.signals import Interrupted
-from llmb.programs.conclude import EndedRun, conclude_run
+from llmb.programs.conclude import EndedRun, conclude_run, read_ended_run
 from llmb.programs.engine.nsys import check_here, with_profiler
 from llmb.programs.engine.program import plan_engine
 from llmb.programs.lookup import find_program
@@ -37,9 +40,10 @@ from llmb.runs.claim import create_run_folder
 from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder, link_latest, writing
-from llmb.runs.plan import EnginePlan, pretending
+from llmb.runs.plan import EnginePlan, Plan, pretending
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
+from llmb.runs.recorded_identity import identity_of_plan
 from llmb.runs.steps import StepNews
 from llmb.schedulers.local.scheduler import (
     INTERRUPTED,
@@ -52,12 +56,14 @@ from llmb.schedulers.local.scheduler import (
 from llmb.schedulers.lookup import LOCAL, find_scheduler
 from llmb.site.machine import Machine, check_machine, recipe_for, this_machine
 from llmb.site.site import Site
+from llmb.trust import STATE_FOLDER
 
 LAST_LINES = 12
 CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 """They name the image inside of a container."""
 NOT_SAVED = "no checkpoint was saved to continue from"
 Say = Callable[[str], None]
+LOCK_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,3 +240,67 @@ def raise_unless_successful(run: EndedRun) -> None:
     if result.status == "failed":
         lines = "\n".join(f"  | {line}" for line in last_lines(tail(folder.log), LAST_LINES))
         raise RunFailed(f"the run failed: {result.reason}\n{lines}", where=str(folder.log))
+
+
+class Turn(NamedTuple):
+    """``recipe`` counts from 0, ``repeat`` from 1."""
+
+    recipe: int
+    repeat: int
+
+
+def interleaved(recipes: int, repeats: int) -> Iterator[Turn]:
+    """Each recipe once in every round, and every second round backwards (A B B A ...): what drifts while they run,
+    such as the temperature, then adds the same to the mean of each."""
+    for repeat in range(1, repeats + 1):
+        order = range(recipes) if repeat % 2 else reversed(range(recipes))
+        yield from (Turn(recipe, repeat) for recipe in order)
+
+
+def remaining(turns: Iterator[Turn], done: Mapping[int, int]) -> list[Turn]:
+    """Without the first repeats of a recipe, of which ``done`` have ended before."""
+    return [turn for turn in turns if turn.repeat > done.get(turn.recipe, 0)]
+
+
+def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
+    """Successful repeats of ``local`` with its label, each once, in their order; none without a label."""
+    if local.label is None:
+        return []
+    selection = Filter(label=local.label, states=("success",), runs_only=True)
+    with read_history(local.install, say) as store:
+        jobs = store.jobs(selection)
+    own = identity_of_plan(local.plan, ENGINE, {}).key
+    runs = [run for job in jobs if job.identity == own and (run := _ended(job)) and _repeats(run.plan, local.plan)]
+    return list({run.record.run_id: run for run in reversed(runs)}.values())[::-1]
+
+
+@contextmanager
+def turn_of(local: LocalRun, say: Say) -> Iterator[None]:
+    """Held while one repeat runs: a second client with the same label waits, so that they neither measure each other
+    nor repeat what the other one has run. Without a label there is nothing to share."""
+    if local.label is None:
+        yield
+        return
+    name = hashlib.sha256(local.label.encode()).hexdigest()[:LOCK_DIGITS]
+    path = local.install / STATE_FOLDER / f"repeats-{name}.lock"
+    waits = f"another client runs repeats with the label '{local.label}'; this one waits for its turn"
+    with file_lock(path, math.inf, "running repeats", on_wait=lambda: say(waits)):
+        yield
+
+
+def _ended(job: Job) -> EndedRun | None:
+    """None if its folder is gone, or cannot be read."""
+    folder = RunFolder(Path(job.run_dir))
+    try:
+        return read_ended_run(folder)
+    except (UsageError, EnvironmentProblem):
+        return None
+
+
+def _repeats(one: Plan, other: Plan) -> bool:
+    """Whether runs of the same identity have the same steps too, and the same of them are measured."""
+    return _measured(one) == _measured(other)
+
+
+def _measured(plan: Plan) -> tuple[int, ...]:
+    return plan.first_step, plan.steps, plan.seed, plan.window.first, plan.window.last

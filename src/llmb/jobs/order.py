@@ -13,7 +13,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, gpu_type_of, resolve
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.assemble import mounted_folders, on_site
-from llmb.jobs.rebuild import row_of_record
+from llmb.jobs.history import row_of_record
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, JobSpec, place, write_spec
 from llmb.programs.lookup import find_program

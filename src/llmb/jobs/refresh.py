@@ -1,29 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates the states of jobs: a few queries to schedulers for all jobs, then a look into run folders."""
+"""Updates the states of jobs: a few queries to schedulers for all jobs, then a look into run folders.
 
+If a job failed, also whether the infrastructure made it, and which nodes are at fault.
+"""
+
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
-from llmb.jobs.faults import faults_of, find_fault
 from llmb.jobs.finish import conclude_job
 from llmb.jobs.folder_state import read_figures, read_folder
 from llmb.jobs.job import Job
 from llmb.jobs.states import FAILED, FolderState, decide
 from llmb.jobs.store import Store
 from llmb.jobs.submit import resolve_submissions
-from llmb.runs.failure import tail
+from llmb.runs.failure import failed_host, tail
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.lookup import LOCAL, find_scheduler
-from llmb.schedulers.port import JobState, Phase
+from llmb.schedulers.port import INFRASTRUCTURE, FaultPattern, JobState, Phase, Scheduler
 
+TABLE = Path(__file__).parent / "data" / "faults.yaml"
+MEANINGS = {
+    "node_fail": "a node failed",
+    "preempted": "a job of higher priority took the nodes",
+    "boot_fail": "a node could not be booted",
+}
 TIME_OUT_S = 60.0
 """How long one query may take."""
 SETTLE_S = 10.0
 PUT_BACK_S = 3600.0
 """For this long after its end a job is queried again: it may have been requeued."""
+
+
+class FaultTable(Record):
+    """The whole file."""
+
+    faults: tuple[FaultPattern, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The cause of a job's failure. ``nodes`` are those at fault, as far as they are known."""
+
+    name: str
+    infrastructure: bool
+    meaning: str
+    nodes: tuple[str, ...] = ()
+
+
+def read_faults(path: Path = TABLE) -> FaultTable:
+    """The patterns for every log. Raises CatalogueError for a file that violates its schema."""
+    return read_file(path, FaultTable)
+
+
+@cache
+def faults_of(scheduler: Scheduler) -> FaultTable:
+    """The patterns for every log, and those of the scheduler's own messages."""
+    return FaultTable(faults=(*read_faults().faults, *scheduler.fault_patterns()))
+
+
+def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
+    """The cause of the end ``phase`` of a job whose log ends with ``log``; None if it is unknown.
+
+    The scheduler's state takes precedence: messages of processes that die with their node are misleading. A node that
+    the scheduler found dead is already down, so it is not listed. A run without a known cause is not retried.
+    """
+    if phase in INFRASTRUCTURE:
+        return Fault(phase, infrastructure=True, meaning=MEANINGS[phase])
+    if phase == "out_of_memory":
+        return Fault("host_out_of_memory", infrastructure=False, meaning="a node ran out of host memory")
+    if phase != "failed":
+        return None
+    for entry in table.faults:
+        match = re.search(entry.pattern, log, re.IGNORECASE)
+        if match:
+            infrastructure = entry.kind == "infrastructure"
+            return Fault(entry.fault, infrastructure, entry.meaning, _nodes(match, log) if infrastructure else ())
+    return None
+
+
+def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
+    """Whether ``fault`` is a fault of the infrastructure."""
+    if fault in INFRASTRUCTURE:
+        return True
+    return any(entry.fault == fault and entry.kind == "infrastructure" for entry in table.faults)
+
+
+def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
+    """The nodes that the line names; without any, the node of the rank that failed first."""
+    named = [text for name, text in match.groupdict().items() if text]
+    host = failed_host(log)
+    return tuple(named) or ((host,) if host else ())
 
 
 def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list[str]:

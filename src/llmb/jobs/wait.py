@@ -20,11 +20,10 @@ from llmb.errors import (
     UsageError,
     UserInterrupt,
 )
-from llmb.jobs.faults import faults_of, worth_a_retry
 from llmb.jobs.history import open_history
 from llmb.jobs.job import CHANGING, Job
 from llmb.jobs.order import Prepared
-from llmb.jobs.refresh import refresh
+from llmb.jobs.refresh import faults_of, refresh, worth_a_retry
 from llmb.jobs.store import KeyTaken, Store
 from llmb.jobs.submit import hand_over, submission_lock
 from llmb.jobspec.spec import read_spec

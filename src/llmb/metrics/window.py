@@ -3,7 +3,7 @@
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.options.forms import Span, parse_ranges
+from llmb.options.option import Span, parse_ranges
 
 WINDOW_RULES = ("reference", "auto", "last", "all", "A-B")
 DEFAULT_RULE = "reference"

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from llmb.errors import UsageError
-from llmb.options.forms import Form, pattern
-from llmb.options.option import Option
+from llmb.options.option import Form, Option, pattern
 
 # pydantic also accepts '1.0', '1_000' and ' 1' as whole numbers, and 'nan' as a number.
 _NUMBERS = {int: pattern(r"-?\d{1,12}"), float: pattern(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?")}

@@ -11,13 +11,12 @@ from llmb.resources.node_settings import NodesSettings
 from llmb.resources.read import discard_settings, settings_of_nodes
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import read_environment
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import BrokenRecord, RunFolder, read_record_file
 from llmb.runs.network import report_network
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import keep_breakdown
 from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
-from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.result import NOT_SUCCESSFUL, Result, Status
 from llmb.runs.steps import read_steps
 
@@ -38,7 +37,9 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
         end = End(0)
     found = program.result(folder, known, End(0) if done else end)
     known = known.model_copy(update={"settings": _settings(folder, known, found)})
-    result = with_verdict(found.model_copy(update={"network": report_network(folder, known)}), known)
+    result = with_verdict(
+        found.model_copy(update={"network": report_network(folder, known.plan, known.environment)}), known
+    )
     if after and result.status == "success":
         result = result.model_copy(update={"note": f"{after}, after its last step"})
     if end.cancelled and result.status == "failed":

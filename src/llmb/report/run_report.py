@@ -22,7 +22,7 @@ from llmb.runs.checkpoint_disk import CheckpointReport
 from llmb.runs.plan import Plan, PredictedStep
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
-from llmb.traces.summary import shares
+from llmb.traces.breakdown import shares
 from llmb.verdict.causes_evidence import cause_rules
 from llmb.verdict.sentence import headline
 

@@ -10,11 +10,10 @@ from typing import Any
 from llmb.report.nccl_report import NO_STATES, NcclStates, network_table, states_document, states_tables
 from llmb.report.table import Column, Table, cut, number, number_column, result_table, table_of, whole
 from llmb.shown_text import printable
-from llmb.traces.breakdown import CollectiveTime, StepBreakdown
+from llmb.traces.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
 from llmb.traces.nccl_network import Network
 from llmb.traces.nccl_summary import Collective, NcclSummary, StepTraffic
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
-from llmb.traces.summary import RankTrace, TraceSummary, shares
 from llmb.traces.timeline import NameTime
 
 PLACES = ("out_of_place", "in_place")

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from llmb.analysis.forecast import Forecast, ForecastComparison, Pace
-from llmb.analysis.watched import Outlook
+from llmb.analysis.watched import Forecast, ForecastComparison, Outlook, Pace
 from llmb.catalogue.records import Convention
 from llmb.metrics.throughput import Throughput, throughput
 from llmb.report.recipe_report import CONVENTION_NAMES

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Lora, LoraTargets, Recipe, Record
 from llmb.metrics.window import DEFAULT_RULE
-from llmb.options.forms import LABEL
-from llmb.options.option import Option, limit_problems
+from llmb.options.option import LABEL, Option, limit_problems
 from llmb.runs.attention import AttentionChoice, choice_problem
 from llmb.runs.host import Device
 from llmb.runs.logits import keeps_logits

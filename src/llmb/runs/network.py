@@ -1,19 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network that a run used, by what NCCL said of it in the run's folder."""
+"""The network that a run used, by what NCCL said of it in the run's folder, and what is wrong with it, in words."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Gpu
 from llmb.input_files import open_regular
 from llmb.missing import Missing
+from llmb.runs.environment import Environment, RdmaPort
 from llmb.runs.folder import RunFolder
-from llmb.runs.network_faults import NetworkUse, find_faults
-from llmb.runs.record import RunRecord
+from llmb.runs.plan import Plan
 from llmb.traces.folders import NCCL_LOG_END
-from llmb.traces.nccl_network import beginning, read_network, source_of
+from llmb.traces.nccl_network import NVLINK, TCP, Network, NodesNetwork, beginning, read_network, source_of
 
+LEAST_SHARE = 0.99
+"""The share of a GPU type's network, whose rate is rounded, that is taken for all of it."""
+MOST_NAMED = 2
+DECIDING = (
+    *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
+    *("NCCL_NET_GDR_LEVEL", "NCCL_NET_DISABLE_GDR"),
+)
+"""Variables that choose the network."""
 SILENT = "NCCL said nothing of its network in the run's files"
+
+
+class NetworkUse(Network):
+    """The network of a run, and what is wrong with it."""
+
+    faults: tuple[str, ...] = ()
+    """In words; a verdict is soft for each."""
+
+
+def find_faults(network: Network, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
+    """``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` tells the devices of nodes.
+
+    The variables of the run that may be the reason are named.
+    """
+    found = [fault for nodes in network.nodes for fault in _of_nodes(nodes, environment, gpu)]
+    if fault := _differing(network.nodes):
+        found.append(fault)
+    known = environment.variables if environment else {}
+    chosen = [f"{name}={known[name]}" for name in DECIDING if name in known]
+    yield from found
+    if found and chosen:
+        yield f"the run has {' '.join(chosen)}"
+
+
+def _of_nodes(nodes: NodesNetwork, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
+    ports = [
+        port for port in (environment.rdma_ports if environment else None) or () if _short(port.node) in nodes.nodes
+    ]
+    where = f"on {_named(nodes.nodes)}"
+    if TCP in (nodes.fabric or ""):
+        if ports:
+            yield f"NCCL used {TCP} {where}, though {_named([port.device for port in ports])} can be used there"
+        elif gpu and gpu.network_gb_s:
+            yield f"NCCL used {TCP} {where}; the network of {gpu.name} has {gpu.network_gb_s:g} GB/s a GPU"
+        return
+    if nodes.fabric == NVLINK:
+        return
+    if nodes.link_layer and nodes.devices and environment and ports:
+        ranks = min(environment.ranks_per_node.get(port.node, 1) for port in ports)
+        yield from _few_devices(nodes, ports, ranks, gpu, where)
+    if nodes.gpudirect is False and gpu:
+        yield f"NCCL used no GPUDirect RDMA {where}: what is sent goes through the memory of the host"
+
+
+def _short(node: str) -> str:
+    """As NCCL names nodes: without the domain."""
+    return node.partition(".")[0]
+
+
+def _few_devices(
+    nodes: NodesNetwork, ports: Sequence[RdmaPort], ranks: int, gpu: Gpu | None, where: str
+) -> Iterator[str]:
+    """As many as there are GPUs are enough, unless the GPU type's network is faster."""
+    devices = nodes.devices_used if nodes.idle_devices is not None else nodes.devices
+    used, unused = _by_use([port for port in ports if port.node == ports[0].node], devices or ())
+    each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks
+    wanted_gb_s = (gpu and gpu.network_gb_s) or 0.0
+    if 0 < each_gb_s < LEAST_SHARE * wanted_gb_s:
+        text = f"NCCL used {_counted(len(used))} {where} with {each_gb_s:.3g} of {wanted_gb_s:g} GB/s a GPU"
+        yield text + (f", without {_named(unused)}" if unused else "")
+    elif unused and len(used) < ranks:
+        yield f"NCCL used {len(used)} of {len(used) + len(unused)} devices {where}, without {_named(unused)}"
+
+
+def _by_use(ports: Sequence[RdmaPort], devices: Sequence[str]) -> tuple[list[RdmaPort], list[str]]:
+    """The ports that are used, and the devices that could be: others of their kind that are not slower."""
+    used = [port for port in ports if port.device in devices]
+    kinds = {(port.link_layer, port.driver) for port in used}
+    rate = max((port.gbit_s or 0 for port in used), default=0)
+    alike = [port for port in ports if (port.link_layer, port.driver) in kinds and (port.gbit_s or 0) >= rate]
+    return used, [port.device for port in alike if port not in used]
+
+
+def _counted(devices: int) -> str:
+    return f"{devices} device{'' if devices == 1 else 's'}"
+
+
+def _differing(groups: Sequence[NodesNetwork]) -> str | None:
+    kinds: dict[tuple[object, ...], NodesNetwork] = {}
+    for group in groups:
+        devices = None if group.devices is None else len(group.devices)
+        kinds.setdefault((group.fabric, group.transport, group.gpudirect, devices), group)
+    if len(kinds) == 1:
+        return None
+    texts = (f"{_kind(group)} on {_named(group.nodes)}" for group in kinds.values())
+    return f"nodes used different networks: {'; '.join(texts)}"
+
+
+def _kind(group: NodesNetwork) -> str:
+    devices = "" if group.devices is None else f", {_counted(len(group.devices))}"
+    direct = {True: ", GPUDirect", False: ", no GPUDirect", None: ""}[group.gpudirect]
+    return f"{group.fabric or group.transport}{devices}{direct}"
+
+
+def _named(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
+    if len(names) <= MOST_NAMED:
+        return " and ".join(names)
+    return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
 
 
 def network_log(folder: RunFolder, rank: int) -> Path:
@@ -21,8 +129,7 @@ def network_log(folder: RunFolder, rank: int) -> Path:
     return folder.nccl_network / f"rank-{rank}{NCCL_LOG_END}"
 
 
-def report_network(folder: RunFolder, record: RunRecord) -> NetworkUse | Missing:
-    plan, environment = record.plan, record.environment
+def report_network(folder: RunFolder, plan: Plan, environment: Environment | None) -> NetworkUse | Missing:
     if plan.device != "cuda":
         return Missing("the ranks talk by gloo, not by NCCL")
     gpu, gpus = Catalogue().gpus.get(plan.recipe.gpu_type), plan.recipe.layout.gpus

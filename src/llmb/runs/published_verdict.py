@@ -17,9 +17,8 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result
 from llmb.verdict.conditions import condition_values, fault_texts, find_conditions
-from llmb.verdict.judgement import Measured, judge_against_figure
+from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_figure
 from llmb.verdict.records import Condition, Reference, Verdict
-from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 SYNTHETIC = "synthetic"
 DEVICE = "hardware.device"

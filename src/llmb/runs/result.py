@@ -23,7 +23,7 @@ from llmb.runs.checkpoint_disk import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.failure import first_failure
-from llmb.runs.network_faults import NetworkUse
+from llmb.runs.network import NetworkUse
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.steps import Counters, Step, count_steps

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from llmb.catalogue.records import Record
-from llmb.options.forms import numbers_of, parse_ranges
+from llmb.options.option import numbers_of, parse_ranges
 
 Phase = Literal["start", "step", "profile", "checkpoint", "end"]
 PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}

@@ -10,8 +10,7 @@ from typing import Literal
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.traces.nccl_communicators import Handle, Reason, unclear_names
-from llmb.traces.nccl_log import Call, Calls, NcclLog
+from llmb.traces.nccl_log import Call, Calls, Handle, NcclLog, Reason, unclear_names
 
 CODES = Path(__file__).parent / "data" / "nccl.yaml"
 MOST_NAMED = 4

@@ -1,17 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The activities of one process over time, independent of the profiler."""
+"""The activities of one process over time, independent of the profiler, and arithmetic on their spans."""
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from llmb.traces.classify import OTHER, Activity, Label
-from llmb.traces.intervals import Span, union
 
+Span = tuple[int, int]
 Device = Literal["gpu", "cpu"]
+LAST_NS = 1 << 62
+"""Times are below it, so that sums fit in 64 bits."""
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """The time covered by any of ``spans``, which may be in any order or empty."""
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if end <= start:
+            continue
+        if merged and start <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def intersect(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
+    """The time covered by both."""
+    found: list[Span] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start < end:
+            found.append((start, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def subtract(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
+    """The time covered by ``left`` and not by ``right``."""
+    rest: list[Span] = []
+    j = 0
+    for start, end in left:
+        while j < len(right) and right[j][1] <= start:
+            j += 1
+        at, k = start, j
+        while k < len(right) and right[k][0] < end:
+            if right[k][0] > at:
+                rest.append((at, right[k][0]))
+            at = max(at, right[k][1])
+            k += 1
+        if at < end:
+            rest.append((at, end))
+    return rest
+
+
+def clip(spans: Sequence[Span], window: Span) -> list[Span]:
+    """The part of ``spans`` inside ``window``."""
+    first = bisect_right(spans, window[0], key=lambda span: span[1])
+    after = bisect_left(spans, window[1], key=lambda span: span[0])
+    return [(max(start, window[0]), min(end, window[1])) for start, end in spans[first:after]]
+
+
+def total(spans: Iterable[Span]) -> int:
+    """The nanoseconds covered by disjoint ``spans``."""
+    return sum(end - start for start, end in spans)
 
 
 class TracedStep(NamedTuple):
@@ -47,10 +108,6 @@ class Timeline:
     """Sorted by time, longest first."""
     notes: tuple[str, ...] = ()
     """What of the trace could not be read."""
-
-
-LAST_NS = 1 << 62
-"""Times are below it, so that sums fit in 64 bits."""
 
 
 class Recorded(NamedTuple):

@@ -9,7 +9,7 @@ from pydantic import Field
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Dtype, Record
 from llmb.errors import unknown
-from llmb.verdict.tolerance import Tolerance
+from llmb.verdict.judgement import Tolerance
 
 DATA = Path(__file__).with_name("acceptance.yaml")
 

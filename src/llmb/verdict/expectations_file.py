@@ -17,8 +17,8 @@ from llmb.metrics.throughput import throughput
 from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
 from llmb.missing import Missing
 from llmb.verdict.conditions import Values, condition_values
+from llmb.verdict.judgement import Tolerance, default_tolerance
 from llmb.verdict.records import Interval, Reference
-from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 MOST_RATIO = 4.0
 """Peaks in FP8 are twice those in BF16; a wrong digit makes ten."""

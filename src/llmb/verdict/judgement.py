@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts: of a run against a figure, of runs against runs, and what conditions leave of them. Pure."""
+"""Verdicts: of a run against a figure, of runs against runs, how much slower each may be, and what conditions leave of
+them. Pure but for its table of tolerances."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
 
+from pydantic import Field
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
+from llmb.errors import UsageError
 from llmb.metrics.group_difference import (
     ASSUMED_SPREAD_PCT,
     MOST_MORE_RUNS,
@@ -24,14 +34,57 @@ from llmb.metrics.group_difference import (
 )
 from llmb.metrics.statistics import Statistics
 from llmb.verdict.conditions import Values, differing, disturbances, find_conditions, merged, together
-from llmb.verdict.records import Condition, Interval, Reference, Verdict, VerdictName
+from llmb.verdict.records import Condition, Interval, Reference, ReferenceKind, Verdict, VerdictName
 from llmb.verdict.sentence import UNDECIDED, WINDOW, with_sentence
-from llmb.verdict.tolerance import Tolerance, default_tolerance
 
+DATA = Path(__file__).with_name("tolerances.yaml")
 NO_SPREAD = "a single value has no interval"
 SINGLE_RUN = f"one run: another one may differ by {ASSUMED_SPREAD_PCT:g} % and more"
 SINGLE_STEPS = f"one step each: another may differ, for which {ASSUMED_SPREAD_PCT:g} % is allowed on either side"
 TOO_MANY_RUNS = f"more than {MOST_MORE_RUNS} more runs would be needed"
+
+
+class Tolerance(NamedTuple):
+    """In percent of the reference's step time; it holds in both directions."""
+
+    pct: float
+    source: str
+
+
+class ToleranceEntry(Record):
+    """A default."""
+
+    kind: ReferenceKind
+    same_nodes: bool = False
+    """Only where the run and its reference have the same nodes."""
+    tolerance_pct: float = Field(gt=0)
+    source: str
+
+
+class ToleranceFile(Record):
+    """``tolerances.yaml``."""
+
+    defaults: tuple[ToleranceEntry, ...]
+
+
+@cache
+def _defaults() -> tuple[ToleranceEntry, ...]:
+    return read_file(DATA, ToleranceFile, wrap="defaults").defaults
+
+
+def given_tolerance(pct: float | None, name: str) -> Tolerance | None:
+    """That of the option or argument ``name``, if it is given. Raises UsageError unless it is a percentage above 0."""
+    if pct is None:
+        return None
+    if not 0 < pct < inf:
+        raise UsageError(f"{name} {pct:g} is invalid", do="give a percentage above 0")
+    return Tolerance(pct, name)
+
+
+def default_tolerance(kind: ReferenceKind, *, same_nodes: bool = False) -> Tolerance:
+    """``same_nodes``: the run and its reference are known to have had the same nodes."""
+    entry = next(entry for entry in _defaults() if entry.kind == kind and (same_nodes or not entry.same_nodes))
+    return Tolerance(entry.tolerance_pct, entry.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from llmb.missing import Missing
 from llmb.prepared.folders import prepared_folders
 from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
-from llmb.programs.megatron_bridge.bridge_file import BridgeVersion, bridge_data
+from llmb.programs.megatron_bridge.versions import BridgeVersion, bridge_data
 from llmb.resources.node_settings import NodeSettings
 from llmb.resources.sample import (
     CounterReading,
@@ -46,7 +46,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import queued_record, read_record, write_record
 from llmb.schedulers.lookup import cluster_schema
-from llmb.schedulers.slurm.steps import worker_step
+from llmb.schedulers.slurm.script import worker_step
 from llmb.site.site import Site
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -9,8 +9,7 @@ from slurm_cluster import GPUS, NODES, SlurmCluster
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.schedulers.port import NodeState
-from llmb.schedulers.slurm.hostlist import compress, expand
-from llmb.schedulers.slurm.offer import read_nodes
+from llmb.schedulers.slurm.offer import compress, expand, read_nodes
 from llmb.schedulers.slurm.setup import (
     container_trait,
     mpi_trait,

@@ -105,7 +105,7 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
     ("engine/flat_parameters.py", "", "weights"),
     ("engine/precision/", "keep_weight", "weights"),
     ("engine/loop.py", "give_memory", "weights"),
-    ("engine/account/step.py", "step", "other"),
+    ("engine/account/one_rank.py", "step", "other"),
 )
 """File and function on the stack, and who owns what they allocate; the innermost decides."""
 UNCOUNTED = ("_wrap_tensor_autograd",)

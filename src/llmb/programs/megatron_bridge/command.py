@@ -10,9 +10,8 @@ from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.errors import UsageError, itemized
 from llmb.jobspec.spec import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
-from llmb.programs.megatron_bridge.bridge_file import bridge_data, bridge_recipe
 from llmb.programs.megatron_bridge.squad import ENTER, PACKED, WORKING_FOLDER, Squad
-from llmb.programs.megatron_bridge.versions import script_of, version_check
+from llmb.programs.megatron_bridge.versions import bridge_data, bridge_recipe, script_of, version_check
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.plan import Plan

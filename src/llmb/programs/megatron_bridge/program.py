@@ -11,7 +11,6 @@ from llmb.logs.formats.megatron import FORMAT
 from llmb.logs.outcome import LogOutcome
 from llmb.predict.prediction import predicted_step
 from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log, samples_beside
-from llmb.programs.megatron_bridge.bridge_file import bridge_data
 from llmb.programs.megatron_bridge.command import (
     bridge_command,
     bridge_origin,
@@ -20,7 +19,7 @@ from llmb.programs.megatron_bridge.command import (
     trains_packed,
 )
 from llmb.programs.megatron_bridge.squad import OFFLINE, prepared_squad
-from llmb.programs.megatron_bridge.versions import check_image
+from llmb.programs.megatron_bridge.versions import bridge_data, check_image
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.runs.choices import Choices

@@ -10,8 +10,7 @@ from llmb.errors import UsageError, itemized
 from llmb.jobspec.node_setup import CpuBinding, NumaBinding, Vboost
 from llmb.jobspec.options import Flags, JobOptions, StartMode
 from llmb.jobspec.variables import parse_variables
-from llmb.options.forms import Form, numbers_of, parse_ranges, pattern
-from llmb.options.option import Option, limit_problems, options_of
+from llmb.options.option import Form, Option, limit_problems, numbers_of, options_of, parse_ranges, pattern
 from llmb.options.text import NONE_WORDS, convert
 from llmb.schedulers.slurm.flags import (
     GPU_FLAGS,

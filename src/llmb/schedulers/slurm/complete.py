@@ -10,8 +10,8 @@ from llmb.jobspec.spec import JobSpec, Placement
 from llmb.schedulers.slurm.asked import array_indices
 from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, duration, flag_problems, minutes, on_top, requested_flags
 from llmb.schedulers.slurm.offer import site_partition
+from llmb.schedulers.slurm.script import tasks_of
 from llmb.schedulers.slurm.settings import SlurmSettings
-from llmb.schedulers.slurm.steps import tasks_of
 
 
 def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) -> Flags:

@@ -39,11 +39,10 @@ from llmb.schedulers.slurm.asked import (
 )
 from llmb.schedulers.slurm.complete import completed_spec
 from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, parse_additional
-from llmb.schedulers.slurm.hostlist import compress, expand
 from llmb.schedulers.slurm.installer import SlurmAnswers
 from llmb.schedulers.slurm.job_state import WORDS, SlurmJob, with_meaning
 from llmb.schedulers.slurm.launch import call_launch, completed_launch, launch_text, launched_id
-from llmb.schedulers.slurm.offer import gpu_type_within, read_nodes, site_partition, slurm_offer
+from llmb.schedulers.slurm.offer import compress, expand, gpu_type_within, read_nodes, site_partition, slurm_offer
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings, partition_names, settings_of
 from llmb.schedulers.slurm.setup import read_setup

@@ -1,17 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a batch script. Pure."""
+"""The text of a batch script, with the workers' step in each start mode and what runs once. Pure."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from llmb.errors import UsageError
+from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import Flags
-from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.spec import JobSpec, Word
+from llmb.processes import ranks
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.slurm.flags import directive
-from llmb.schedulers.slurm.node_setup import files, with_setup
-from llmb.schedulers.slurm.shell import Shell, ShellWord, command_line, command_lines
-from llmb.schedulers.slurm.steps import single_step, worker_step
+from llmb.schedulers.slurm.node_setup import BESIDE, bound, files, with_setup
+from llmb.schedulers.slurm.shell import Shell, ShellWord, command_line, command_lines, shell_word
+
+# What llmb.processes.ranks does for its ranks: the limit of open files, the variables of torch.distributed, from what
+# Slurm sets for every task, and the compiler's share of cores.
+TASK = (
+    f'ulimit -S -n {ranks.MOST_FILES} 2>/dev/null || ulimit -S -n "$(ulimit -H -n)";'
+    ' export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID"'
+    ' LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"'
+    ' TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"'
+    '; exec "$@"'
+)
+
+
+AGENT = 'trap "exit 143" TERM; "$@" || sleep 86400'
+"""An agent that fails ends no other: only one that has ended well, when all is done, ends the rest."""
+AGENTS_WAIT_S = 15
+"""How long others may then go on."""
+END = r"""set -uo pipefail
+llmb_exit_code=1
+llmb_signal=
+llmb_workers=
+llmb_woken=
+
+# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+llmb_leave() {
+    local code=$? file="$llmb_folder/job_end.json"
+    trap - EXIT
+    printf '{"job_id": "%s", "restarts": %d, "exit_code": %d, "signal": "%s", "ended_at": "%s"}\n' \
+        "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$code" "$llmb_signal" "$(date -u +%Y-%m-%dT%H:%M:%S+00:00)" \
+        >"$file.$$" && mv -f "$file.$$" "$file"
+    exit "$code"
+}
+
+# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+llmb_end() {
+    llmb_signal=$1
+    llmb_woken=1
+    if [ "$1" != TERM ] && [ -n "$llmb_workers" ]; then
+        scancel --signal=TERM "$SLURM_JOB_ID"
+    fi
+}"""
+TRAPS = """trap llmb_leave EXIT
+trap 'llmb_end TERM' TERM
+trap 'llmb_end USR1' USR1"""
+FIRST_NODE = r"""
+# The first node as Slurm reaches it: its name need not be known to the others.
+llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+MASTER_ADDR="${llmb_known:-$llmb_address}"
+export MASTER_ADDR"""
+ONE_NODE = r"""
+# Nothing listens beyond this node.
+export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}" NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=lo}"
+export MASTER_ADDR=127.0.0.1"""
+PORT = r"""# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
+    grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
+done
+export MASTER_PORT
+LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export LLMB_STORE_ID"""
+WAIT = r"""llmb_workers=$!
+while :; do
+    llmb_woken=
+    wait "$llmb_workers"
+    llmb_exit_code=$?
+    # A signal ends 'wait' before the workers have ended.
+    [ -n "$llmb_woken" ] || break
+done
+# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
+if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
+    sleep 3 &
+    wait "$!"
+fi"""
+
+
+def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
+    """One srun over all nodes. A task that fails ends the others, unless they are agents."""
+    placement = spec.placement
+    tasks_per_node = tasks_of(spec)
+    srun = (
+        "srun",
+        f"--nodes={placement.nodes}",
+        f"--ntasks={placement.nodes * tasks_per_node}",
+        f"--ntasks-per-node={tasks_per_node}",
+        "--kill-on-bad-exit=1",
+        # Agents may run beside a shell that is a step itself.
+        *(("--no-kill", f"--wait={AGENTS_WAIT_S}", *BESIDE) if spec.start == "agents" else ()),
+        "--cpu-bind=none",
+        *_cores(spec),
+        *(f"--{name}" if value is None else f"--{name}={value}" for name, value in spec.step_flags.items()),
+    )
+    python = interpreter(spec.container)
+    work = [shell_word(word, python) for word in spec.work]
+    if spec.start == "once":
+        words = work
+    elif spec.start == "agents":
+        words = ["sh", "-c", AGENT, "llmb-agent", *work]
+    elif spec.start == "torchrun":
+        words = [python, *ranks.words(placement.nodes, placement.processes_per_node), *bound(spec, python, work)]
+    else:
+        words = ["sh", "-c", TASK, "llmb-task", *bound(spec, python, work)]
+    return (*srun, *inside(spec.container, gpu=spec.gpus), *words)
+
+
+def _cores(spec: JobSpec) -> tuple[str, ...]:
+    """srun does not take the number of a job that asks for cores by itself."""
+    cores = spec.flags.get("cpus-per-task") if spec.start == "once" else None
+    return (f"--cpus-per-task={cores}",) if cores else ()
+
+
+def tasks_of(spec: JobSpec) -> int:
+    """Tasks that Slurm starts on a node."""
+    return spec.placement.processes_per_node if spec.start == "task-per-gpu" else 1
+
+
+def single_step(spec: JobSpec, words: Sequence[Word]) -> tuple[ShellWord, ...]:
+    """Runs a command once, on the node of the batch script."""
+    container = spec.container if spec.control_in_container else ContainerSettings()
+    python = interpreter(container)
+    command = (*inside(container, gpu=False), *(shell_word(word, python) for word in words))
+    if container.runtime == "pyxis":
+        return ("srun", "--nodes=1", "--ntasks=1", *BESIDE, Shell('--nodelist="$SLURMD_NODENAME"'), *command)
+    return command
+
+
+def interpreter(container: ContainerSettings) -> ShellWord:
+    return Shell('"$llmb_python"') if container.runtime == "none" else container.python
+
+
+def inside(container: ContainerSettings, *, gpu: bool) -> tuple[ShellWord, ...]:
+    """Options of srun with Pyxis, or the command that Apptainer runs; nothing without a container."""
+    image = container.image or ""
+    if container.runtime == "pyxis":
+        flags = (f"--container-image={image}", f"--container-mounts={','.join(map(both_sides, container.mounts))}")
+        return (*flags, "--no-container-mount-home", "--container-writable")
+    if container.runtime == "apptainer":
+        binds = [word for mount in container.mounts for word in ("--bind", mount)]
+        return ("apptainer", "exec", *(["--nv"] if gpu else []), *binds, image)
+    return ()
+
+
+def both_sides(mount: str) -> str:
+    """A mount as Pyxis wants it, with the path inside."""
+    return mount if ":" in mount else f"{mount}:{mount}"
 
 
 def batch_script(spec: JobSpec, folder: RunFolder) -> str:
@@ -56,71 +201,6 @@ def _environment(spec: JobSpec) -> Iterator[str]:
     yield from (f"export {item.name}={shlex.quote(item.value)}  # {item.origin}" for item in spec.variables)
     yield f"llmb_threads=$((${{SLURM_CPUS_ON_NODE:-1}} / {spec.placement.processes_per_node}))"
     yield 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"'
-
-
-END = r"""set -uo pipefail
-llmb_exit_code=1
-llmb_signal=
-llmb_workers=
-llmb_woken=
-
-# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
-llmb_leave() {
-    local code=$? file="$llmb_folder/job_end.json"
-    trap - EXIT
-    printf '{"job_id": "%s", "restarts": %d, "exit_code": %d, "signal": "%s", "ended_at": "%s"}\n' \
-        "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$code" "$llmb_signal" "$(date -u +%Y-%m-%dT%H:%M:%S+00:00)" \
-        >"$file.$$" && mv -f "$file.$$" "$file"
-    exit "$code"
-}
-
-# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
-llmb_end() {
-    llmb_signal=$1
-    llmb_woken=1
-    if [ "$1" != TERM ] && [ -n "$llmb_workers" ]; then
-        scancel --signal=TERM "$SLURM_JOB_ID"
-    fi
-}"""
-
-TRAPS = """trap llmb_leave EXIT
-trap 'llmb_end TERM' TERM
-trap 'llmb_end USR1' USR1"""
-
-
-FIRST_NODE = r"""
-# The first node as Slurm reaches it: its name need not be known to the others.
-llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-MASTER_ADDR="${llmb_known:-$llmb_address}"
-export MASTER_ADDR"""
-
-ONE_NODE = r"""
-# Nothing listens beyond this node.
-export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}" NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=lo}"
-export MASTER_ADDR=127.0.0.1"""
-
-PORT = r"""# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
-while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
-    grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
-done
-export MASTER_PORT
-LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
-export LLMB_STORE_ID"""
-
-WAIT = r"""llmb_workers=$!
-while :; do
-    llmb_woken=
-    wait "$llmb_workers"
-    llmb_exit_code=$?
-    # A signal ends 'wait' before the workers have ended.
-    [ -n "$llmb_woken" ] || break
-done
-# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
-if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
-    sleep 3 &
-    wait "$!"
-fi"""
 
 
 def _meeting_point(spec: JobSpec, folder: RunFolder) -> Iterator[str]:
