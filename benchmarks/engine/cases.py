@@ -9,7 +9,8 @@ from benchmarks.engine.published import Target, as_published, find_target
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import Request
-from llmb.site.machine import Machine, recipe_for
+from llmb.jobs.local_run import recipe_for
+from llmb.site.machine import Machine
 
 GPU_MODELS = {
     "8b": ("pretrain_llama3.1", "8b"),

@@ -9,10 +9,11 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Unspecified, unspecified_text
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
+from llmb.jobs.local_run import recipe_for
 from llmb.runs.choices import Choices
 from llmb.runs.experiment import experiment_name
 from llmb.runs.plan import make_plan
-from llmb.site.machine import Machine, recipe_for
+from llmb.site.machine import Machine
 
 LLAMA_405B: dict[str, Any] = {"workload": "pretrain_llama3.1", "size": "405b"}
 

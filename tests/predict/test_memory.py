@@ -10,7 +10,7 @@ from benchmarks.published_layouts import BEFORE, PAGE, PublishedLayout, publishe
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.predict.memory import estimate, why_not_estimated, with_whole_parameters
+from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
 from llmb.predict.moments import moments
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
@@ -124,13 +124,13 @@ def test_ranks_hold_whole_parameters_where_they_fit(size: str, sizes: dict[str, 
     request = Request(workload="pretrain_qwen3", size=size, gpu_type="h100", scale=8, overrides=Overrides(**sizes))
     plan = make_plan(resolve(Catalogue(), request), Choices(), device="cuda")
     assert plan.parallelism.dp_sharding == "full"
-    assert with_whole_parameters(plan).parallelism.dp_sharding == sharding
+    assert settle_sharding(plan, Parallelism()).parallelism.dp_sharding == sharding
     groups = plan.model_copy(update={"parallelism": Parallelism(dp_sharding="full", dp_shard_size=4)})
-    assert with_whole_parameters(groups) is groups
+    assert settle_sharding(groups, Parallelism()) is groups
 
 
 def test_published_layouts_keep_their_sharding() -> None:
-    assert all(with_whole_parameters(each.plan) is each.plan for each in LAYOUTS.values())
+    assert all(settle_sharding(each.plan, Parallelism()) is each.plan for each in LAYOUTS.values())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 from llmb.missing import Missing
 from llmb.options.option import options_of
-from llmb.predict.memory import estimate, why_not_estimated, with_whole_parameters
+from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
 from llmb.predict.prediction import (
     Calibration,
     MeasuredStep,
@@ -149,8 +149,7 @@ def predict(
 def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
     if recipe.gpu_type not in catalogue.gpus:
         raise UsageError("nothing is predicted of a CPU", choices=catalogue.gpus, do="give a GPU type with --gpu-type")
-    plan = make_plan(recipe, choices, device="cuda")
-    return plan if choices.parallelism.dp_sharding else with_whole_parameters(plan)
+    return settle_sharding(make_plan(recipe, choices, device="cuda"), choices.parallelism)
 
 
 def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
@@ -289,7 +288,7 @@ def memory(
     catalogue = Catalogue()
     recipe = resolve(catalogue, request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda")
-    plan = plan if choices.parallelism.dp_sharding else with_whole_parameters(plan)
+    plan = settle_sharding(plan, choices.parallelism)
     ranks = asked_ranks(recipe.layout, rank, all_stages=all_stages)
     use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, say)
     found = remedies(plan, partial(predicted_seconds, catalogue)) if use.fits is False else []

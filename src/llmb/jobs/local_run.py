@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import Request
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history, read_history, row_of_record
 from llmb.jobs.job import Job
@@ -54,13 +55,14 @@ from llmb.schedulers.local.scheduler import (
     run_workers,
 )
 from llmb.schedulers.lookup import LOCAL, find_scheduler
-from llmb.site.machine import Machine, check_machine, recipe_for, this_machine
+from llmb.site.machine import Machine, check_machine, gpu_type_of, this_machine
 from llmb.site.site import Site
 from llmb.trust import STATE_FOLDER
 
 LAST_LINES = 12
 CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 """They name the image inside of a container."""
+DETECTED = "detected"
 NOT_SAVED = "no checkpoint was saved to continue from"
 Say = Callable[[str], None]
 LOCK_DIGITS = 16
@@ -200,6 +202,33 @@ def plan_here(
         label=choices.label,
         missing=missing,
     )
+
+
+def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Recipe:
+    """The recipe of ``request`` on ``machine``, which decides the GPU type and the scale where the request does not.
+
+    The recipe says what was detected. A GPU that is not the recipe's own type has no known peak: MFU then stays
+    unknown.
+    """
+    here = next((gpu_type_of(name, catalogue.gpus.values()) for name in machine.gpu_names), None)
+    gpu_type = request.gpu_type
+    if gpu_type is None and machine.gpu_names:
+        gpu_type = here
+    elif gpu_type is None and CPU in gpu_types_of(find_workload(catalogue, request.workload), request.size):
+        gpu_type = CPU
+    scale = request.scale
+    if scale is None and gpu_type == CPU:
+        scale = min(2, machine.cores)
+    elif scale is None and machine.gpu_names:
+        scale = len(machine.gpu_names)
+    asked = replace(request, gpu_type=gpu_type, scale=scale)
+    found = {name: DETECTED for name in ("gpu_type", "scale") if getattr(asked, name) != getattr(request, name)}
+    recipe = resolve(catalogue, asked, found)
+    if machine.gpu_names and recipe.gpu_type not in (CPU, here):
+        note = f"this machine's {machine.gpu_names[0]} is no {recipe.gpu_type} of the catalogue: its peak is unknown"
+        unknown = {"peak_tflops": None, "gpu_memory_gb": None}
+        return recipe.model_copy(update={**unknown, "decisions": (*recipe.decisions, note)})
+    return recipe
 
 
 def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], folder: RunFolder) -> JobSpec:

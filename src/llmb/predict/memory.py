@@ -17,6 +17,7 @@ from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
 from llmb.predict.moments import GATHERED, moments, together_in_turn
 from llmb.predict.sizes import BF16, FP32, Sizes
+from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable, stage_ranks
 
@@ -71,12 +72,12 @@ def clearly_fits(use: MemoryUse) -> bool:
     return use.capacity_gib is not None and use.needed_gib + DOUBT * use.fullest.peak_bytes / GIB <= use.capacity_gib
 
 
-def with_whole_parameters(plan: EnginePlan) -> EnginePlan:
+def settle_sharding(plan: EnginePlan, asked: Parallelism) -> EnginePlan:
     """With ranks that hold parameters whole (ZeRO-1), as published runs do, where the estimate leaves no doubt.
 
-    For a plan whose sharding is a default. Any but ``full`` of all ranks stays as it is.
+    Sharding that was ``asked`` for, and any but ``full`` of all ranks, stays as it is.
     """
-    if plan.parallelism.dp_sharding != "full" or plan.parallelism.dp_shard_size is not None:
+    if asked.dp_sharding or plan.parallelism.dp_sharding != "full" or plan.parallelism.dp_shard_size is not None:
         return plan
     parallelism = plan.parallelism.model_copy(update={"dp_sharding": "optimizer"})
     whole = plan.model_copy(update={"parallelism": parallelism})

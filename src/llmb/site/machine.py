@@ -5,11 +5,9 @@ import fnmatch
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Gpu, Recipe
-from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
+from llmb.catalogue.records import Gpu
 from llmb.errors import EnvironmentProblem
 from llmb.runs.host import usable_cores
 from llmb.runs.plan import Plan
@@ -19,7 +17,6 @@ QUERY = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 QUERY_LIMIT_S = 30
 MOST_GPUS = 1024
 """A longer text is not a list of GPUs."""
-DETECTED = "detected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,33 +63,6 @@ def gpu_type_of(name: str, gpus: Iterable[Gpu]) -> str | None:
         if any(fnmatch.fnmatch(name, pattern) for pattern in gpu.device_names):
             return gpu.gpu_type
     return None
-
-
-def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Recipe:
-    """The recipe of ``request`` on ``machine``, which decides the GPU type and the scale where the request does not.
-
-    The recipe says what was detected. A GPU that is not the recipe's own type has no known peak: MFU then stays
-    unknown.
-    """
-    here = next((gpu_type_of(name, catalogue.gpus.values()) for name in machine.gpu_names), None)
-    gpu_type = request.gpu_type
-    if gpu_type is None and machine.gpu_names:
-        gpu_type = here
-    elif gpu_type is None and CPU in gpu_types_of(find_workload(catalogue, request.workload), request.size):
-        gpu_type = CPU
-    scale = request.scale
-    if scale is None and gpu_type == CPU:
-        scale = min(2, machine.cores)
-    elif scale is None and machine.gpu_names:
-        scale = len(machine.gpu_names)
-    asked = replace(request, gpu_type=gpu_type, scale=scale)
-    found = {name: DETECTED for name in ("gpu_type", "scale") if getattr(asked, name) != getattr(request, name)}
-    recipe = resolve(catalogue, asked, found)
-    if machine.gpu_names and recipe.gpu_type not in (CPU, here):
-        note = f"this machine's {machine.gpu_names[0]} is no {recipe.gpu_type} of the catalogue: its peak is unknown"
-        unknown = {"peak_tflops": None, "gpu_memory_gb": None}
-        return recipe.model_copy(update={**unknown, "decisions": (*recipe.decisions, note)})
-    return recipe
 
 
 def check_machine(plan: Plan, machine: Machine) -> None:

@@ -10,7 +10,7 @@ from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER
 from llmb.jobspec.variables import VariableLayer
-from llmb.predict.memory import with_whole_parameters
+from llmb.predict.memory import settle_sharding
 from llmb.predict.prediction import predicted_step
 from llmb.programs.engine.nsys import with_profiler, worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
@@ -88,7 +88,7 @@ def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install:
     """``plan_training``, with the sharding that memory permits where none was chosen, and the predicted step."""
 
     def sharded(plan: EnginePlan) -> EnginePlan:
-        settled = plan if choices.parallelism.dp_sharding else with_whole_parameters(plan)
+        settled = settle_sharding(plan, choices.parallelism)
         return settled.model_copy(update={"predicted": predicted_step(catalogue, settled)})
 
     try:
