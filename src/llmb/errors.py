@@ -12,6 +12,7 @@ from llmb.shown_text import printable_lines
 
 _BILLIONS = re.compile(r"\d+(\.\d+)?b")
 SHORT = 5
+MOST_ITEMS = 20
 
 
 class LlmbError(Exception):
@@ -106,11 +107,11 @@ def see(page: str, what: str = "") -> str:
     return f"see 'llmb docs {page}'{what and ' '}{what}"
 
 
-def itemized(items: Iterable[object], most: int = 20) -> str:
+def itemized(items: Iterable[object]) -> str:
     """The lines of an error below its first, one for each item; of more than ``most``, how many are left out."""
     found = list(items)
-    more = [f"and {len(found) - most} more"] if len(found) > most else []
-    return "".join(f"\n  - {item}" for item in (*found[:most], *more))
+    more = [f"and {len(found) - MOST_ITEMS} more"] if len(found) > MOST_ITEMS else []
+    return "".join(f"\n  - {item}" for item in (*found[:MOST_ITEMS], *more))
 
 
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:

@@ -46,14 +46,14 @@ class _Open:
     values: int = 1
 
 
-def check_yaml(text: bytes | str, most_levels: int = MOST_LEVELS) -> None:
+def check_yaml(text: bytes | str) -> None:
     """Raises yaml.MarkedYAMLError for what could not be loaded safely, and any error of the parser."""
     sizes: dict[str, int] = {}
     stack = [_Open(None)]
     for event in yaml.parse(text, Loader=LOADER):
         match event:
             case yaml.CollectionStartEvent():
-                _refuse(event, len(stack) > most_levels, f"more than {most_levels} nested levels")
+                _refuse(event, len(stack) > MOST_LEVELS, f"more than {MOST_LEVELS} nested levels")
                 stack.append(_Open(event.anchor))
                 sizes.pop(event.anchor or "", None)  # an alias within its own anchor has no size
             case yaml.CollectionEndEvent():

@@ -47,13 +47,13 @@ class Description:
     checkpoints: tuple[str, ...] = ()
 
 
-def describe_folder(path: Path, record: str) -> Description:
-    """Describes ``path``, and lists the checkpoints of llmb, which have a ``record``, in or above it."""
+def describe_folder(path: Path) -> Description:
+    """Describes ``path``, and lists the checkpoints of llmb, in or above it."""
     if not path.is_dir():
         return Description("it is a file")
-    if (path.parent / record).is_file():
+    if (path.parent / RECORD).is_file():
         return Description("it is the inside of a checkpoint", (str(path.parent),))
-    inside = [*path.glob(f"*/{record}"), *path.glob(f"checkpoints/*/{record}")]
+    inside = [*path.glob(f"*/{RECORD}"), *path.glob(f"checkpoints/*/{RECORD}")]
     named = [str(found.parent.relative_to(path)) for found in inside if not found.parent.name.startswith(".")]
     if named:
         return Description("it is a folder that holds some", tuple(sorted(named, key=lambda name: (len(name), name))))
@@ -201,7 +201,7 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
     if path.name.startswith(".") and path.name.endswith(PARTIAL):
         raise UsageError("this checkpoint is incomplete: its run ended while saving it", where=str(path))
     if not (path / RECORD).is_file():
-        description = describe_folder(path, RECORD)
+        description = describe_folder(path)
         raise UsageError(
             f"this is not a checkpoint of llmb: {description.what}",
             where=str(path),

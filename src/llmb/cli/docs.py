@@ -51,9 +51,9 @@ def doc_pages(folder: Path = FOLDER) -> tuple[DocPage, ...]:
     )
 
 
-def find_doc_page(name: str, folder: Path = FOLDER) -> DocPage:
+def find_doc_page(name: str) -> DocPage:
     """By its name or its path below ``docs``. Raises UsageError with similar names."""
-    pages = {page.name: page for page in doc_pages(folder)}
+    pages = {page.name: page for page in doc_pages()}
     wanted = Path(name).stem
     if wanted not in pages:
         raise unknown("page", wanted, pages, do="'llmb docs' lists all pages")
@@ -75,10 +75,10 @@ class FoundPage:
     score: float
 
 
-def search_pages(text: str, folder: Path = FOLDER) -> list[FoundPage]:
+def search_pages(text: str) -> list[FoundPage]:
     """The pages with any of the words, those first that have more of them, in titles and headings above all."""
     words = {_stem(word) for word in _WORD.findall(text.lower())} - _COMMON
-    found = [_search(page, words) for page in doc_pages(folder)]
+    found = [_search(page, words) for page in doc_pages()]
     return sorted((one for one in found if one.score), key=lambda one: -one.score)
 
 

@@ -62,12 +62,12 @@ def check_request(install: Path, asked: CheckOptions, environ: Mapping[str, str]
     )
 
 
-def check_node(request: CheckRequest, source: FactSource | None = None, say: Say = lambda _: None) -> NodeReport:
+def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
     """Reads and judges all that ``request`` asks for, and never raises for what is missing or broken here.
 
     ``say`` is called with each area before it is read, because some take a minute.
     """
-    node = Node(request, source or FactSource(), say)
+    node = Node(request, FactSource(), say)
     findings: list[Finding] = []
     for area in AREAS:
         if not request.asks_for(area, *names_of(area)):

@@ -80,7 +80,7 @@ def record_of(answers: Answers) -> EnvironmentRecord:
         made_with=answers.python,
         torch=answers.torch,
         torch_version=answers.torch_version,
-        package=answers.package or llmb_requirement(EXTRAS),
+        package=answers.package or llmb_requirement(),
     )
 
 
@@ -205,13 +205,13 @@ def contents_text(found: PythonContents) -> str:
     return f"Python {found.python}, llmb {found.llmb}{torch}{cuda}"
 
 
-def llmb_requirement(extras: str, package: Path | None = None) -> str:
+def llmb_requirement() -> str:
     """The folder of a source tree, the address that pip recorded, or a version of the index."""
-    folder = (package or Path(llmb.__file__).resolve().parent).parents[1]
+    folder = Path(llmb.__file__).resolve().parents[2]
     if (folder / SOURCE).is_file():
         return str(folder)
     address = _address()
-    return f"llmb[{extras}] @ {address}" if address else f"llmb[{extras}]=={llmb.__version__}"
+    return f"llmb[{EXTRAS}] @ {address}" if address else f"llmb[{EXTRAS}]=={llmb.__version__}"
 
 
 def _address() -> str | None:

@@ -37,6 +37,7 @@ BESIDE: Mapping[str, tuple[str, str, float, tuple[float, ...]]] = {
     PUBLISHED: (ORANGE, "D", 6, (1, 1.5)),
 }
 """Color, mark, its size, and dashes of figures that were not measured; the smaller mark is above."""
+MOST_LABELS = 4
 STRONGEST_PCT = (5.0, 50.0)
 MARKS: Mapping["VerdictName", tuple[str, str]] = {
     "pass": ("o", GREEN),
@@ -153,34 +154,30 @@ def _double(points: Sequence[tuple[float, float]], plot: "Axes") -> None:
     plot.set_ylim(0, 1.1 * max(y for _, y in points))
 
 
-def histogram_chart(
-    name: str, values: Sequence[float], axes: tuple[str, str], *, mean: float, interval: "Interval | None"
-) -> Drawing:
-    """How often values occur; the mean is a line, its interval a band."""
-    return Drawing(name, partial(_draw_histogram, values, axes, mean, interval))
+def histogram_chart(name: str, values: Sequence[float], *, mean: float, interval: "Interval | None") -> Drawing:
+    """How often step times occur; the mean is a line, its interval a band."""
+    return Drawing(name, partial(_draw_histogram, values, mean, interval))
 
 
-def _draw_histogram(
-    values: Sequence[float], axes: tuple[str, str], mean: float, interval: "Interval | None", canvas: "Canvas"
-) -> None:
+def _draw_histogram(values: Sequence[float], mean: float, interval: "Interval | None", canvas: "Canvas") -> None:
     plot = canvas.add_subplot()
     plot.hist(values, bins="auto", color=BLUE, alpha=0.6, edgecolor=PAPER, linewidth=0.6)
     if interval:
         plot.axvspan(*interval, color=RED, alpha=0.18, linewidth=0, label="95 % interval of the mean")
     plot.axvline(mean, color=RED, linewidth=1.4, label="mean")
     plot.plot(values, [0.0] * len(values), "|", color=INK, markersize=7, label="a step")
-    _name_axes(plot, axes)
+    _name_axes(plot, ("step time, s", "steps"))
     plot.grid(visible=False, axis="x")
     plot.locator_params(axis="y", integer=True)
     _legend(plot)
 
 
-def estimates_chart(name: str, estimates: Sequence[Estimate], axis: str) -> Drawing:
-    """Values with their intervals, one below the other with their labels."""
-    return Drawing(name, partial(_draw_estimates, estimates, axis), 60 + 24 * len(estimates))
+def estimates_chart(estimates: Sequence[Estimate]) -> Drawing:
+    """Differences with their intervals, one below the other with their labels."""
+    return Drawing("differences", partial(_draw_estimates, estimates), 60 + 24 * len(estimates))
 
 
-def _draw_estimates(estimates: Sequence[Estimate], axis: str, canvas: "Canvas") -> None:
+def _draw_estimates(estimates: Sequence[Estimate], canvas: "Canvas") -> None:
     plot = canvas.add_subplot()
     by_mark: dict[tuple[str, str], list[tuple[int, Estimate]]] = {}
     for place, one in enumerate(estimates):
@@ -199,7 +196,7 @@ def _draw_estimates(estimates: Sequence[Estimate], axis: str, canvas: "Canvas") 
     plot.axvline(0, color=INK, linewidth=0.8)
     plot.set_yticks(range(len(estimates)), [one.label for one in estimates])
     plot.set_ylim(len(estimates) - 0.5, -0.5)
-    plot.set_xlabel(axis)
+    plot.set_xlabel("% longer steps than the reference")
 
 
 def _distances(estimates: Sequence[Estimate]) -> list[list[float]]:
@@ -233,12 +230,12 @@ def _draw_history(
     _label_some(plot, [one.label for one in estimates])
 
 
-def parts_chart(name: str, parts: Sequence[tuple[str, str, float]], axis: str) -> Drawing:
-    """One bar of parts, which are names, colors and values, one below the other so that each has its name beside it."""
-    return Drawing(name, partial(_draw_parts, parts, axis), 60 + 22 * len(parts))
+def parts_chart(name: str, parts: Sequence[tuple[str, str, float]]) -> Drawing:
+    """Parts of a step, which are names, colors and values, one below the other so that each has its name beside it."""
+    return Drawing(name, partial(_draw_parts, parts), 60 + 22 * len(parts))
 
 
-def _draw_parts(parts: Sequence[tuple[str, str, float]], axis: str, canvas: "Canvas") -> None:
+def _draw_parts(parts: Sequence[tuple[str, str, float]], canvas: "Canvas") -> None:
     plot = canvas.add_subplot()
     places = range(len(parts))
     plot.barh(places, [value for _, _, value in parts], color=[color for _, color, _ in parts], height=0.7)
@@ -246,7 +243,7 @@ def _draw_parts(parts: Sequence[tuple[str, str, float]], axis: str, canvas: "Can
         plot.annotate(f"{value:.1f}", (value, place), (4, 0), textcoords="offset points", va="center", fontsize=10)
     plot.set_yticks(places, [label for label, _, _ in parts])
     plot.set_ylim(len(parts) - 0.5, -0.5)
-    plot.set_xlabel(axis)
+    plot.set_xlabel("% of the step")
     plot.grid(visible=False, axis="y")
     plot.margins(x=0.1)
 
@@ -304,9 +301,9 @@ def _legend(plot: "Axes") -> None:
     plot.legend(**ABOVE)
 
 
-def _label_some(plot: "Axes", labels: Sequence[str], most: int = 4) -> None:
+def _label_some(plot: "Axes", labels: Sequence[str]) -> None:
     """The last label, and at equal distances as many before it as there is space for."""
-    places = range(len(labels) - 1, -1, -math.ceil(len(labels) / most))
+    places = range(len(labels) - 1, -1, -math.ceil(len(labels) / MOST_LABELS))
     plot.set_xticks(places, [labels[place] for place in places])
     plot.set_xlim(-0.5, len(labels) - 0.5)
 

@@ -145,9 +145,7 @@ def distribution_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
         return Missing(flaw_of(run) or "the run has no step time")
     if len(values) < FEWEST:
         return Missing(f"the window has {len(values)} steps; a distribution needs {FEWEST}")
-    drawing = histogram_chart(
-        f"distribution-{section}", values, ("step time, s", "steps"), mean=times.mean, interval=times.ci95
-    )
+    drawing = histogram_chart(f"distribution-{section}", values, mean=times.mean, interval=times.ci95)
     table = result_table("Statistics of the window", "statistic", "step time s", right=("step time s",))
     for name in ("mean", "median", "std"):
         table.add_row(name, number(getattr(times, name)))
@@ -257,7 +255,7 @@ def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
     of_step, names = shares(step), shown_parts([step])
     colors = {"idle": MUTED, "unclassified": ORANGE}
     parts = [(name, colors.get(part, COLORS[part]), 100 * of_step[part]) for part, name in names.items()]
-    drawing = parts_chart(f"breakdown-{section}", parts, "% of the step")
+    drawing = parts_chart(f"breakdown-{section}", parts)
     table = result_table(f"Step {step.step}", "part", "%", right=("%",))
     for name, _, share in parts:
         table.add_row(name, number(share))

@@ -50,7 +50,7 @@ def differences_figure(judged: Mapping[str, Judged]) -> Figure | None:
         smallest = verdict.smallest_visible_change_pct
         would_show = "n/a" if smallest is None else f"{smallest:.2f}"
         table.add_row(title, f"{delta:+.2f}", *ends, would_show, verdict.verdict, source)
-    drawing = estimates_chart("differences", estimates, "% longer steps than the reference")
+    drawing = estimates_chart(estimates)
     caption = "right of 0 is slower; circle: pass, triangles: regressed or improved, diamond: inconclusive, square: not"
     return Figure("Differences with 95 % intervals", f"{caption} comparable", drawing, table)
 

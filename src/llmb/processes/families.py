@@ -55,7 +55,7 @@ def started_program(
 
 def end_stalled(process: Process) -> None:
     """Gives the launcher of workers that end themselves time to report; then ends what is left."""
-    wait_for_stopped(process, GRACE_S)
+    wait_for_stopped(process)
     if process.poll() is None:
         end_tree(process)
 
@@ -67,7 +67,7 @@ def end_tree(process: Process) -> None:
     """
     known = {pid: _began(pid) for pid in family(process.pid)}
     process.terminate()
-    wait_for_stopped(process, GRACE_S)
+    wait_for_stopped(process)
     if process.poll() is None:
         known |= {pid: _began(pid) for pid in family(process.pid)}
     for pid, began in known.items():
@@ -88,9 +88,9 @@ def kill_workers(process: Process) -> None:
     signal_process(process.pid, signal.SIGCONT)
 
 
-def wait_for_stopped(process: Process, seconds: float) -> None:
+def wait_for_stopped(process: Process) -> None:
     """Waits for ``process`` while it ends its children. Stopped ones get the signal to end only when they go on."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + GRACE_S
     while time.monotonic() < end:
         for pid in family(process.pid):
             signal_process(pid, signal.SIGCONT)

@@ -20,7 +20,6 @@ Values = dict[str, Value]
 Data = dict[str, Any]
 VBOOST_CLUSTER = "eos"
 """The cluster on which the reference suite sets vboost by itself."""
-BOTH = ("environment", "install", "slurm", "workloads")
 VERSION_1_KEYS = ("launcher",)
 VERSION_2_KEYS = ("llmb_repo", "llmb_install")
 FLAT_KEYS = ("gpu_partition", "gpu_gres", "cpu_gres")

@@ -12,12 +12,12 @@ from llmb.runs.stall import STALL
 TAIL_BYTES = 64 * 1024
 
 
-def tail(path: Path, size: int = TAIL_BYTES) -> str:
-    """The last ``size`` bytes of a log, of the latest attempt alone; empty when there is none."""
+def tail(path: Path) -> str:
+    """The last ``TAIL_BYTES`` of a log, of the latest attempt alone; empty when there is none."""
     if not path.exists():
         return ""
     with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - size))
+        stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
         return latest_attempt(stream.read().decode(errors="replace"))
 
 

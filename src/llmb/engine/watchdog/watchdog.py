@@ -153,7 +153,7 @@ class Watchdog:
             return verdict
         said = (self.question or self._ask_nccl()).said(LONGEST_ANSWER_S)
         if said.answer is not None:
-            _within(LONGEST_REPORT_S, partial(write_atomically, self.folder.nccl_ras, said.answer))
+            _attempt(partial(write_atomically, self.folder.nccl_ras, said.answer))
         if said.reason:
             _say(f"llmb: NCCL's RAS does not tell the state of this run: {printable(said.reason)}")
         return f"{verdict}; {said.text}" if said.text else verdict
@@ -173,7 +173,7 @@ class Watchdog:
         _say("\n".join(lines))
         time.sleep(self.interval_s + 0.5)  # The others have to read the verdict before this process ends.
         if verdict:
-            _within(LONGEST_REPORT_S, lambda: self.folder.stall.write_text(verdict + "\n"))
+            _attempt(lambda: self.folder.stall.write_text(verdict + "\n"))
         os._exit(STALLED)
 
 
@@ -198,11 +198,11 @@ def stacks() -> list[str]:
 
 
 def _say(text: str) -> None:
-    _within(LONGEST_REPORT_S, lambda: sys.stderr.write(text + "\n" if text else ""))
+    _attempt(lambda: sys.stderr.write(text + "\n" if text else ""))
 
 
-def _within(seconds: float, action: Callable[[], object]) -> None:
-    """Runs an action that may hang, and returns after ``seconds`` in any case."""
+def _attempt(action: Callable[[], object]) -> None:
+    """Runs an action that may hang, and returns in time in any case."""
 
     def attempt() -> None:
         try:
@@ -212,4 +212,4 @@ def _within(seconds: float, action: Callable[[], object]) -> None:
 
     thread = threading.Thread(target=attempt, name="watchdog-report", daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(LONGEST_REPORT_S)

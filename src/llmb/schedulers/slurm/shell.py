@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from llmb.jobspec.spec import Word
 
+WIDTH = 110
+
 
 class Shell(str):
     """An expression for the shell to expand. Made from constants alone, never from what a user gave."""
@@ -20,11 +22,11 @@ def command_line(words: Iterable[ShellWord]) -> str:
     return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)
 
 
-def command_lines(words: Iterable[ShellWord], width: int = 110) -> str:
+def command_lines(words: Iterable[ShellWord]) -> str:
     """A command of words, broken into lines for reading."""
     lines: list[str] = []
     for part in (word if isinstance(word, Shell) else shlex.quote(word) for word in words):
-        if lines and len(lines[-1]) + len(part) < width:
+        if lines and len(lines[-1]) + len(part) < WIDTH:
             lines[-1] += f" {part}"
         else:
             lines.append(part)

@@ -91,12 +91,12 @@ def chunks_of(name: str, parameter: Parameter, largest: int) -> Iterator[Chunk]:
         yield Chunk(name, first, min(first + rows, parameter.shape[0]))
 
 
-def plan_files(parameters: Mapping[str, Parameter], largest_chunk: int, largest_file: int) -> list[WeightFile]:
+def plan_files(parameters: Mapping[str, Parameter], largest_file: int) -> list[WeightFile]:
     """All chunks, in order, in files of at most ``largest_file`` bytes of tensors or of a single chunk."""
     chunks = [
         (chunk, (chunk.end - chunk.first) * parameter.row_bytes)
         for name, parameter in parameters.items()
-        for chunk in chunks_of(name, parameter, min(largest_chunk, largest_file))
+        for chunk in chunks_of(name, parameter, min(CHUNK_BYTES, largest_file))
     ]
     return [
         WeightFile(f"__0_{number}.distcp", tuple(chunk for chunk, _ in group), sum(size for _, size in group))
@@ -208,7 +208,7 @@ def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgres
     Raises UsageError if the source is rejected, EnvironmentProblem if the disk has no space for it.
     """
     folder, parameters = Path(job.folder), source.parameters
-    planned = plan_files(parameters, CHUNK_BYTES, job.largest_file_bytes)
+    planned = plan_files(parameters, job.largest_file_bytes)
     try:
         (folder / WEIGHTS).mkdir(exist_ok=True)
         journal = open_journal(folder, _key(job))
