@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text of others, safe to show: a terminal obeys control characters, in a name, a record or a log as anywhere. Pure."""
+"""Values and text of others in words for people; text is safe to show. Pure.
+
+A terminal obeys control characters, in a name, a record or a log as anywhere.
+"""
 
 import re
+from collections.abc import Iterable
 
 # C0 and C1 controls; marks that change the direction of what follows; surrogates, which stand for bytes that are no
 # characters and cannot be written.
@@ -27,6 +31,18 @@ def value_text(value: str | float | bool | None) -> str:
         case bool():
             return "yes" if value else "no"
     return str(value)
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as ``2 steps``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(items: Iterable[str], most: int = 4) -> str:
+    """The first ``most`` items in one line, and how many there are beside them."""
+    found = list(items)
+    more = f" and {len(found) - most:,} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -21,6 +21,7 @@ from llmb.catalogue.resolve import (
 )
 from llmb.errors import UsageError, unknown
 from llmb.options.option import limit_problems
+from llmb.shown_text import listed
 
 TINY = "tiny"
 MOST_JOBS = 10_000
@@ -104,12 +105,7 @@ def grouped(refusals: Iterable[tuple[SelectedJob, str]]) -> list[str]:
         recipes = groups.setdefault((job.where, reason), [])
         if job.recipe not in recipes:
             recipes.append(job.recipe)
-    return [f"{where}: {few(recipes)}: {reason}" for (where, reason), recipes in groups.items()]
-
-
-def few(recipes: Sequence[str]) -> str:
-    shown, more = recipes[:MOST_RECIPES], len(recipes) - MOST_RECIPES
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return [f"{where}: {listed(recipes, MOST_RECIPES)}: {reason}" for (where, reason), recipes in groups.items()]
 
 
 def _check(entry: Entry) -> None:

@@ -21,7 +21,7 @@ from llmb.campaigns.expansion import expand, grouped, narrowed, problem_text
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import Request
-from llmb.errors import UsageError, see
+from llmb.errors import UsageError, itemized, see
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import FrameworkChoices, framework_options
 from llmb.options.option import Option, build, limit_problems, options_of
@@ -30,8 +30,6 @@ from llmb.runs.choices import Choices
 from llmb.runs.record import now
 from llmb.schedulers.lookup import all_schedulers, read_cluster_site, read_job_options, scheduler_of
 from llmb.site.site import Site
-
-MOST_SHOWN = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +141,6 @@ def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool,
     return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out, queued=queued)
 
 
-def listed(what: str, items: Iterable[str]) -> str:
-    """``what``, then the first of ``items``, one per line."""
-    found = list(dict.fromkeys(items))
-    more = [f"  ... and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
-    return "\n".join([f"{what}:" if found else what, *(f"  {item}" for item in found[:MOST_SHOWN]), *more])
-
-
 def plan_one(context: CampaignContext, request: JobRequest, *, wait: bool) -> Order:
     """The job, which is to be waited for if ``wait``. Raises UsageError."""
     order = context.order(request)
@@ -176,9 +167,9 @@ def _checked(context: CampaignContext, requested: RequestedJobs) -> tuple[list[C
     left_out = [*expansion.left_out, *grouped(item for item in refused if not item[0].named)]
     if problems:
         do = see("run-many-recipes", "for the format of files") if requested.problems else None
-        raise UsageError(listed("the campaign cannot be queued", problems), do=do)
+        raise UsageError(f"the campaign cannot be queued:{itemized(problems)}", do=do)
     if not jobs:
-        raise UsageError(listed("nothing is left to queue", left_out), do="see 'llmb list'")
+        raise UsageError(f"nothing is left to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list'")
     return jobs, left_out
 
 

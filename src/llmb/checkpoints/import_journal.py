@@ -13,6 +13,7 @@ from llmb import __version__
 from llmb.catalogue.records import Model, Record
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.checksums import file_checksum
+from llmb.shown_text import listed
 
 JOURNAL = "import.jsonl"
 Kind = TypeVar("Kind", bound=Record)
@@ -138,6 +139,5 @@ def _difference(earlier: ImportKey | None, key: ImportKey) -> str:
     files = earlier.source_files.keys() | key.source_files.keys()
     changed = sorted(name for name in files if earlier.source_files.get(name) != key.source_files.get(name))
     if changed:
-        more = f" and {len(changed) - 1} more" if changed[1:] else ""
-        return f"the source changed: {changed[0]}{more}"
+        return f"the source changed: {listed(changed, 1)}"
     return "the largest size of a file is another one"

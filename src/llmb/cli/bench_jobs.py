@@ -46,6 +46,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.host import Device
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options
+from llmb.shown_text import listed
 from llmb.site.machine import this_machine
 
 
@@ -225,7 +226,7 @@ def _show_parts(parts: Parts, *, json: bool) -> None:
 def _conclude_parts(parts: Parts, kept: Sequence[str]) -> None:
     """Raises RunFailed if a node is unfit."""
     if kept:
-        say(f"saved to {kept[0]}{f' and {len(kept) - 1} more' if kept[1:] else ''}")
+        say(f"saved to {listed(map(str, kept), 1)}")
     slow = [f"{part.row.node} rank {part.row.rank}" for part in parts.slow]
     other = [*(f"{node} {row.case}" for node, row in parts.failed), *parts.missing_nodes]
     if slow or other:

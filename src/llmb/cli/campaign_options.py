@@ -12,8 +12,8 @@ import typer
 
 from llmb.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.campaigns.entry import Entry, Selection
-from llmb.campaigns.expansion import few
-from llmb.campaigns.proposal import CampaignContext, Proposal, RequestedJobs, job_options, listed, propose
+from llmb.campaigns.expansion import MOST_RECIPES
+from llmb.campaigns.proposal import CampaignContext, Proposal, RequestedJobs, job_options, propose
 from llmb.campaigns.submission import SubmissionOutcome, queue
 from llmb.catalogue.load import Catalogue
 from llmb.cli.options import selection_options, value_options
@@ -29,6 +29,7 @@ from llmb.report.table import number
 from llmb.runs.folder import chosen_root
 from llmb.runs.published_verdict import figure_of
 from llmb.schedulers.lookup import read_cluster_site, scheduler_of
+from llmb.shown_text import counted, listed
 
 
 def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def run_campaign(
     for line in (*_left_open(context, requested, proposal), *_without_figure(proposal)):
         say(line)
     if proposal.left_out:
-        sys.stderr.write(listed("left out", proposal.left_out) + "\n")
+        sys.stderr.write(f"left out:{itemized(proposal.left_out)}\n")
     for warning in dict.fromkeys(job.order.missing.warning for job in proposal.jobs if job.order.missing):
         say(f"warning: {warning}")
     for warning in dict.fromkeys(line for job in proposal.jobs for line in memory_warnings(job.order.plan)):
@@ -108,7 +109,7 @@ def _counts(campaign: Campaign, left_out: int) -> str:
     refused = sum(job.state == "refused" for job in campaign.jobs)
     counts = [f"{sum(job.state == 'submitted' for job in campaign.jobs)} of {len(campaign.jobs)} jobs are queued"]
     counts += [f"{refused} rejected"] if refused else []
-    counts += [f"recipes were left out for {left_out} reason{'s' if left_out > 1 else ''}"] if left_out else []
+    counts += [f"recipes were left out for {counted(left_out, 'reason')}"] if left_out else []
     return f"campaign {campaign.campaign}: {', '.join(counts)}"
 
 
@@ -131,7 +132,7 @@ def _without_figure(proposal: Proposal) -> Iterator[str]:
     if without:
         of = f"{len(without)} of {len(proposal.jobs)} jobs"
         texts = (f"{one.workload} {one.size} {one.dtype.value} on {one.scale} {one.gpu_type}" for one in without)
-        named = few(list(dict.fromkeys(texts)))
+        named = listed(dict.fromkeys(texts), MOST_RECIPES)
         do = "'llmb judge LABEL --against BASELINE' or '--expect FILE' judges them"
         yield f"without a published figure: {of} ({named}); {do}"
 

@@ -12,7 +12,7 @@ from llmb.catalogue.resolve import CPU
 from llmb.errors import InfrastructureError, LlmbError, UsageError
 from llmb.health.kept_checks import CheckFolder, NodesResult, discard, write_result
 from llmb.health.records import ANSWER, Check, NodeReport, Status, worst
-from llmb.health.rules import SAME_PCT, counted, listed, rule, rules
+from llmb.health.rules import SAME_PCT, rule, rules
 from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import submit_task
@@ -24,6 +24,7 @@ from llmb.runs.folder import BrokenRecord, read_record_file
 from llmb.runs.record import now
 from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import JobState, NodeState, Scheduler
+from llmb.shown_text import counted, listed
 from llmb.site.site import Site
 
 ASK_S = 20.0

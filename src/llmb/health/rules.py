@@ -142,19 +142,8 @@ def names_of(area: Area) -> list[str]:
     return [rule.name for rule in rules().values() if rule.area == area]
 
 
-MOST = 4
 """Items of a list that are shown; the rest is counted."""
 GIB = 2**30
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def listed(items: Iterable[str]) -> str:
-    found = list(items)
-    more = f" and {len(found) - MOST} more" if len(found) > MOST else ""
-    return ", ".join(found[:MOST]) + more
 
 
 def indexes(found: Iterable[int]) -> str:

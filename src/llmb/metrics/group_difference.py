@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Literal
 
+from llmb.shown_text import listed
+
 RunOnNodes = tuple[float, tuple[str, ...]]
 """The mean step time of a run in seconds, and its nodes."""
 ERROR_RATE = 0.01
@@ -31,10 +33,11 @@ def node_effect(before: Sequence[RunOnNodes], after: Sequence[RunOnNodes]) -> st
     used = [{node for _, nodes in group for node in nodes} for group in (before, after)]
     said = []
     if not used[0] & used[1]:
-        said.append(f"the groups ran on different nodes ({_names(used[0])}; {_names(used[1])}), which may differ")
+        nodes_of = "; ".join(listed(sorted(nodes), MOST_NAMED) for nodes in used)
+        said.append(f"the groups ran on different nodes ({nodes_of}), which may differ")
     elif used[0] != used[1]:
         only = [
-            f"only the {which} group ran on {_names(nodes)}"
+            f"only the {which} group ran on {listed(sorted(nodes), MOST_NAMED)}"
             for which, nodes in (("first", used[0] - used[1]), ("second", used[1] - used[0]))
             if nodes
         ]
@@ -76,12 +79,6 @@ def _common_effect(strata: Sequence[tuple[list[float], list[float]]]) -> tuple[f
     differences = [fmean(own) - fmean(others) for own, others in strata]
     effect = math.fsum(w * d for w, d in zip(weights, differences, strict=True)) / sum(weights)
     return effect, math.sqrt(variance / sum(weights)), freedom
-
-
-def _names(nodes: set[str]) -> str:
-    ordered = sorted(nodes)
-    more = f" and {len(ordered) - MOST_NAMED} more" if len(ordered) > MOST_NAMED else ""
-    return ", ".join(ordered[:MOST_NAMED]) + more
 
 
 DecisionName = Literal["pass", "regressed", "improved", "inconclusive"]

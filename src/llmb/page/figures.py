@@ -30,6 +30,7 @@ from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.profile_report import kept_breakdown
 from llmb.runs.result import GIB
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
+from llmb.shown_text import counted
 from llmb.traces.breakdown import shares
 
 FEWEST = 3
@@ -109,7 +110,7 @@ def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int], others: Seq
             drawn = "" if _is_near(one.step_time_s, mean) else ", not drawn"
             parts.append(f"{one.name}{drawn}: {number(one.step_time_s)} s, {one.source}")
     if odd:
-        parts.append(f"{len(odd)} outlier{'s' if len(odd) > 1 else ''} beyond five times the spread")
+        parts.append(f"{counted(len(odd), 'outlier')} beyond five times the spread")
     if count > MOST_POINTS:
         parts.append("of each group of steps the shortest and the longest")
     return "; ".join(parts)

@@ -12,7 +12,7 @@ from llmb.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
 from llmb.bench.records import CheckpointTrial, FigureChange, Measurement, MeasurementFile, NotMeasured, changes
 from llmb.checkpoints.times import RankTransfer
 from llmb.report.table import Column, Row, Table, duration, known, number, number_column, result_table, table_of, whole
-from llmb.shown_text import printable
+from llmb.shown_text import counted, printable
 
 GB = 1e9
 UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -108,7 +108,7 @@ def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
 
 
 def _threads(count: int | None) -> str:
-    return "" if count is None else f"{count} thread{'' if count == 1 else 's'}"
+    return "" if count is None else counted(count, "thread")
 
 
 def trial_tables(measured: MeasurementFile) -> Iterator[Table]:

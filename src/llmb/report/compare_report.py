@@ -20,7 +20,7 @@ from llmb.report.table import (
     table_of,
 )
 from llmb.runs.identity import Difference
-from llmb.shown_text import printable
+from llmb.shown_text import listed, printable
 
 
 def bisect_table(report: BisectReport) -> Table:
@@ -209,8 +209,7 @@ def _left_out_table(left_out: Iterable[LeftOutRun]) -> Table:
     for one in left_out:
         groups.setdefault((one.side, one.reason), []).append(one.run)
     for (side, reason), runs in groups.items():
-        more = f" and {len(runs) - MOST_RUNS:,} more" if len(runs) > MOST_RUNS else ""
-        table.add_row(side, printable(", ".join(runs[:MOST_RUNS]) + more), printable(reason))
+        table.add_row(side, printable(listed(runs, MOST_RUNS)), printable(reason))
     return table
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from llmb.report.table import Column, Table, as_text, number_column, result_table, table_of, whole
-from llmb.shown_text import printable
+from llmb.shown_text import counted, listed, printable
 from llmb.traces.nccl_inspector import Inspected, late_text
 from llmb.traces.nccl_network import Network, NodesNetwork
 from llmb.traces.nccl_ras import RasStatus, ras_text
@@ -20,7 +20,7 @@ def network_text(network: Network) -> str:
     devices = network.nodes[0].devices
     parts = [
         " and ".join(network.used),
-        f"{len(devices)} device{'' if len(devices) == 1 else 's'}" if devices else "",
+        counted(len(devices), "device") if devices else "",
         {True: "GPUDirect RDMA", False: "no GPUDirect RDMA", None: ""}[network.gpudirect],
         "NVLS" if network.nvls else "",
         "CollNet" if network.collnet else "",
@@ -75,8 +75,7 @@ def _yes(value: bool | None) -> str | None:
 
 
 def _list(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(name or "unnamed" for name in names[:MOST_NAMED]) + more
+    return listed((name or "unnamed" for name in names), MOST_NAMED)
 
 
 MOST_ROWS = 40

@@ -28,6 +28,7 @@ from llmb.report.table import (
     number_column,
     table_of,
 )
+from llmb.shown_text import counted
 
 CONVENTIONS = ("published", "full", "logged", "causal")
 """How FLOPs are counted, the first that is known counts where one MFU is printed."""
@@ -369,7 +370,7 @@ def _anomaly_notes(found: Anomalies) -> Iterator[str]:
     """A drift whose interval includes 0 is none."""
     if found.outliers:
         worst = max(found.outliers, key=lambda outlier: abs(outlier.excess_s))
-        count = f"{len(found.outliers)} outlier{'s' if len(found.outliers) > 1 else ''}"
+        count = counted(len(found.outliers), "outlier")
         yield f"{count} (step {worst.step}: {worst.excess_s:+.3g} s)"
     if found.period_steps and found.period_excess_s:
         yield f"a stall of {found.period_excess_s:.3g} s every {found.period_steps} steps"

@@ -22,13 +22,12 @@ from llmb.runs.checkpoint_disk import CheckpointReport
 from llmb.runs.plan import Plan, PredictedStep
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
+from llmb.shown_text import listed
 from llmb.traces.breakdown import shares
 from llmb.verdict.causes_evidence import cause_rules
 from llmb.verdict.sentence import headline
 
 STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
-MOST_NAMED = 4
-"""Nodes of a text."""
 
 
 def machine_rows(machine: MachineReport) -> Iterator[tuple[str, str]]:
@@ -55,19 +54,14 @@ def machine_table(machine: MachineReport) -> Table:
     if machine.events_left_out:
         table.add_row("", f"{machine.events_left_out} more", "", "", "")
     for one in machine.unread:
-        table.add_row(_named(one.nodes), one.what, "unknown", f"not read: {one.reason}", "")
+        table.add_row(listed(one.nodes), one.what, "unknown", f"not read: {one.reason}", "")
     if not table.rows:
         table.add_row("all", "counters of errors and the kernel's log", machine.state, "nothing rose", "")
     return table
 
 
 def _where(one: Unread) -> str:
-    return f" of {_named(one.nodes)}" if len(one.nodes) > 1 else ""
-
-
-def _named(nodes: tuple[str, ...]) -> str:
-    more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
-    return ", ".join(nodes[:MOST_NAMED]) + more
+    return f" of {listed(one.nodes)}" if len(one.nodes) > 1 else ""
 
 
 SOURCES = {

@@ -11,6 +11,7 @@ from llmb.missing import Missing
 from llmb.runs.environment import Environment, RdmaPort
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.shown_text import counted, listed
 from llmb.traces.folders import NCCL_LOG_END
 from llmb.traces.nccl_network import NVLINK, TCP, Network, NodesNetwork, beginning, read_network, source_of
 
@@ -81,7 +82,7 @@ def _few_devices(
     each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks
     wanted_gb_s = (gpu and gpu.network_gb_s) or 0.0
     if 0 < each_gb_s < LEAST_SHARE * wanted_gb_s:
-        text = f"NCCL used {_counted(len(used))} {where} with {each_gb_s:.3g} of {wanted_gb_s:g} GB/s a GPU"
+        text = f"NCCL used {counted(len(used), 'device')} {where} with {each_gb_s:.3g} of {wanted_gb_s:g} GB/s a GPU"
         yield text + (f", without {_named(unused)}" if unused else "")
     elif unused and len(used) < ranks:
         yield f"NCCL used {len(used)} of {len(used) + len(unused)} devices {where}, without {_named(unused)}"
@@ -96,10 +97,6 @@ def _by_use(ports: Sequence[RdmaPort], devices: Sequence[str]) -> tuple[list[Rdm
     return used, [port.device for port in alike if port not in used]
 
 
-def _counted(devices: int) -> str:
-    return f"{devices} device{'' if devices == 1 else 's'}"
-
-
 def _differing(groups: Sequence[NodesNetwork]) -> str | None:
     kinds: dict[tuple[object, ...], NodesNetwork] = {}
     for group in groups:
@@ -112,16 +109,14 @@ def _differing(groups: Sequence[NodesNetwork]) -> str | None:
 
 
 def _kind(group: NodesNetwork) -> str:
-    devices = "" if group.devices is None else f", {_counted(len(group.devices))}"
+    devices = "" if group.devices is None else f", {counted(len(group.devices), 'device')}"
     direct = {True: ", GPUDirect", False: ", no GPUDirect", None: ""}[group.gpudirect]
     return f"{group.fabric or group.transport}{devices}{direct}"
 
 
 def _named(names: Sequence[str]) -> str:
     names = list(dict.fromkeys(names))
-    if len(names) <= MOST_NAMED:
-        return " and ".join(names)
-    return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
+    return " and ".join(names) if len(names) <= MOST_NAMED else listed(names, MOST_NAMED)
 
 
 def network_log(folder: RunFolder, rank: int) -> Path:

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, TypeGuard, cast
 
 from llmb.errors import UsageError
 from llmb.input_files import open_file
+from llmb.shown_text import counted
 from llmb.traces.classify import MEMORY_COPY, Activity, Label, Rules
-from llmb.traces.timeline import LAST_NS, Recorder, Timeline, TracedStep, counted, make_timeline
+from llmb.traces.timeline import LAST_NS, Recorder, Timeline, TracedStep, make_timeline
 
 CHUNK_BYTES = 1 << 20
 LONGEST_EVENT = 1 << 24

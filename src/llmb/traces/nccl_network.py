@@ -15,6 +15,7 @@ from typing import Literal
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.record import Record
+from llmb.shown_text import listed
 from llmb.traces.nccl_log import Readable, whole_lines
 
 MOST_NODES = 20_000
@@ -327,7 +328,7 @@ def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) 
 
 def source_of(names: Sequence[str]) -> str:
     """Such as ``rank-0.log and 7 more``."""
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    return listed(names, 1)
 
 
 def beginning(stream: Readable) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from llmb.catalogue.record import Record
 from llmb.missing import Missing
+from llmb.shown_text import counted
 from llmb.traces.nccl_suspects import Count, Given, Kind, Name, Suspect, Whole, in_order, suspects_text
 
 MOST_BYTES = 1 << 26
@@ -59,7 +60,7 @@ def ras_text(status: RasStatus, host_of: Mapping[int, str] | None = None) -> str
     """In one line; ``host_of`` has the names of nodes by the program's ranks."""
     if status.suspects:
         return suspects_text(status.suspects, host_of)
-    count = f"{status.communicators} communicator{'' if status.communicators == 1 else 's'}"
+    count = counted(status.communicators, "communicator")
     same = f"all ranks of {count} answer and have launched the same operations"
     return "; ".join((same if status.communicators else "no communicator is known", *status.notes))
 
@@ -185,7 +186,7 @@ def _counted(one: _Communicator, programs: Mapping[tuple[str, int, int], int]) -
 
 
 def _notes(timeouts: int, *more: str) -> tuple[str, ...]:
-    late = f"NCCL waited in vain for {timeouts} answer{'' if timeouts == 1 else 's'} of other processes"
+    late = f"NCCL waited in vain for {counted(timeouts, 'answer')} of other processes"
     return (*([late] if timeouts else []), *more)
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TypeGuard
 
 from llmb.errors import UsageError
+from llmb.shown_text import counted
 from llmb.traces.chrome import STEP_NAME, device_steps, rank_in_name
 from llmb.traces.classify import CUDA_GRAPH, MEMORY_COPY, Rules
-from llmb.traces.timeline import LAST_NS, Recorder, Timeline, counted, make_timeline
+from llmb.traces.timeline import LAST_NS, Recorder, Timeline, make_timeline
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from llmb.shown_text import counted
 from llmb.traces.classify import OTHER, Activity, Label
 
 Span = tuple[int, int]
@@ -255,10 +256,6 @@ def _names(
                 sums[names[row.name], labels[row.label].activity] += row.end - row.start
     found = [NameTime(name, activity, calls[name], time) for (name, activity), time in sums.items()]
     return tuple(sorted(found, key=lambda item: (-item.total_ns, item.name)))
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _inside(row: Recorded, within: Sequence[Span]) -> bool:

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 
 from llmb.metrics.group_difference import unseen
+from llmb.shown_text import counted
 from llmb.verdict.conditions import BETWEEN_RUNS, EXPLAINED, OTHER_WORK, UNLIKE_NODES, differing
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
@@ -100,7 +101,7 @@ def _tolerance(verdict: Verdict, digits: int) -> str:
 def _reasons(verdict: Verdict) -> Iterator[str]:
     """Why there is no clear verdict, and what would tell."""
     if verdict.more_runs:
-        yield f"{verdict.more_runs} more run{'s' if verdict.more_runs > 1 else ''} would tell"
+        yield f"{counted(verdict.more_runs, 'more run')} would tell"
     reason = (verdict.reason or "").removeprefix(_unseen(verdict)).removeprefix("; ")
     if reason and not (verdict.more_runs and reason == UNDECIDED):
         yield reason

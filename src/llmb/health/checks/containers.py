@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmb.health.checks.disk import read_disk
-from llmb.health.rules import Finding, gb, listed, rule
+from llmb.health.rules import Finding, gb, rule
 from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts
 from llmb.missing import Missing
+from llmb.shown_text import listed
 
 LIMIT_S = 20.0
 VERSIONS = {

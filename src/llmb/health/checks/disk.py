@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from llmb.health.rules import Finding, counted, gb, rule
+from llmb.health.rules import Finding, gb, rule
 from llmb.health.source import FactSource, printed_documents
 from llmb.health.wanted import WantedFacts
 from llmb.missing import Missing
+from llmb.shown_text import counted
 
 PROBE = Path(__file__).with_name("disk_probe.py")
 DIRECTION_S = 15.0

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from llmb.catalogue.records import Gpu
 from llmb.health.checks.nvidia_smi import GpuFacts, LinkErrors, NvLinks
-from llmb.health.rules import Finding, counted, indexes, listed, names_of, rule, skipped
+from llmb.health.rules import Finding, indexes, names_of, rule, skipped
 from llmb.health.wanted import WantedFacts
 from llmb.missing import Missing
 from llmb.runs.environment import GpuState
+from llmb.shown_text import counted, listed
 from llmb.site.machine import gpu_type_of
 
 RECOVERY = "recovery"

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from llmb.health.records import Status
-from llmb.health.rules import GIB, Finding, counted, gib, listed, rule
+from llmb.health.rules import GIB, Finding, gib, rule
 from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts
+from llmb.shown_text import counted, listed
 
 CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
 DEVICES, NVIDIA = "/sys/bus/pci/devices", "0x10de"

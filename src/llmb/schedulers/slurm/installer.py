@@ -9,6 +9,7 @@ from llmb.catalogue.records import Record
 from llmb.options.option import Option
 from llmb.schedulers.installer import NONE, Choice, Offer, Partition, SchedulerQuestion
 from llmb.schedulers.slurm.settings import GpuRequest, partition_names
+from llmb.shown_text import counted
 
 _cluster = partial(Option, panel="Cluster")
 
@@ -118,7 +119,7 @@ def training_partition(answers: SlurmAnswers, offer: Offer) -> Partition | None:
 
 def _partition_text(item: Partition) -> str:
     gpus = f"{item.gpus_per_node} x {item.gres_type or 'GPU'} each" if item.gpus_per_node else "no GPUs counted"
-    nodes = f"{item.nodes} node{'' if item.nodes == 1 else 's'}"
+    nodes = counted(item.nodes, "node")
     return ", ".join(filter(None, (nodes, gpus, item.architecture, "the default" if item.is_default else None)))
 
 
