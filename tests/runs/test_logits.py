@@ -9,9 +9,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.report.plan_report import plan_table
-from llmb.runs.choices import Choices
+from llmb.runs.choices import Choices, keeps_logits, logits_gb, logits_text
 from llmb.runs.experiment import experiment_name
-from llmb.runs.logits import keeps_logits, logits_gb, logits_text
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.recorded_identity import identity_of_plan
 

@@ -10,9 +10,8 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.order import Order
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
-from llmb.runs.choices import Choices
+from llmb.runs.choices import Choices, keeps_logits
 from llmb.runs.folder import RunFolder
-from llmb.runs.logits import keeps_logits
 from llmb.runs.plan import EnginePlan
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.port import JobState

@@ -8,8 +8,7 @@ from itertools import combinations
 
 from llmb.catalogue.layout_check import check_layout
 from llmb.predict.memory import estimate, why_not_estimated
-from llmb.runs.choices import Recompute
-from llmb.runs.logits import keeps_logits
+from llmb.runs.choices import Recompute, keeps_logits
 from llmb.runs.parallelism import DpSharding
 from llmb.runs.plan import EnginePlan
 

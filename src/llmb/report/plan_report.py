@@ -12,7 +12,7 @@ from llmb.programs.engine.memory_check import estimated
 from llmb.report.recipe_report import identity_document, trained_text
 from llmb.report.table import Table, interval_of, number, result_table, unknown
 from llmb.runs.attention import fp8_product
-from llmb.runs.logits import logits_text
+from llmb.runs.choices import logits_text
 from llmb.runs.plan import EnginePlan, Plan, PredictedStep, scale_warnings
 from llmb.runs.profiling import Profile
 from llmb.runs.result import no_measurement

@@ -13,7 +13,7 @@ from llmb.checkpoints.origin import OriginHere
 from llmb.metrics.model_counts import checkpoint_bytes, flops_per_sequence, parameter_count, trainable_parameters
 from llmb.metrics.throughput import Throughput, unpacked_reason
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
-from llmb.runs.logits import keeps_logits, logits_gb, logits_text
+from llmb.runs.choices import keeps_logits, logits_gb, logits_text
 from llmb.verdict.conditions import title_of
 
 BILLION = 1e9

@@ -8,8 +8,7 @@ from types import MappingProxyType
 
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.prepared.folders import WORKLOADS
-from llmb.runs.choices import Choices
-from llmb.runs.logits import keeps_logits
+from llmb.runs.choices import Choices, keeps_logits
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import EnginePlan, Plan
 
