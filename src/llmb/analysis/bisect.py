@@ -18,8 +18,9 @@ from llmb.analysis.find_runs import Say, find_runs, labeled_runs, run_folders_be
 from llmb.catalogue.records import Record
 from llmb.errors import RunFailed, UsageError
 from llmb.input_files import read_text_file
-from llmb.runs.folder import BrokenRecord, read_record_file, write_atomically, writing
+from llmb.runs.folder import write_atomically, writing
 from llmb.runs.identity import Difference, differences
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.trust import STATE_FOLDER, check_links, check_owner
 from llmb.verdict.bisect_search import CONFIDENCE, Means, Status, ends_difference, next_step, probabilities
 from llmb.verdict.conditions import condition_values, merged, rule_of

@@ -18,7 +18,8 @@ from llmb.exchange.manifest import ENDING
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import read_history
 from llmb.prepared.folders import WORKLOADS
-from llmb.runs.folder import BrokenRecord, RunFolder
+from llmb.runs.folder import RunFolder
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import identity_of
 
 RUN_RECORD = "run.json"

@@ -16,9 +16,10 @@ from llmb.logs.parallel_reader import parse_logs
 from llmb.logs.reader import PlainText
 from llmb.metrics.anomalies import Anomalies, find_anomalies
 from llmb.metrics.window import DEFAULT_RULE
-from llmb.runs.folder import BrokenRecord, RunFolder
+from llmb.runs.folder import RunFolder
 from llmb.runs.host import usable_cores
 from llmb.runs.identity import RunIdentity, short_id
+from llmb.runs.record_file import BrokenRecord
 
 if TYPE_CHECKING:  # few logs have NCCL's lines
     from llmb.traces.nccl_network import Network

@@ -22,8 +22,9 @@ from llmb.metrics.statistics import describe
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.missing import Missing
 from llmb.runs.contradicting_record import why_contradicting
-from llmb.runs.folder import BrokenRecord, RunFolder
+from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import NOT_SUCCESSFUL
 from llmb.runs.steps import Step, read_steps
 

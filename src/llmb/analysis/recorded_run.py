@@ -14,9 +14,10 @@ from llmb.metrics.window import resolve_window
 from llmb.missing import Missing
 from llmb.runs.attempts import cut, window_began, with_steady_window
 from llmb.runs.contradicting_record import why_contradicting
-from llmb.runs.folder import BrokenRecord, RunFolder
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record, seconds_of
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import conditions_of, identity_of
 from llmb.runs.result import (
     NOT_SUCCESSFUL,

@@ -49,8 +49,9 @@ from llmb.jobspec.spec import read_spec
 from llmb.processes import bind
 from llmb.processes.families import started_program
 from llmb.processes.ranks import words
-from llmb.runs.folder import RunFolder, read_record_file, write_atomically
+from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.host import host_name
+from llmb.runs.record_file import read_record_file
 
 POLL_S = 0.5
 PORTS = range(20_000, 32_768)

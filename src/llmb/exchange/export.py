@@ -29,8 +29,9 @@ from llmb.exchange.tables import (
     write_parquet,
 )
 from llmb.programs.conclude import read_ended_run
-from llmb.runs.folder import BrokenRecord, RunFolder, new_file
+from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import read_job
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import identity_of
 from llmb.runs.steps import Step, read_steps
 

@@ -16,8 +16,9 @@ from llmb.missing import Missing
 from llmb.resources.node_settings import NodeSettings, NodesSettings
 from llmb.resources.read_settings import read_settings
 from llmb.runs.drift import gpu_limits
-from llmb.runs.folder import BrokenRecord, read_record_file, write_atomically, writing
+from llmb.runs.folder import write_atomically, writing
 from llmb.runs.host import host_name
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.schedulers.lookup import read_cluster_site
 from llmb.trust import STATE_FOLDER, check_links, check_owner
 

@@ -26,8 +26,9 @@ from llmb.report.table import Table, interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.resources.read import read_samples
 from llmb.resources.sample import Sample
-from llmb.runs.folder import BrokenRecord, RunFolder
+from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import kept_breakdown
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import GIB
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.shown_text import counted

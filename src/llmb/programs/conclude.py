@@ -11,12 +11,13 @@ from llmb.resources.node_settings import NodesSettings
 from llmb.resources.read import discard_settings, settings_of_nodes
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import read_environment
-from llmb.runs.folder import BrokenRecord, RunFolder, read_record_file
+from llmb.runs.folder import RunFolder
 from llmb.runs.network import report_network
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import keep_breakdown
 from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.result import NOT_SUCCESSFUL, Result, Status
 from llmb.runs.steps import read_steps
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run lives on disk, and how its files are written and read."""
+"""Where a run lives on disk, and how its files are written."""
 
 import errno
 import os
@@ -7,20 +7,15 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.input_files import read_regular
 from llmb.traces.folders import INSPECTOR_FOLDER, NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, RAS_FILE, TORCH_FOLDER
 from llmb.trust import check_owner
 
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan
-
 
 LATEST = "latest"
 CLUSTER_CONFIG = "cluster_config.yaml"
@@ -44,8 +39,6 @@ WRITE_ADVICE = {
     errno.EEXIST: _NO_FOLDER,
     errno.ENAMETOOLONG: "set LLMB_INSTALL to a folder with a shorter path",
 }
-MOST_BYTES = 1 << 26
-Shape = TypeVar("Shape")
 
 
 class Inside:
@@ -289,28 +282,3 @@ def link_latest(install: Path, folder: RunFolder) -> None:
     except OSError:  # such as another user's, in a folder where only its owner may replace it
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-class BrokenRecord(EnvironmentProblem, ValueError):
-    """A file of a run folder does not hold what was written to it."""
-
-
-def read_record_file(path: Path, shape: type[Shape]) -> Shape:
-    """The content of a JSON file. Raises BrokenRecord with the place of what is wrong, OSError if it cannot be read."""
-    text = read_regular(path, MOST_BYTES)
-    try:
-        content: Shape = _adapter(shape).validate_json(text)  # type: ignore[arg-type]  # mypy: no hash of a type[T]
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        if first["loc"] == ("schema_version",):
-            what = "its form is not that of this llmb: a development version before 0.1 wrote it, or a later one"
-            raise BrokenRecord(what, where=str(path)) from error
-        place = "".join(f"{key}: " for key in (".".join(map(str, first["loc"])),) if key)
-        raise BrokenRecord(f"it is damaged: {place}{first['msg']}", where=str(path)) from error
-    return content
-
-
-@cache
-def _adapter(shape: type[Any]) -> TypeAdapter[Any]:
-    """Made once: to make one takes ten times as long as to read a record with it."""
-    return TypeAdapter(shape)

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llmb.errors import UsageError
-from llmb.runs.folder import BrokenRecord, RunFolder, read_record_file, write_atomically
+from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.traces.breakdown import StepBreakdown, summarize
 from llmb.traces.files import REPORT_END, SQLITE_END, read_traces
 from llmb.traces.folders import NCCL_LOG_END
