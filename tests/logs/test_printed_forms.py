@@ -146,13 +146,6 @@ def test_a_run_of_hugging_face_that_ends_before_the_first_loss_is_logged():
     assert (found.status, found.step_time_s and found.step_time_s.mean) == ("success", 2.0), found.reason
 
 
-@pytest.mark.parametrize("end", ["from iteration      50 to /ckpt", "at iteration      50 to /ckpt"])
-@pytest.mark.parametrize("time", ["", "[2026-01-01 10:00:00.123456] "])
-def test_saved_checkpoints_of_all_versions_of_megatron(end, time):
-    text = sample("megatron_lm") + f"  {time}successfully saved checkpoint {end}\n"
-    assert read(text).checkpoint_saves == 1 + read(sample("megatron_lm")).checkpoint_saves
-
-
 def test_the_forms_of_megatron_deepspeed_and_primus():
     """Seconds in hundredths, TFLOPS under another name, and means beside the values."""
     seconds = " iteration {:8d}/      50 | elapsed time per iteration (s): 2.00 | lm loss: 1.0E+01 | TFLOPs: 100.2 |\n"

@@ -26,11 +26,6 @@ from llmb.schedulers.lookup import LOCAL, find_scheduler
 from llmb.schedulers.port import INFRASTRUCTURE, FaultPattern, JobState, Phase, Scheduler
 
 TABLE = Path(__file__).parent / "data" / "faults.yaml"
-MEANINGS = {
-    "node_fail": "a node failed",
-    "preempted": "a job of higher priority took the nodes",
-    "boot_fail": "a node could not be booted",
-}
 TIME_OUT_S = 60.0
 """How long one query may take."""
 SETTLE_S = 10.0
@@ -49,8 +44,6 @@ class Fault:
     """The cause of a job's failure. ``nodes`` are those at fault, as far as they are known."""
 
     name: str
-    infrastructure: bool
-    meaning: str
     nodes: tuple[str, ...] = ()
 
 
@@ -72,16 +65,15 @@ def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
     the scheduler found dead is already down, so it is not listed. A run without a known cause is not retried.
     """
     if phase in INFRASTRUCTURE:
-        return Fault(phase, infrastructure=True, meaning=MEANINGS[phase])
+        return Fault(phase)
     if phase == "out_of_memory":
-        return Fault("host_out_of_memory", infrastructure=False, meaning="a node ran out of host memory")
+        return Fault("host_out_of_memory")
     if phase != "failed":
         return None
     for entry in table.faults:
         match = re.search(entry.pattern, log, re.IGNORECASE)
         if match:
-            infrastructure = entry.kind == "infrastructure"
-            return Fault(entry.fault, infrastructure, entry.meaning, _nodes(match, log) if infrastructure else ())
+            return Fault(entry.fault, _nodes(match, log) if entry.kind == "infrastructure" else ())
     return None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from llmb.logs.configuration import configuration_of
-from llmb.logs.formats.format import MAX_LINE_BYTES, Value, has
+from llmb.logs.formats.format import MAX_LINE_BYTES, Value
 from llmb.logs.formats.nemo2 import Nemo2Reader, UsualSteps
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.step_finder import StepFinder
@@ -124,8 +124,6 @@ class RunLog:
     """Name of one of ``formats.known``; None without a step line."""
     configuration: dict[str, Value]
     """What the log's beginning and its path tell about the run; see ``llmb.logs.configuration``."""
-    checkpoint_saves: int
-    """Checkpoints that the file logs as saved, of all attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +164,6 @@ class _Pass:
     def __init__(self, attempt: LoggedAttempt) -> None:
         self.attempt = attempt
         self.finder = StepFinder()
-        self.checkpoint_saves = 0
-        self.dropped_saves = 0
-        """In what was dropped of a line that has not ended."""
 
     def read(self, text: PlainText, chunk_bytes: int, path: Path | None) -> RunLog:
         head, tail, rest = b"", b"", b""
@@ -178,17 +173,15 @@ class _Pass:
                 head = (head + part)[:_HEAD_BYTES]
             tail = (tail + part)[-_TAIL_BYTES:] if len(part) < _TAIL_BYTES else part[-_TAIL_BYTES:]
             if not chunk.end:
-                rest = self._keep(rest + part)
+                rest = (rest + part)[-MAX_LINE_BYTES:]
                 continue
-            self.checkpoint_saves += self.dropped_saves
-            self.dropped_saves = 0
             first = chunk.first if rest or chunk.block else 0
             if first:
                 # Only this line is joined with the remainder: copying the chunk would cost as much as the search.
                 self._add(rest + part[:first])
             if not self._add_block(chunk.block.result() if chunk.block else None):
                 self._add(part, first, chunk.end)
-            rest = self._keep(part[chunk.end :])
+            rest = part[chunk.end :][-MAX_LINE_BYTES:]
         unended, truncated_line = self.finder.find_unended(rest)
         self._begin()
         self.attempt.add_lines(unended)
@@ -200,7 +193,6 @@ class _Pass:
             attempt=self.attempt,
             format=self.finder.format.name if self.finder.format else None,
             configuration=configuration_of(head, path),
-            checkpoint_saves=self.checkpoint_saves,
         )
 
     def _add(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> None:
@@ -210,16 +202,6 @@ class _Pass:
         self._begin()
         if not isinstance(steps, UsualSteps) or not self.attempt.add_block(steps):
             self.attempt.add_lines(steps)
-        saved = self.finder.format and self.finder.format.saved
-        if saved and has(text, saved, start, end):
-            self.checkpoint_saves += text.count(saved, start, end)
-
-    def _keep(self, line: bytes) -> bytes:
-        """The end of a line that has not ended."""
-        dropped = max(0, len(line) - MAX_LINE_BYTES)
-        if dropped and self.finder.format and (saved := self.finder.format.saved):
-            self.dropped_saves += line.count(saved, 0, dropped + len(saved) - 1)
-        return line[dropped:]
 
     def _begin(self) -> None:
         """Tells the attempt what came before its first step."""

@@ -102,7 +102,6 @@ FORMAT = Format(
     step=STEP,
     reader=DeepSpeedReader,
     first_number=1,
-    saved=b" is about to be saved!",
     step_marks=3,
     unless=re.compile(rb"-{10} arguments -{10}"),
 )

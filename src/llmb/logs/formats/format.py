@@ -58,8 +58,6 @@ class Format:
     """If only every n-th step is logged, the step time is the mean of n steps; else it is of the logged step alone."""
     resumed: re.Pattern[bytes] | None = None
     """Found before the first step of a run that resumes from a checkpoint."""
-    saved: bytes | None = None
-    """Found in a line that logs that a checkpoint was saved."""
     step_marks: int = 1
     unless: re.Pattern[bytes] | None = None
     """Found before the first step of logs whose steps are those of another format."""

@@ -217,6 +217,5 @@ FORMAT = Format(
     first_number=1,
     mean_of_interval=True,
     resumed=re.compile(rb"(?:Continuing training from|checkpoint with epoch \d{1,9} and) global step [1-9]"),
-    saved=b"Saving model checkpoint to ",
     step_marks=2,
 )

@@ -70,5 +70,4 @@ FORMAT = Format(
     step=STEP,
     reader=MaxTextReader,
     resumed=re.compile(rb"restoring from this run's directory step [1-9]"),
-    saved=b"saved a checkpoint at step ",
 )

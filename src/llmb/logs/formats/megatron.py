@@ -132,5 +132,4 @@ FORMAT = Format(
     first_number=1,
     mean_of_interval=True,
     resumed=re.compile(rb"successfully loaded checkpoint from"),
-    saved=b"successfully saved checkpoint ",
 )

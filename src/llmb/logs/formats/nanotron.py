@@ -66,5 +66,4 @@ FORMAT = Format(
     reader=NanotronReader,
     first_number=1,
     resumed=re.compile(rb"start_iteration_step: [1-9]"),
-    saved=b"Saving checkpoint at ",
 )

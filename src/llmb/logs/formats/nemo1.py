@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 
 from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
-from llmb.logs.step_line import LOAD_HEAD, SAVE_HEAD, StepLine
+from llmb.logs.step_line import LOAD_HEAD, StepLine
 
 MARK = b"train_step_timing in s="
 STEP = re.compile(
@@ -65,5 +65,4 @@ FORMAT = Format(
     step=STEP,
     reader=Nemo1Reader,
     resumed=re.compile(rb"Restoring states from the checkpoint path at |" + LOAD_HEAD),
-    saved=SAVE_HEAD,
 )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from llmb.logs.formats.format import MAX_LINE_BYTES, Format, rank_before
-from llmb.logs.step_line import LOAD_HEAD, SAVE_HEAD, STEP_LINE_HEAD, StepLine
+from llmb.logs.step_line import LOAD_HEAD, STEP_LINE_HEAD, StepLine
 from llmb.metrics.statistics import are_between
 
 MAX_BODY_BYTES = 4000
@@ -262,5 +262,4 @@ FORMAT = Format(
     reader=Nemo2Reader,
     mean_of_interval=True,
     resumed=re.compile(LOAD_HEAD),
-    saved=SAVE_HEAD,
 )

@@ -115,5 +115,4 @@ FORMAT = Format(
     first_number=1,
     mean_of_interval=True,
     resumed=re.compile(rb"Training starts at step (?:[2-9]|1\d)"),
-    saved=b"Finished saving the checkpoint",
 )
