@@ -32,7 +32,7 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.kernels import fp8_cast, norm, rotary
 from llmb.engine.kernels.arguments import Activation, Heads, NormOf, Rotation
 from llmb.engine.kernels.fp8_cast import CAPABILITY
-from llmb.engine.model.rotary import rotary_tables
+from llmb.engine.model.attention import rotary_tables
 
 SLOWER, MISSING = 1, 3
 """Exit codes."""

@@ -10,9 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.catalogue.data_files import MOST_PROBLEMS, CatalogueError, read_file
+from llmb.catalogue.data_files import MOST_LEVELS, MOST_PROBLEMS, CatalogueError, check_yaml, read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.yaml_check import MOST_LEVELS, check_yaml
 from llmb.errors import LlmbError
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.cluster_config import read_cluster_file

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llmb.engine.account.collectives import members
 from llmb.engine.account.ledger import Ledger
 from llmb.engine.account.one_rank import SameBatches, account_of, fake_account
+from llmb.engine.account.operators import group_of
 from llmb.engine.loop import build_passes, do_step, give_memory, prepare_stages, shape_stages
 from llmb.engine.model.initialize import initialize
 from llmb.engine.model.local_shard import local_tensor
@@ -68,7 +68,9 @@ def live_bytes() -> int:
 
 
 def sequence(ledger: Ledger) -> list[dict[str, Any]]:
-    return [each._asdict() | {"members": members(each.group)} for each in ledger.collectives]
+    return [
+        each._asdict() | {"members": dist.get_process_group_ranks(group_of(each.group))} for each in ledger.collectives
+    ]
 
 
 def fake(plan: EnginePlan, rank: int) -> dict[str, Any]:

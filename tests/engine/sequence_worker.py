@@ -25,12 +25,11 @@ from llmb.engine.data.batches import rank_samples
 from llmb.engine.loop import prepare_stages
 from llmb.engine.lora import token_keys
 from llmb.engine.model.adapter import Dropout
-from llmb.engine.model.attention import Attention
+from llmb.engine.model.attention import Attention, rotary_tables
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP
 from llmb.engine.model.linear import Linear
 from llmb.engine.model.local_shard import local_tensor
-from llmb.engine.model.rotary import rotary_tables
 from llmb.engine.parallel.collectives import all_gather
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.gloo import gloo_backend

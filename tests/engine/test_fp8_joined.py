@@ -14,8 +14,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from llmb.catalogue.records import Model
 from llmb.engine.compile import apply_compile
 from llmb.engine.kernels import norm
+from llmb.engine.model.attention import rotary_tables
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.rotary import rotary_tables
 from llmb.engine.precision.apply import (
     drop_kept,
     fuse_activations,

@@ -8,9 +8,9 @@ import torch
 from torch._inductor.utils import get_code
 from torch.nn import functional
 
+from llmb.engine.model.attention import apply_rotary, rotary_tables
 from llmb.engine.model.moe import swiglu
 from llmb.engine.model.norms import LayerNorm1P, RMSNorm
-from llmb.engine.model.rotary import apply_rotary, rotary_tables
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # torch's own, when it compiles

@@ -13,10 +13,8 @@ from torch.nn import functional
 
 from llmb.catalogue.records import Model
 from llmb.engine.data.build import SyntheticData
-from llmb.engine.model import softmax
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.loss import IGNORED, Head
-from llmb.engine.model.softmax import LARGEST_CHUNK, chunk_bytes, chunk_length, chunk_slices
+from llmb.engine.model.loss import IGNORED, LARGEST_CHUNK, Head, Softmax, chunk_bytes, chunk_length, chunk_slices
 
 IN_ONE, IN_PIECES = math.inf, 0
 
@@ -112,7 +110,7 @@ def test_rows_of_a_piece_do_not_see_each_other() -> None:
     """Taken a few at a time or all at once, as compiled code does."""
     logits, places = torch.randn(70, 30), torch.randint(-1, 30, (70,))
     shares = torch.rand(70)
-    sliced, whole = softmax.Softmax(), softmax.Softmax()
+    sliced, whole = Softmax(), Softmax()
     whole.sliced = False
     found = [each.statistics(logits, places, 16) for each in (sliced, whole)]
     for one, other in zip(*found, strict=True):

@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.load import Catalogue
-from llmb.engine.model.loss import Head
-from llmb.engine.model.softmax import SMALLEST_BYTES
+from llmb.engine.model.loss import SMALLEST_BYTES, Head
 
 
 class StorageTracker(TorchDispatchMode):

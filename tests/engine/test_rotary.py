@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.engine.model.rotary import apply_rotary, frequencies, rotary_tables
+from llmb.engine.model.attention import apply_rotary, frequencies, rotary_tables
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

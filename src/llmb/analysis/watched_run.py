@@ -15,8 +15,7 @@ from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.job import Job
 from llmb.jobspec.spec import read_spec
 from llmb.logs.formats.format import MAX_LINE_BYTES
-from llmb.logs.reader import CHUNK_BYTES
-from llmb.logs.step_finder import StepFinder
+from llmb.logs.reader import CHUNK_BYTES, StepFinder
 from llmb.logs.step_line import StepLine
 from llmb.missing import Missing
 from llmb.programs.lookup import find_program

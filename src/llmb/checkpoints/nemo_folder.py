@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from llmb.catalogue.data_files import LOADER
 from llmb.catalogue.records import Model
-from llmb.catalogue.yaml_check import LOADER
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.errors import UsageError, itemized
 from llmb.huggingface.formats import format_of

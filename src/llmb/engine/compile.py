@@ -9,7 +9,7 @@ import torch
 
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder, MoEBlock
-from llmb.engine.model.softmax import Softmax
+from llmb.engine.model.loss import Softmax
 
 CompilerBackend = str | Callable[..., Any]
 """The name of one of torch's backends, or a function that is one."""

@@ -16,8 +16,7 @@ from ruamel.yaml.error import CommentMark, YAMLError
 from ruamel.yaml.tokens import CommentToken
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from llmb.catalogue.data_files import CatalogueError, read_data
-from llmb.catalogue.yaml_check import FOREIGN_LOADER
+from llmb.catalogue.data_files import FOREIGN_LOADER, CatalogueError, read_data
 from llmb.errors import UsageError, itemized
 from llmb.reference_suite.cluster_config import form_of
 from llmb.runs.folder import write_atomically, writing

@@ -13,7 +13,7 @@ from triton_compiler import ENOUGH_IN_FLIGHT, compiling, resources
 from llmb.engine.kernels.arguments import Heads, Rotation
 from llmb.engine.kernels.fp8_cast import cast_both_ways
 from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate_in_place
-from llmb.engine.model.rotary import Rotary, apply_rotary
+from llmb.engine.model.attention import Rotary, apply_rotary
 
 E5M2 = torch.float8_e5m2
 BATCH, SEQ, HEAD = 2, 24, 16

@@ -25,8 +25,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
-from llmb.engine.account.collectives import Message, collectives_in
-from llmb.engine.account.flops import flops_of, kind_of
+from llmb.engine.account.operators import Message, collectives_in, flops_of, kind_of
 from llmb.engine.compile import CompilerBackend
 from llmb.engine.model.linear import add_shard_product
 from llmb.engine.model.sequence_shard import shard_gradients

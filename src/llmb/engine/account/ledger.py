@@ -18,9 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from llmb.engine.account.collectives import NAMESPACES, Message, collective_of, is_collective, name_of
-from llmb.engine.account.flops import flops_of, kind_of
 from llmb.engine.account.graphs import KERNELS, Graph, Inner
+from llmb.engine.account.operators import NAMESPACES, Message, collective_of, flops_of, is_collective, kind_of, name_of
 from llmb.engine.model.local_shard import local_tensor
 
 

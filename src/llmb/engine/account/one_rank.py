@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.records import Layout
-from llmb.engine.account.collectives import group_names, shown_group
 from llmb.engine.account.graphs import counting_backend
 from llmb.engine.account.ledger import Ledger
+from llmb.engine.account.operators import group_names, shown_group
 from llmb.engine.attention_backend import attention_kernel
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.data.steps import Figures, StepData

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal self-attention with grouped key and value heads, full or chunked."""
+"""Causal self-attention with grouped key and value heads, full or chunked, and rotary positions (Su et al., 2021)."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -10,13 +11,52 @@ from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
-from llmb.catalogue.records import Model
+from llmb.catalogue.records import Model, RopeScaling
+from llmb.engine.kernels.arguments import Rotation
+from llmb.engine.kernels.rotary import rotate
 from llmb.engine.model.adapter import FusedAdapter
 from llmb.engine.model.documents import DocumentSegments, Segments
 from llmb.engine.model.linear import Joined, Linear
 from llmb.engine.model.norms import RMSNorm
-from llmb.engine.model.rotary import Rotary, apply_rotary
 from llmb.runs.attention import AttentionBackend
+
+
+class Rotary(NamedTuple):
+    """Positions of tokens, and the corresponding rotations.
+
+    positions: [seq] or [batch, seq], integers. cos and sin: [*positions.shape, pairs] in fp32, where 2 * pairs of a
+    head's elements are rotated, and the others unchanged.
+    """
+
+    positions: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+def rotary_tables(model: Model, positions: Tensor) -> Rotary:
+    angles = positions[..., None].float() * frequencies(model, positions.device)
+    return Rotary(positions, angles.cos(), angles.sin())
+
+
+def frequencies(model: Model, device: torch.device) -> Tensor:
+    """Radians per position of each rotated pair: [pairs], fp32."""
+    size = int(model.head_dim * model.rotary_fraction)
+    exponents = torch.arange(0, size, 2, device=device, dtype=torch.float32) / size
+    plain = 1.0 / model.rope_theta**exponents
+    return plain if model.rope_scaling is None else _scaled(plain, model.rope_scaling)
+
+
+def _scaled(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1: slow frequencies are divided by ``factor``, fast ones kept, those in between blended linearly."""
+    turns = scaling.original_max_position * plain / (2 * math.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return plain * (kept + (1 - kept) / scaling.factor)
+
+
+def apply_rotary(heads: Tensor, rotary: Rotary, *, interleaved: bool) -> Tensor:
+    """Rotates queries or keys, see ``kernels.rotary.rotate``."""
+    return rotate(heads, Rotation(rotary.cos, rotary.sin, interleaved))
 
 
 class Masks(NamedTuple):

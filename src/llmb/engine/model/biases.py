@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from llmb.catalogue.records import Model
-from llmb.engine.model.attention import Attention, Documents
+from llmb.engine.model.attention import Attention, Documents, Rotary
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.local_shard import local_shard
-from llmb.engine.model.rotary import Rotary
 
 
 class Bias(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from llmb.catalogue.records import MixtureOfExperts, Mlp, Model
 from llmb.catalogue.records import Norm as NormName
-from llmb.engine.model.attention import Attention, Documents, document_masks
+from llmb.engine.model.attention import Attention, Documents, Rotary, document_masks, rotary_tables
 from llmb.engine.model.biases import BiasedAttention, BiasedGatedMLP, BiasedSquaredReluMLP
 from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
@@ -18,7 +18,6 @@ from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
 from llmb.engine.model.norms import LayerNorm1P, Norm, RMSNorm
-from llmb.engine.model.rotary import Rotary, rotary_tables
 from llmb.engine.parallel.exchange import Bucket, OwnPart, Reduction
 
 EMBEDDING = "embed_tokens.weight"

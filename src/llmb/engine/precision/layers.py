@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from llmb.engine.kernels.arguments import Activation
 from llmb.engine.kernels.fp8_cast import cast_activated, cast_both_ways, cast_into
-from llmb.engine.model.attention import Attention, Documents, RotaryPosition
+from llmb.engine.model.attention import Attention, Documents, Rotary, RotaryPosition
 from llmb.engine.model.decoder import Block, MoEBlock, Staged
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear
 from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.norms import Norm
-from llmb.engine.model.rotary import Rotary
 from llmb.engine.precision.autograd import (
     Fp8Activated,
     Fp8Norm,
