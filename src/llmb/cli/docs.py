@@ -41,11 +41,11 @@ class DocPage:
 
 
 @cache
-def doc_pages(folder: Path = FOLDER) -> tuple[DocPage, ...]:
+def doc_pages() -> tuple[DocPage, ...]:
     """As ``README.md`` lists them, by task."""
-    text = (folder / "README.md").read_text(encoding="utf-8")
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
     return tuple(
-        _read_page(task[1], folder / listed[1], listed[2])
+        _read_page(task[1], FOLDER / listed[1], listed[2])
         for task in _TASK.finditer(text)
         for listed in _LISTED.finditer(task[2])
     )

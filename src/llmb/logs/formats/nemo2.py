@@ -194,9 +194,9 @@ def _is_usual(match: "re.Match[bytes]", text: bytes) -> bool:
     )
 
 
-def find_steps(text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
-    """The step lines in ``text[start:end]``, which consists of complete lines."""
-    return Nemo2Reader().find(text, start, end)
+def find_steps(text: bytes) -> Iterable[StepLine]:
+    """The step lines in ``text``, which consists of complete lines."""
+    return Nemo2Reader().find(text, 0, sys.maxsize)
 
 
 def _names(body: bytes) -> list[bytes]:
