@@ -145,6 +145,7 @@ def test_a_job_that_slurm_got_is_found_again(client: Client) -> None:
     assert states(client.campaign()) == {"submitted": 2}
 
 
+@pytest.mark.slow
 def test_what_a_killed_client_left_behind_is_waited_for(client: Client) -> None:
     """The client is killed, and the sbatch that it started only then gets to Slurm."""
     marker, go_on = client.install / "asked", client.install / "go_on"
@@ -159,6 +160,7 @@ def test_what_a_killed_client_left_behind_is_waited_for(client: Client) -> None:
     assert len(client.queued()) == 2
 
 
+@pytest.mark.slow
 def test_a_job_that_slurm_never_got_is_submitted_again(client: Client) -> None:
     """The client and its sbatch are both gone before Slurm hears of the job."""
     marker = client.install / "asked"

@@ -83,7 +83,7 @@ def test_bf16_sums_are_no_less_exact_than_those_of_autograd(models: dict[str, Mo
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "recompute", ["none", *(pytest.param(parts, marks=pytest.mark.slow) for parts in ("selective", "full"))]
 )

@@ -320,7 +320,8 @@ class Repeated(io.RawIOBase):
         return self.text if self.count >= 0 else b""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "nemo2")) for name in SAMPLES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLES)
 def test_memory_does_not_grow_with_the_file(name):
     text = text_of(name)
     text *= 1 + (1 << 17) // len(text)

@@ -102,6 +102,7 @@ def test_a_line_of_one_point_is_seen() -> None:
     assert single == several + 1
 
 
+@pytest.mark.slow
 def test_one_core_draws_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = []
     for cores in (1, 3):

@@ -119,6 +119,7 @@ VALUES = st.one_of(
 TREES = st.recursive(VALUES, lambda below: st.dictionaries(NAMES, below, max_size=3), max_leaves=8)
 
 
+@pytest.mark.slow
 @given(
     tree=st.dictionaries(NAMES, TREES, max_size=4),
     flow=st.sampled_from([True, False, None]),

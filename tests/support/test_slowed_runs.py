@@ -21,6 +21,7 @@ def steps_of(python: str, install: Path, *what: Slow) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_what_is_forked_is_slowed(tmp_path: Path, forked_python: str) -> None:
     steps = steps_of(forked_python, tmp_path, Slow("step", ms=1000 * DELAY_S))
     assert [step["step_time_s"] >= DELAY_S for step in steps] == [True] * 3
