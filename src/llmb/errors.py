@@ -108,7 +108,7 @@ def see(page: str, what: str = "") -> str:
 
 
 def itemized(items: Iterable[object]) -> str:
-    """The lines of an error below its first, one for each item; of more than ``most``, how many are left out."""
+    """The lines of an error below its first, one for each item, and how many are left out beyond ``MOST_ITEMS``."""
     found = list(items)
     more = [f"and {len(found) - MOST_ITEMS} more"] if len(found) > MOST_ITEMS else []
     return "".join(f"\n  - {item}" for item in (*found[:MOST_ITEMS], *more))

@@ -142,7 +142,6 @@ def names_of(area: Area) -> list[str]:
     return [rule.name for rule in rules().values() if rule.area == area]
 
 
-"""Items of a list that are shown; the rest is counted."""
 GIB = 2**30
 
 
