@@ -2,7 +2,7 @@
 """With sequence parallelism a layer keeps its rank's shard of the sequence, and gathers it again."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,6 @@ CASES = {
 SAME_ORDER = 1e-6
 """The relative error where sums have one order, but for those of a norm's weight: in one of 150 runs with other values,
 one of its elements is rounded otherwise."""
-COMPILED_TOO = ("fp8, compiled", "bf16, sums in products")
-"""Compiled as two others, for twice 8 s of processor time; what they compute, those others or eager blocks do."""
 SUMS_IN_OTHER_ORDER = {
     "bf16, side by side": 0.01,
     **dict.fromkeys(("fp8", "fp8, all casts apart", "fp8, compiled"), 1e-5),
@@ -45,20 +43,14 @@ def plan_of(tiny_plan: Callable[..., Plan], case: dict[str, object]) -> dict[str
     return document
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param([name for name in CASES if name not in COMPILED_TOO], id="quicker", marks=pytest.mark.slow),
-        pytest.param(COMPILED_TOO, id="compiled too", marks=pytest.mark.measured),
-    ],
-)
+@pytest.mark.slow
 def test_blocks_keep_a_shard_of_the_sequence_and_gather_it_again(
-    names: Sequence[str], tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path: Path
+    tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    plans = [plan_of(tiny_plan, CASES[name]) for name in names]
+    plans = [plan_of(tiny_plan, case) for case in CASES.values()]
     (tmp_path / "plans.json").write_text(json.dumps(plans))
     found = json.loads(run_ranks(WORKER, 2, tmp_path)[0])
-    for name, plan, one in zip(names, plans, found, strict=True):
+    for name, plan, one in zip(CASES, plans, found, strict=True):
         shard = MBS * SEQ_LEN * plan["recipe"]["model"]["hidden_size"] // 2
         assert shard in one["kept"], name
         assert 2 * shard not in one["kept"], name
