@@ -98,9 +98,10 @@ class Nemo2Reader:
 
     def _find_each(self, text: bytes, start: int, end: int) -> Iterator[StepLine]:
         at = start
-        until = text.rfind(STEP_TIME_FIELD, start, end) + len(STEP_TIME_FIELD)  # searching from the end is faster
         # Searching for a field as bytes takes a third of the time of searching for the pattern.
-        while (field := text.find(STEP_TIME_FIELD, at, until)) >= 0:
+        for field in _step_times(text, start, end):
+            if field < at:
+                continue
             match = _match_line(text, max(at, field - MAX_LINE_BYTES), field, end)
             at = match.end() if match else field + len(STEP_TIME_FIELD)
             if not match:
@@ -167,6 +168,15 @@ def find_usual(text: bytes, start: int, end: int) -> UsualSteps | None:
     if not are_between(-math.inf, losses, math.inf):
         return None
     return UsualSteps(first, last, losses, times, tflops)
+
+
+def _step_times(text: bytes, start: int, end: int) -> list[int]:
+    """Where ``text[start:end]`` has step times. CPython searches from the end in less than half of the time."""
+    places, until = [], end
+    while (place := text.rfind(STEP_TIME_FIELD, start, until)) >= 0:
+        places.append(place)
+        until = place + len(STEP_TIME_FIELD) - 1
+    return places[::-1]
 
 
 def _match_line(text: bytes, begin: int, field: int, end: int) -> "re.Match[bytes] | None":
