@@ -4,6 +4,7 @@
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,19 +109,29 @@ def _network(path: Path) -> "Network | None":
     """By the beginning of a log, whichever program wrote it; None if it does not tell or cannot be read."""
     try:
         with open_regular(path) as stream:
-            said = b"".join(text for text in _beginning(PlainText(stream)) if NCCL in text)
+            said = filter(_has_nccl, _beginning(PlainText(stream)))
+            if not (first := next(said, None)):
+                return None
+            from llmb.traces.nccl_network import read_network
+
+            return read_network(chain([first], said), str(path))
     except OSError:
         return None
-    if not said:
-        return None
-    from llmb.traces.nccl_network import read_network
 
-    return read_network([said], str(path))
+
+def _has_nccl(text: bytes) -> bool:
+    return NCCL in text
 
 
 def _beginning(text: PlainText) -> Iterator[bytes]:
+    """Complete lines, many at once; a line longer than a chunk is split."""
+    rest = b""
     while text.size < MOST_BYTES and (part := text.read(CHUNK_BYTES)):
-        yield part
+        lines = rest + part
+        end = max(lines.rfind(b"\n"), lines.rfind(b"\r")) + 1 or len(lines)
+        yield lines[:end]
+        rest = lines[end:]
+    yield rest
 
 
 def logged_runs(root: Path, recorded: Collection[Path]) -> FoundRuns:
