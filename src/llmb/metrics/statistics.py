@@ -126,7 +126,7 @@ def despiked(values: Floats) -> Floats:
         running[first : first + len(own)], rest[first : first + len(own)] = medians, own - others
     # The level of the rest is not 0 where the noise is skewed.
     level, below, above = level_and_spread(rest)
-    least = LEAST_SPREAD * abs(_middle(np.sort(values)))
+    least = LEAST_SPREAD * abs(_median(values))
     low, high = (OUTLIER_SPREADS * max(spread, least) for spread in (below, above))
     spike = (values < running + level - low) | (values > running + level + high)
     return np.where(spike, running, values)
@@ -145,8 +145,14 @@ def _near_medians(values: Floats, padded: Floats) -> tuple[Floats, Floats]:
     return middle, (lower + upper) / 2
 
 
+def _median(values: Floats) -> float:
+    import numpy as np
+
+    return float(np.median(values)) if len(values) > _MANY else _middle(np.sort(values))
+
+
 def _middle(ordered: Floats) -> float:
-    """The median. NumPy's takes ten times as long for the few values of a window."""
+    """The median of sorted values. NumPy's takes ten times as long for the few values of a window."""
     middle = len(ordered) // 2
     return float(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
 
