@@ -88,9 +88,10 @@ class LoggedAttempt:
     logged: tuple[int, float] | None = None
     """The last such line: its step, and when."""
     logged_s: "array[float]" = field(default_factory=_floats)
-    """When the lines of the window were written, by their own clock; 0 for one that does not tell."""
+    """When the lines of the window were written, by their own clock; 0 for one that does not tell, and shorter than the
+    window if the last ones do not."""
     since: "array[int]" = field(default_factory=_integers)
-    """Steps since the line before, which a mean stands for."""
+    """Steps since the line before, which a mean stands for; shorter than the window if it is 1 for the last lines."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
     gaps: dict[int, int] = field(default_factory=dict)
@@ -113,12 +114,11 @@ class LoggedAttempt:
         return gap if is_regular else 1
 
     @property
-    def weights(self) -> Sequence[int]:
-        """The number of steps that each of the window's lines stands for."""
-        if self.since.count(1) == len(self.since):  # nearly always
-            return self.since
+    def weights(self) -> Sequence[int] | None:
+        """The number of steps that each of the window's lines stands for; None if each stands for one."""
         most = self.interval if self.mean_of == 1 else self.mean_of
-        return [min(count, most) for count in self.since]
+        weights = [min(count, most) for count in self.since]
+        return [*weights, *[1] * (len(self.step) - len(weights))] if max(weights, default=1) > 1 else None
 
     @property
     def finished(self) -> bool:
@@ -180,10 +180,12 @@ class LoggedAttempt:
                 self.bad_grad_norm_step = line.step
             if self.window and self.window.first <= line.step <= self.window.last:
                 self._note_lap(line)
+                self._note_since(self._steps_of(line))
+                if line.logged_s:
+                    self.logged_s.extend(_UNTOLD * (len(self.step) - len(self.logged_s)))
+                    self.logged_s.append(line.logged_s)
                 self.step.append(line.step)
-                self.since.append(self._steps_of(line))
                 self.step_time_s.append(line.step_time_s)
-                self.logged_s.append(line.logged_s or 0.0)
                 self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
                 self.skipped_in_window += line.skipped
             self.logged_last_s = line.logged_s
@@ -213,6 +215,12 @@ class LoggedAttempt:
             return line.step - self.max_step
         return _UNKNOWN if self.continued else line.step - self.first_number + 1
 
+    def _note_since(self, steps: int) -> None:
+        """Call it for a line of the window before the line is added."""
+        if steps != 1:
+            self.since.extend(_ONE * (len(self.step) - len(self.since)))
+            self.since.append(steps)
+
     def _note_lap(self, line: StepLine) -> None:
         if line.logged_s is None:
             return
@@ -240,11 +248,10 @@ class LoggedAttempt:
         step_times, tflops = block.column(STEP_TIME_FIELD), block.column(TFLOPS_FIELD)
         if step_times is None or tflops is None:
             return False
+        if first == block.first.step:
+            self._note_since(self._steps_of(block.first))
         inside = slice(first - block.first.step, last - block.first.step + 1)
-        self.step.extend(range(first, last + 1))
-        self.since.append(self._steps_of(block.first) if first == block.first.step else 1)
-        self.since.extend(_ONE * (last - first))
-        self.logged_s.extend(_UNTOLD * (last - first + 1))
+        self.step.frombytes(block.numbers[inside].tobytes())
         self.step_time_s.frombytes(step_times[inside].tobytes())
         self.tflops_per_gpu.frombytes(tflops[inside].tobytes())
         return True

@@ -127,9 +127,10 @@ def _judged(log: RunLog) -> LogOutcome:
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     """The outcome of a run with steps in its window. Lines may stand for steps before it."""
     attempt, weights = log.attempt, log.attempt.weights
-    if max(attempt.mean_of, max(weights)) > 1:
-        window = Window(first=attempt.step[0] - weights[0] + 1, last=attempt.step[-1], rule=window.rule)
-    error_s = attempt.clock_s / sum(weights) if attempt.clock_s else None
+    if attempt.mean_of > 1 or weights:
+        before = weights[0] - 1 if weights else 0
+        window = Window(first=attempt.step[0] - before, last=attempt.step[-1], rule=window.rule)
+    error_s = attempt.clock_s / sum(weights or (len(attempt.step),)) if attempt.clock_s else None
     times = _statistics(attempt.step_time_s, weights, error_s)
     if error_s and error_s > WIDEST_CLOCK_ERROR * times.mean:
         return _outcome(attempt, "too_few_steps", _coarse_text(attempt, times), window)
@@ -144,9 +145,9 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     return replace(found, clock_error_s=error_s, step_times_s=()) if error_s else found
 
 
-def _statistics(values: "array[float]", weights: Sequence[int], error: float | None = None) -> Statistics:
-    if error or max(weights) > 1:
-        return describe_means(values, weights, error or 0.0)
+def _statistics(values: "array[float]", weights: Sequence[int] | None, error: float | None = None) -> Statistics:
+    if error or weights:
+        return describe_means(values, weights or (1,) * len(values), error or 0.0)
     return describe(values)
 
 
@@ -201,7 +202,7 @@ def _outcome(
 
 
 def _tells_when(attempt: LoggedAttempt) -> bool:
-    return len(attempt.logged_s) == sum(attempt.weights) and all(attempt.logged_s)
+    return len(attempt.logged_s) == len(attempt.step) and all(attempt.logged_s) and not attempt.weights
 
 
 def _finite(value: float) -> float | None:
@@ -272,7 +273,7 @@ def _interval_text(log: RunLog) -> str:
     if interval == 1 or log.format is None:
         return ""
     means = format_called(log.format).mean_of_interval
-    most = "up to " if len(set(log.attempt.weights)) > 1 else ""
+    most = "up to " if len(set(log.attempt.weights or ())) > 1 else ""
     return f", by means of {most}{interval} steps" if means else f", of which every {interval}. is logged"
 
 

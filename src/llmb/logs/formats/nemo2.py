@@ -67,6 +67,10 @@ class UsualSteps:
     def final(self) -> StepLine:
         return self._line(self.count - 1)
 
+    @property
+    def numbers(self) -> "array[int]":
+        return array("q", range(self.first_step, self.first_step + self.count))
+
     def column(self, name: bytes) -> "array[float]":
         """The values of a field, nan if the lines do not have it."""
         if name == TFLOPS_FIELD:
