@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import atexit
 import gc
 import os
 import shutil
@@ -28,7 +29,9 @@ hypothesis.settings.register_profile(
 )  # how long an example takes depends on the machine
 hypothesis.settings.load_profile("any machine")
 
-os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # whoever runs the tests may have defaults of their own
+# Whoever runs the tests may have defaults of their own. Chromium and matplotlib write there.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="llmb-tests-config-")
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
 """Fixtures that start a cluster: tests with the same one run in one process, or each process would start its own."""
