@@ -2,12 +2,15 @@
 """Writes results to standard output; the only module that does."""
 
 import json
+import math
 import os
 import re
 import shutil
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from textwrap import fill
 from typing import Any
 
@@ -37,7 +40,55 @@ def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
     """Prints one strictly valid JSON document; raises an error for a value that JSON cannot represent."""
-    _write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    _write(json_text(document) + "\n")
+
+
+class JsonText(str):
+    """A value of a document that is its JSON already, indented for its place."""
+
+    __slots__ = ()
+
+
+def json_text(value: Any, line_start: str = "\n") -> str:  # noqa: ANN401 (any JSON value)
+    """JSON with an indent of 2, as ``json.dumps`` has it, in half of its time: its own encoder does not indent in C.
+
+    ``line_start`` is a line end and the indent of the value. Raises ValueError for a number that is not finite.
+    """
+    if leaf := _LEAVES.get(type(value)):
+        return leaf(value)
+    inner = line_start + "  "
+    if isinstance(value, dict):
+        items = [
+            _json_key(key) + (leaf(item) if (leaf := _LEAVES.get(type(item))) else json_text(item, inner))
+            for key, item in value.items()
+        ]
+        return f"{{{inner}{f',{inner}'.join(items)}{line_start}}}" if items else "{}"
+    if isinstance(value, list | tuple):
+        items = [json_text(item, inner) for item in value]
+        return f"[{inner}{f',{inner}'.join(items)}{line_start}]" if items else "[]"
+    return json.dumps(value, allow_nan=False)
+
+
+def _json_number(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError("JSON has no number that is not finite")
+    return repr(value)
+
+
+_LEAVES: Mapping[type, Callable[[Any], str]] = {
+    str: encode_basestring_ascii,
+    float: _json_number,
+    int: repr,
+    bool: lambda value: "true" if value else "false",
+    type(None): lambda _: "null",
+    JsonText: str,
+}
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _json_key(key: Any) -> str:  # noqa: ANN401 (what JSON accepts as one)
+    """With the colon after it."""
+    return json.dumps({key: 0})[1:-2]
 
 
 def terminal_lines(table: Table, width: int | None) -> list[str]:
