@@ -9,11 +9,13 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from threading import Thread
+from types import ModuleType
 from typing import TypeVar
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -36,7 +38,7 @@ def given_to_workers(tasks: Sequence[Callable[[], Done]], workers: int) -> Itera
     with _without_working_folder():
         pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker, initargs=gc.get_threshold()[:1])
     try:
-        with _interrupts_held_back(), _without_working_folder():
+        with _interrupts_held_back(), _without_working_folder(), _without_main_module():
             futures = [pool.submit(task) for task in tasks]
         yield futures
     except (KeyboardInterrupt, GeneratorExit):
@@ -69,6 +71,17 @@ def _without_working_folder() -> Iterator[None]:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = given
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Each worker would load the program that was called, whose commands take longer to load than many tasks."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _begin_worker(garbage_threshold: int) -> None:
