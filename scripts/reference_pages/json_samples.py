@@ -53,7 +53,8 @@ from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import checked_document, image_document, install_document, settings_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.nccl_report import NcclStates
-from llmb.report.parse_report import parse_document, parse_report
+from llmb.report.parse_document import parse_document
+from llmb.report.parse_report import parse_report
 from llmb.report.predict_report import Foreseen, Proposed, memory_document, predict_document, proposed_document
 from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
 from llmb.report.recipe_report import metrics_document, recipe_document

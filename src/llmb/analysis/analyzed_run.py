@@ -190,6 +190,11 @@ class AnalyzedRun:
         return replace(self.with_outcome(log).with_figures({}, None), anomalies=None)
 
 
+def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
+    """Whether a log tells of which GPU type it is, so that the catalogue may know its recipe."""
+    return any(run.record is None and run.text("gpu_type") for run in runs)
+
+
 def without_figures(outcome: "LogOutcome", reason: str) -> "LogOutcome":
     """The outcome of an invalid run, without its figures."""
     return replace(outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=())

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from llmb.analysis.analyzed_run import AnalyzedRun
+from llmb.analysis.analyzed_run import AnalyzedRun, needs_catalogue
 from llmb.analysis.copies import with_copies
 from llmb.analysis.logged_run import known_run, parsed_run
 from llmb.cli.common import Json
@@ -24,7 +24,8 @@ from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 from llmb.report.output import print_output
-from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_tables
+from llmb.report.parse_document import dependent_on_others, parse_document, read_run
+from llmb.report.parse_report import EncodedRun, ParseReport, parse_csv, parse_report, parse_tables
 from llmb.runs.host import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -83,7 +84,7 @@ def _print_as_reference(
     found = _regular(find_logs(folder))
     window = window or _documented_window(found.logs)
     read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), workers)
-    samples = list(_with_progress(read, len(found.logs), found.total_bytes))
+    samples = list(_with_progress(found, read))
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_output(FORMATS[form](report))
     if not report.successes:
@@ -191,29 +192,47 @@ def parse(
     if group and scaling:
         raise UsageError("--group and --scaling are different tables", do="give one of them")
     roots = paths or [_default_root()]
-    report = parse_report(roots, rule, _runs(roots, rule, workers, gpu_type), full_names=full_names)
+    encode = form is CompatFormat.JSON and not (group or scaling or gpu_type)
+    runs = _encoded_runs(roots, rule, workers) if encode else _runs(find_all_logs(roots), rule, workers, gpu_type)
+    report = parse_report(roots, rule, runs, full_names=full_names)
     if group or scaling:
         _print_groups(report, form, scaling=scaling)
     else:
         _print(report, form, wide=wide)
     if not report.counts["success"]:
         where = ", ".join(str(root.absolute()) for root in roots)
-        raise RunFailed(f"none of {len(report.runs)} logs is from a successful run", where=where)
+        raise RunFailed(f"none of {report.files} logs is from a successful run", where=where)
 
 
-def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> list[AnalyzedRun]:
+def _encoded_runs(roots: list[Path], rule: str, workers: int) -> list[AnalyzedRun | EncodedRun]:
+    """Runs for a JSON document, of which this process writes only what depends on several logs."""
     found = find_all_logs(roots)
-    read = read_in_parallel(found, partial(parsed_run, rule=rule), workers)
-    runs = with_copies(
-        [*(known_run(file, rule) for file in found.refused), *_with_progress(read, len(found.logs), found.total_bytes)]
-    )
+    read = _with_progress(found, read_in_parallel(found, partial(read_run, rule=rule), workers))
+    encoded, known = [], [known_run(file, rule) for file in found.refused]
+    for run in read:
+        if isinstance(run, EncodedRun):
+            encoded.append(run)
+        else:
+            known.append(run)
+    again = {run.log_path: None for run in dependent_on_others(encoded, known)}
+    known += read_in_parallel(FoundFiles(tuple(again), 0, ()), partial(parsed_run, rule=rule), workers)
+    return [*_related(known, None), *(run for run in encoded if run.log_path not in again)]
+
+
+def _runs(found: FoundFiles, rule: str, workers: int, gpu_type: str | None) -> list[AnalyzedRun]:
+    read = _with_progress(found, read_in_parallel(found, partial(parsed_run, rule=rule), workers))
+    return _related([*(known_run(file, rule) for file in found.refused), *read], gpu_type)
+
+
+def _related(read: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
+    """With what the other runs and the catalogue tell of them."""
+    runs = with_copies(read)
     for copied in dict.fromkeys(run.copy_of for run in runs if run.copy_of):
         say(copied)
     for run in runs:
         if run.unread_record:
             say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.log_path.parent})")
-    needs_catalogue = gpu_type or any(run.record is None and run.text("gpu_type") for run in runs)
-    return _catalogued(runs, gpu_type) if needs_catalogue else runs
+    return _catalogued(runs, gpu_type) if gpu_type or needs_catalogue(runs) else runs
 
 
 def _catalogued(runs: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
@@ -226,14 +245,14 @@ def _catalogued(runs: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedR
     return with_catalogue_figures(with_gpu_type(runs, gpu_type) if gpu_type else runs, catalogue)
 
 
-def _with_progress(files: Iterable[Read], count: int, total_bytes: int) -> Iterable[Read]:
-    """``files``, with a bar on stderr if there are many or large ones."""
-    if (count < MANY_FILES and total_bytes < MANY_BYTES) or not sys.stderr.isatty():
-        return files
+def _with_progress(found: FoundFiles, read: Iterable[Read]) -> Iterable[Read]:
+    """What is ``read`` of files, with a bar on stderr if there are many or large ones."""
+    if (len(found.logs) < MANY_FILES and found.total_bytes < MANY_BYTES) or not sys.stderr.isatty():
+        return read
     from rich.console import Console
     from rich.progress import track
 
-    return track(files, "Reading", total=count, console=Console(stderr=True), transient=True)
+    return track(read, "Reading", total=len(found.logs), console=Console(stderr=True), transient=True)
 
 
 def _default_root() -> Path:

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsed logs with their names: as tables, as CSV and as a JSON document. Pure."""
+"""Parsed logs with their names: as tables and as CSV. Pure."""
 
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple, get_args
 
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.catalogue.records import Window
-from llmb.logs.configuration import INFERRED_RELEASE
 from llmb.logs.outcome import LogOutcome, Status
 from llmb.metrics.anomalies import Anomalies
 from llmb.metrics.statistics import Statistics
@@ -43,6 +42,20 @@ _JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
 
 
+class EncodedRun(NamedTuple):
+    """A run of which only its part of the JSON document is known. No log is a copy of its log."""
+
+    log_path: Path
+    status: Status
+    digest: str | None
+    """That of its log's outcome."""
+    is_named: bool
+    """Its workload is known, and so the catalogue may know more of it."""
+    before_name: str
+    """The text of its result up to the display name, and after that."""
+    after_name: str
+
+
 @dataclass(frozen=True, slots=True)
 class ParseReport:
     """All runs below ``directories``, sorted by path, each with its display name."""
@@ -53,24 +66,34 @@ class ParseReport:
     names: dict[Path, str]
     full_names: bool = False
     """File names are not shortened, and shown for every run."""
+    encoded: tuple[EncodedRun, ...] = ()
+    """Further runs; only a JSON document can have some."""
 
     @property
     def counts(self) -> dict[str, int]:
-        counted = Counter(run.outcome.status for run in self.runs)
+        counted = Counter([*(run.outcome.status for run in self.runs), *(run.status for run in self.encoded)])
         return {status: counted[status] for status in get_args(Status)}
+
+    @property
+    def files(self) -> int:
+        return len(self.runs) + len(self.encoded)
 
     def name(self, run: AnalyzedRun) -> str:
         return self.names[run.log_path]
 
 
-def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun], *, full_names: bool) -> ParseReport:
+def parse_report(
+    roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun | EncodedRun], *, full_names: bool
+) -> ParseReport:
     """Names are relative to the one directory, or to what several have in common."""
-    ordered = tuple(sorted(runs, key=lambda run: run.log_path))
+    ordered = sorted(runs, key=lambda run: run.log_path.parts)
     common = roots[0] if len(roots) == 1 else Path(os.path.commonpath([path.absolute() for path in roots]))
     paths = {run.log_path.absolute() if len(roots) > 1 else run.log_path: run.log_path for run in ordered}
     names = display_names(paths, common, full=full_names)
     shown = {own: names[path] for path, own in paths.items()}
-    return ParseReport(tuple(map(text_of, roots)), rule, ordered, shown, full_names)
+    known = tuple(run for run in ordered if isinstance(run, AnalyzedRun))
+    encoded = tuple(run for run in ordered if isinstance(run, EncodedRun))
+    return ParseReport(tuple(map(text_of, roots)), rule, known, shown, full_names, encoded)
 
 
 def one_mfu(run: AnalyzedRun) -> tuple[float, str] | tuple[None, None]:
@@ -90,11 +113,11 @@ def date_of(run: AnalyzedRun) -> str | None:
 def known_times(outcome: LogOutcome) -> dict[str, Any]:
     """Statistics of the step times; a coarse clock tells nothing of single steps."""
     unknown = _OF_SINGLE_STEPS if outcome.clock_error_s else ()
-    found = {} if outcome.step_time_s is None else _statistics(outcome.step_time_s)
+    found = {} if outcome.step_time_s is None else all_statistics(outcome.step_time_s)
     return {key: None if key in unknown else value for key, value in found.items()}
 
 
-def _statistics(statistics: Statistics) -> dict[str, Any]:
+def all_statistics(statistics: Statistics) -> dict[str, Any]:
     keys = ("mean", "median", "std", "cv", "ci95", "min", "max")
     return {key: getattr(statistics, key) for key in keys}
 
@@ -162,68 +185,6 @@ def parse_csv(report: ParseReport) -> str:
     """A header and a line for each file."""
     rows = ({"filename": report.name(run), **named_values(run, *VALUES)} for run in report.runs)
     return csv_text(("filename", *VALUES), rows)
-
-
-def parse_document(
-    report: ParseReport, groups: list[dict[str, Any]] | None = None, scaling: list[dict[str, Any]] | None = None
-) -> dict[str, Any]:
-    """The JSON document; an unknown value is null, and so are ``groups`` and ``scaling`` unless they are wanted."""
-    return {
-        "analysis": {
-            "directories": list(report.directories),
-            "window_rule": report.rule,
-            "files": len(report.runs),
-        },
-        "results": [_result(run, report.name(run)) for run in report.runs],
-        "groups": groups,
-        "scaling": scaling,
-        "summary": report.counts | {"files": len(report.runs)},
-    }
-
-
-def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
-    outcome = run.outcome
-    losses = {"first": outcome.loss_first, "last": outcome.loss_last}
-    return {
-        "run": run.id,
-        "filename": name,
-        **named_values(run, "path", "status", "reason"),
-        "copy_of": run.copy_of,
-        **named_values(run, "workload", "size", "dtype", "gpu_type", "program", "gpus"),
-        "layout": run.layout,
-        "layout_source": run.layout_source,
-        "release": run.release,
-        "release_source": _release_source(run),
-        "identity": run.key,
-        **named_values(run, "label", "nodes"),
-        "node_names": list(run.nodes),
-        **named_values(run, "date"),
-        "date_source": None if run.started_s is None else "record" if run.record else "file",
-        "window": outcome.window and outcome.window.model_dump(),
-        "format": outcome.format,
-        "steps": outcome.steps,
-        "attempts": outcome.attempts,
-        **named_values(run, "max_iteration", "figures"),
-        "step_time_s": known_times(outcome) or None,
-        "clock_error_s": outcome.clock_error_s,
-        "anomalies": run.anomalies and asdict(run.anomalies),
-        "tflops_per_gpu": outcome.tflops_per_gpu and _statistics(outcome.tflops_per_gpu),
-        "mfu_pct": dict(run.mfu_pct),
-        "tokens_per_s_per_gpu": run.tokens_per_s_per_gpu,
-        "days_per_1t_tokens": run.days_per_1t_tokens,
-        "origin": run.origin and run.origin.document(),
-        "network": run.network and {"faults": [], **run.network.model_dump(mode="json")},
-        "loss": losses if any(value is not None for value in losses.values()) else None,
-    }
-
-
-def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the name"] | None:
-    """Who tells the release; only names of one release have the form of theirs."""
-    if run.release is None:
-        return None
-    if run.recipe and run.recipe.release:
-        return "record"
-    return "form of the name" if run.configuration.get(INFERRED_RELEASE) else "path"
 
 
 def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path, str]:
