@@ -7,10 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
 
-from llmb.metrics.statistics import QUANTILES, Floats, ar1_variance, block_means, cosines, despiked
+from llmb.metrics.statistics import (
+    QUANTILES,
+    ar1_variance,
+    block_means,
+    cosines,
+    despiked,
+    despiked_steps,
+    weighted_sum,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,17 +72,15 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
     """
     if len(step_times_s) < FEWEST_STEPS:
         return Anomalies()
-    import numpy as np
-
-    values = np.asarray(step_times_s, float)
-    calm = despiked(values)
+    calm = despiked_steps(step_times_s)
     outliers = tuple(
-        Outlier(first_step + index, float(values[index]), float(values[index] - calm[index]))
-        for index in np.flatnonzero(values != calm).tolist()
+        Outlier(first_step + index, float(value), float(value - usual))
+        for index, (value, usual) in enumerate(zip(step_times_s, calm, strict=True))
+        if value != usual
     )
     drift, half = _drift(calm)
     slow = {outlier.step - first_step: outlier.excess_s for outlier in outliers if outlier.excess_s > 0}
-    period = _period(sorted(slow), len(values))
+    period = _period(sorted(slow), len(calm)) if slow else None
     return Anomalies(
         outliers=outliers,
         drift_pct=drift,
@@ -84,20 +90,18 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
     )
 
 
-def _drift(values: Floats) -> tuple[float, float]:
+def _drift(values: Sequence[float]) -> tuple[float, float]:
     """Change over the series in percent of its mean, and half of its 95 % confidence interval.
 
     The interval is made like that of a mean (``long_run``), of movements that are orthogonal to the drift.
     """
-    import numpy as np
-
-    means, size = block_means(cast("Sequence[float]", values))
-    blocks = np.asarray(means)
+    blocks, size = block_means(values)
     count = len(blocks)
     line, rows, correction, quantile = _drift_weights(count)
-    error = math.sqrt(float(((rows @ blocks) ** 2).sum()) / len(rows)) * (correction if size == 1 else 1)
-    scale = 100 * (count - 1) / _line_length(count) / (float(blocks.sum()) / count)
-    return float(line @ blocks) * scale, quantile * error * scale
+    squares = math.fsum(weighted_sum(row, blocks) ** 2 for row in rows)
+    error = math.sqrt(squares / len(rows)) * (correction if size == 1 else 1)
+    scale = 100 * (count - 1) / _line_length(count) / (math.fsum(blocks) / count)
+    return weighted_sum(line, blocks) * scale, quantile * error * scale
 
 
 def _line_length(count: int) -> float:
@@ -106,20 +110,21 @@ def _line_length(count: int) -> float:
 
 
 @lru_cache(maxsize=16)
-def _drift_weights(count: int) -> tuple[Floats, Floats, float, float]:
+def _drift_weights(count: int) -> tuple[list[float], list[list[float]], float, float]:
     """For a series of ``count``: weights of the drift, of the slowest movements that are orthogonal to it, the
     correction of the error of a short series, and Student's t.
     """
-    import numpy as np
-
-    line = (np.arange(count) - (count - 1) / 2) / _line_length(count)
-    rows = np.asarray(cosines(count, 1))
-    mirror = rows @ line  # a reflection turns all of the line that is in the rows into the first row
-    mirror[0] += math.copysign(math.sqrt(float(mirror @ mirror)), mirror[0])
-    rows = (rows - 2 / float(mirror @ mirror) * np.outer(mirror, mirror @ rows))[1:]
-    expected = float(np.mean([ar1_variance(row) for row in rows.tolist()]))
-    correction = math.sqrt(ar1_variance(line.tolist()) / expected)
-    return line, rows, correction, QUANTILES[len(rows) - 1]
+    line = [(place - (count - 1) / 2) / _line_length(count) for place in range(count)]
+    waves = cosines(count, 1)
+    mirror = [weighted_sum(wave, line) for wave in waves]  # a reflection turns the line in the waves into the first one
+    mirror[0] += math.copysign(math.sqrt(weighted_sum(mirror, mirror)), mirror[0])
+    across = [2 / weighted_sum(mirror, mirror) * weighted_sum(mirror, column) for column in zip(*waves, strict=True)]
+    rows = [
+        [weight - part * share for weight, share in zip(wave, across, strict=True)]
+        for part, wave in zip(mirror[1:], waves[1:], strict=True)
+    ]
+    expected = fmean(map(ar1_variance, rows))
+    return line, rows, math.sqrt(ar1_variance(line) / expected), QUANTILES[len(rows) - 1]
 
 
 def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:

@@ -2,10 +2,12 @@
 """Descriptive and robust statistics of a series of steps."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from operator import mul
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -34,10 +36,15 @@ def half_width(deviations: Sequence[float]) -> float:
     """
     blocks, size = block_means(deviations)
     rows = cosines(len(blocks))
-    squares = (math.fsum(weight * value for weight, value in zip(row, blocks, strict=True)) ** 2 for row in rows)
+    squares = math.fsum(weighted_sum(row, blocks) ** 2 for row in rows)
     correction = _correction(len(blocks)) if size == 1 else 1.0
-    variance = correction * size * math.fsum(squares) / len(rows)
+    variance = correction * size * squares / len(rows)
     return QUANTILES[len(rows) - 1] * math.sqrt(variance / len(deviations))
+
+
+def weighted_sum(weights: Sequence[float], values: Sequence[float]) -> float:
+    """Rounded once, so that it is the same on every machine."""
+    return math.fsum(map(mul, weights, values))
 
 
 def block_means(values: Sequence[float]) -> tuple[Sequence[float], int]:
@@ -95,26 +102,48 @@ takes a third of the time of sorting each column."""
 _SLICE = 1 << 14
 """Values whose neighbors are sorted at once: more would take much memory, and leave the core's cache."""
 
+_FEW = 64
+"""Up to as many values are worth no call of NumPy, nor loading it."""
+
 Floats: TypeAlias = "NDArray[Any]"
+Series: TypeAlias = "Sequence[float] | Floats"
 
 
-def level_and_spread(values: Floats) -> tuple[float, float, float]:
+def level_and_spread(values: Series) -> tuple[float, float, float]:
     """The median, and the spreads below and above it, as standard deviations of a normal distribution.
 
     Two spreads, because step times are skewed: a step can be late by more than it can be early.
     """
-    import numpy as np
-
-    ordered = np.sort(values)
+    ordered = _ordered(values)
     level = _middle(ordered)
     least = LEAST_SPREAD * abs(level)
-    sides = (level - ordered[: ordered.searchsorted(level, "right")], ordered[ordered.searchsorted(level) :] - level)
-    below, above = (max(MAD_TO_STD * _middle(side), least) for side in sides)
+    sides = ordered[: bisect_right(ordered, level)], ordered[bisect_left(ordered, level) :]
+    below, above = (max(MAD_TO_STD * _middle_distance(side, level), least) for side in sides)
     return level, below, above
 
 
-def despiked(values: Floats) -> Floats:
+def despiked_steps(values: Sequence[float]) -> Sequence[float]:
     """``values``, at least 4, with outliers among their neighbors replaced by the neighbors' median (Hampel filter)."""
+    if len(values) > _FEW:
+        import numpy as np
+
+        return cast("list[float]", despiked(np.asarray(values, float)).tolist())
+    half = SPIKE_NEIGHBORS
+    padded = [*values[half:0:-1], *values, *values[-2 : -half - 2 : -1]]
+    running, rest = [], []
+    for place, value in enumerate(values):
+        below, middle, above = sorted(padded[place : place + 2 * half + 1])[half - 1 : half + 2]
+        running.append(middle)
+        rest.append(value - ((middle if value < middle else below) + (middle if value > middle else above)) / 2)
+    level, low, high = _usual_rest(values, rest)
+    return [
+        usual if value < usual + level - low or value > usual + level + high else value
+        for value, usual in zip(values, running, strict=True)
+    ]
+
+
+def despiked(values: Floats) -> Floats:
+    """What ``despiked_steps`` makes of ``values``."""
     import numpy as np
 
     half = SPIKE_NEIGHBORS
@@ -124,12 +153,17 @@ def despiked(values: Floats) -> Floats:
         own = values[first : first + _SLICE]
         medians, others = _near_medians(own, padded[first : first + len(own) + 2 * half])
         running[first : first + len(own)], rest[first : first + len(own)] = medians, own - others
-    # The level of the rest is not 0 where the noise is skewed.
-    level, below, above = level_and_spread(rest)
-    least = LEAST_SPREAD * abs(_median(values))
-    low, high = (OUTLIER_SPREADS * max(spread, least) for spread in (below, above))
+    level, low, high = _usual_rest(values, rest)
     spike = (values < running + level - low) | (values > running + level + high)
     return np.where(spike, running, values)
+
+
+def _usual_rest(values: Series, rest: Series) -> tuple[float, float, float]:
+    """The level of what values differ from their neighbors, not 0 where the noise is skewed, and the most that others
+    are below it and above."""
+    level, below, above = level_and_spread(rest)
+    least = LEAST_SPREAD * abs(_median(values))
+    return level, OUTLIER_SPREADS * max(below, least), OUTLIER_SPREADS * max(above, least)
 
 
 def _near_medians(values: Floats, padded: Floats) -> tuple[Floats, Floats]:
@@ -145,16 +179,33 @@ def _near_medians(values: Floats, padded: Floats) -> tuple[Floats, Floats]:
     return middle, (lower + upper) / 2
 
 
-def _median(values: Floats) -> float:
+def _ordered(values: Series) -> Series:
+    if len(values) <= _FEW:
+        return sorted(values)
     import numpy as np
 
-    return float(np.median(values)) if len(values) > _MANY else _middle(np.sort(values))
+    return np.sort(values)
 
 
-def _middle(ordered: Floats) -> float:
+def _median(values: Series) -> float:
+    if len(values) <= _MANY:
+        return _middle(_ordered(values))
+    import numpy as np
+
+    return float(np.median(values))
+
+
+def _middle(ordered: Series) -> float:
     """The median of sorted values. NumPy's takes ten times as long for the few values of a window."""
     middle = len(ordered) // 2
     return float(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
+
+
+def _middle_distance(ordered: Series, level: float) -> float:
+    """The median of distances from ``level``, which no value or every one is above."""
+    middle = len(ordered) // 2
+    after = abs(ordered[middle] - level)
+    return float(after if len(ordered) % 2 else (abs(ordered[middle - 1] - level) + after) / 2)
 
 
 FEWEST_FOR_AUTOCORRELATION = 20
