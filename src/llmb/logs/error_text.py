@@ -4,7 +4,7 @@
 import re
 from typing import Literal, NamedTuple
 
-from llmb.logs.formats.format import has
+from llmb.logs.formats.format import has, has_any
 from llmb.logs.formats.known import FORMATS
 
 _PREFIX = (
@@ -79,23 +79,21 @@ def error_at_end(tail: bytes) -> str:
 
 
 def _after_steps(tail: bytes) -> bytes:
-    step_line = max(known.find_last_step_mark(tail) for known in FORMATS)
+    step_line = -1
+    for known in FORMATS:  # a mark before one that was found is not sought
+        step_line = max(step_line, known.find_last_step_mark(tail, step_line + 1))
     return tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
 
 
 def _error(text: bytes) -> str:
     ended = _ENDED_BY_SLURM.search(text) if has(text, b" DUE TO ") else None
     before = text[: ended.start()] if ended else text
-    if _has_any(before, _ERROR_SIGNS) and (errors := _ERROR.findall(before)):
+    if has_any(before, _ERROR_SIGNS) and (errors := _ERROR.findall(before)):
         return _printable(errors[-1])
     for signs, failure in _FAILURES:
-        if _has_any(text, signs) and (found := failure.search(text)):
+        if has_any(text, signs) and (found := failure.search(text)):
             return _printable(found[found.re.groups])
     return ""
-
-
-def _has_any(text: bytes, signs: tuple[bytes, ...]) -> bool:
-    return any(has(text, sign) for sign in signs)
 
 
 def _printable(line: bytes) -> str:
@@ -127,4 +125,4 @@ def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:
 
 
 def _is_in(text: bytes, marks: tuple[bytes, ...], sign: "re.Pattern[bytes]") -> bool:
-    return any(has(text, mark) for mark in marks) and sign.search(text) is not None
+    return has_any(text, marks) and sign.search(text) is not None

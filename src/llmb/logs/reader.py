@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from llmb.logs.configuration import configuration_of
-from llmb.logs.formats.format import MAX_LINE_BYTES, Format, Reader, Value, has
+from llmb.logs.formats.format import MAX_LINE_BYTES, Format, Reader, Value, has_any
 from llmb.logs.formats.known import FORMATS
 from llmb.logs.formats.nemo2 import Nemo2Reader, UsualSteps
 from llmb.logs.logged_attempt import LoggedAttempt
@@ -53,7 +53,7 @@ class _Candidate:
 
     def look(self, text: bytes, start: int, end: int) -> int | None:
         """Where the first step line begins, in ``text[start:end]``."""
-        if not any(has(text, mark, start, end) for mark in self.format.marks):
+        if not has_any(text, self.format.marks, start, end):
             return None
         if self.excluded or self._is_excluded(text, start, end):
             return None
@@ -63,7 +63,8 @@ class _Candidate:
             self.kept.extend(self.reader.find(text, start, end))
         if self.format.resumed and not self.resumed:
             until = first.start() if first else end
-            self.resumed = self.format.resumed.search(text, start, until) is not None
+            signs = self.format.marks[self.format.step_marks :]
+            self.resumed = has_any(text, signs, start, until) and bool(self.format.resumed.search(text, start, until))
         return first.start() if first else None
 
     def _is_excluded(self, text: bytes, start: int, end: int) -> bool:

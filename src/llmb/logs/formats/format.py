@@ -47,8 +47,8 @@ class Format:
     name: str
     title: str
     marks: tuple[bytes, ...]
-    """Text of which some is found in every line that the reader needs, and in one that ``resumed`` fits: other text is
-    not searched. One of the first ``step_marks`` is found in every step line."""
+    """Text of which some is found in every line that the reader needs: other text is not searched. One of the first
+    ``step_marks`` is found in every step line, and one of the others in what ``resumed`` fits."""
     step: re.Pattern[bytes]
     """Found in a line that logs a step. The format of a log is that whose step line comes first."""
     reader: Callable[[], Reader]
@@ -64,16 +64,29 @@ class Format:
 
     def find_step_mark(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> int:
         """Where ``text[start:end]`` has the first one, in the first step line at the latest; -1 without one."""
-        found = (text.find(mark, start, end) for mark in self.marks[: self.step_marks])
-        return min((place for place in found if place >= 0), default=-1)
+        found = -1
+        for mark in self.marks[: self.step_marks]:
+            place = text.find(mark, start, end)
+            if place >= 0 and (place < found or found < 0):
+                found = place
+        return found
 
-    def find_last_step_mark(self, text: bytes) -> int:
-        return max(text.rfind(mark) for mark in self.marks[: self.step_marks])
+    def find_last_step_mark(self, text: bytes, start: int = 0) -> int:
+        """Where ``text[start:]`` has the last one; -1 without one."""
+        return max(text.rfind(mark, start) for mark in self.marks[: self.step_marks])
 
 
 def has(text: bytes, mark: bytes, start: int = 0, end: int = sys.maxsize) -> bool:
     """Whether ``mark`` is in ``text[start:end]``. CPython searches from the end in less than half of the time."""
     return text.rfind(mark, start, end) >= 0
+
+
+def has_any(text: bytes, marks: Iterable[bytes], start: int = 0, end: int = sys.maxsize) -> bool:
+    """Whether one of ``marks`` is in ``text[start:end]``."""
+    for mark in marks:  # noqa: SIM110 (a generator takes longer than the search of a short text)
+        if text.rfind(mark, start, end) >= 0:
+            return True
+    return False
 
 
 def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
