@@ -8,7 +8,7 @@ import pytest
 
 from llmb import worker_pool
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.logs import parallel_reader
+from llmb.logs import files, parallel_reader
 from llmb.logs.files import find_logs, parse_file
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_vanished_is_unreadable(tmp_path):
 
 def test_a_file_that_vanishes_while_logs_are_looked_for_is_listed(tmp_path, monkeypatch):
     (tmp_path / "a.out").touch()
-    monkeypatch.setattr(os, "walk", lambda root, onerror: [(str(root), [], ["a.out", "gone.out"])])
+    monkeypatch.setattr(files, "_walk", lambda root, _: [f"{root}/a.out", f"{root}/gone.out"])
     found = find_logs(tmp_path)
     assert found.logs == (tmp_path / "a.out",)
     assert reasons(found) == {"gone.out": ("unreadable", "No such file or directory")}
