@@ -7,12 +7,12 @@ It is made from a run's folder (``recorded_run``), from a log (``logged_run``), 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmb.catalogue.records import PARALLEL, Window
 from llmb.metrics.statistics import Statistics
 from llmb.metrics.throughput import SECONDS_PER_DAY
-from llmb.runs.identity import RunIdentity, Value
+from llmb.runs.identity import RunIdentity, Value, key_of
 
 if TYPE_CHECKING:  # where only a record or only a log is known, what reads the other is not needed
     from llmb.catalogue.records import Recipe
@@ -29,6 +29,7 @@ LOGGED = "logged"
 ASSUMED = "layout.assumed"
 """Key of a configuration whose layout is that of the recipe, because the log does not tell its own."""
 BATCH: tuple[str, ...] = ("mbs", "gbs")
+_LAYOUT = {f"layout.{name}": name for name in (*PARALLEL, *BATCH)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ class AnalyzedRun:
     def key(self) -> str | None:
         """Equal for repeats with the same software. None if nothing is known of the run."""
         known = {**self.configuration, **self.software}
-        return RunIdentity(configuration=known).key if known else None
+        return key_of(known) if known else None
 
     def text(self, key: str) -> str | None:
         """A value of the configuration as text."""
@@ -141,8 +142,8 @@ class AnalyzedRun:
     @property
     def layout(self) -> dict[str, int]:
         """Parallel sizes and batch sizes that are known."""
-        values = {name: self.number(f"layout.{name}") for name in (*PARALLEL, *BATCH)}
-        return {name: value for name, value in values.items() if value is not None}
+        known = self.configuration
+        return {name: value for key, name in _LAYOUT.items() if isinstance(value := known.get(key), int)}
 
     @property
     def layout_source(self) -> Literal["record", "log", "recipe"] | None:
@@ -164,18 +165,8 @@ class AnalyzedRun:
         return replace(self, identity=RunIdentity(configuration=configuration))
 
     def with_outcome(self, log: "ParsedFile") -> "AnalyzedRun":
-        """As its log tells: a success says only which steps it is of."""
-        outcome = log.outcome
-        return replace(
-            self,
-            log=log,
-            status=outcome.status,
-            reason=None if outcome.status == "success" else outcome.reason,
-            window=outcome.window,
-            step_times_s=outcome.step_times_s,
-            step_time_s=outcome.step_time_s,
-            figures=(self.figures or "rounded") if outcome.step_time_s else None,
-        )
+        """As its log tells."""
+        return replace(self, **told_by(log, self.figures or "rounded"))
 
     def with_figures(self, mfu_pct: Mapping[str, float | None], tokens_per_s_per_gpu: float | None) -> "AnalyzedRun":
         """With what the catalogue knows of the log's configuration."""
@@ -190,8 +181,22 @@ class AnalyzedRun:
         return replace(self.with_outcome(log).with_figures({}, None), anomalies=None)
 
 
+def told_by(log: "ParsedFile", figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
+    """The fields of a run that are in its log: the reason of a success is only which steps it has."""
+    outcome = log.outcome
+    return {
+        "log": log,
+        "status": outcome.status,
+        "reason": None if outcome.status == "success" else outcome.reason,
+        "window": outcome.window,
+        "step_times_s": outcome.step_times_s,
+        "step_time_s": outcome.step_time_s,
+        "figures": figures if outcome.step_time_s else None,
+    }
+
+
 def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
-    """Whether a log tells of which GPU type it is, so that the catalogue may know its recipe."""
+    """Whether a log without a record has a GPU type, so that the catalogue may know its recipe."""
     return any(run.record is None and run.text("gpu_type") for run in runs)
 
 

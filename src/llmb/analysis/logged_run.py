@@ -8,16 +8,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, told_by
 from llmb.errors import UsageError
 from llmb.input_files import open_regular
-from llmb.logs.files import FoundFiles, ParsedFile, find_logs, parse_file
+from llmb.logs.files import NCCL, FoundFiles, ParsedFile, find_logs, parse_file
 from llmb.logs.outcome import LogOutcome
 from llmb.logs.parallel_reader import parse_logs
 from llmb.logs.reader import PlainText
 from llmb.metrics.anomalies import Anomalies, find_anomalies
 from llmb.metrics.window import DEFAULT_RULE
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, log_name
 from llmb.runs.host import usable_cores
 from llmb.runs.identity import RunIdentity, short_id
 from llmb.runs.record_file import BrokenRecord
@@ -25,7 +25,6 @@ from llmb.runs.record_file import BrokenRecord
 if TYPE_CHECKING:  # few logs have NCCL's lines
     from llmb.traces.nccl_network import Network
 
-NCCL = b" NCCL INFO "
 MOST_BYTES = 1 << 25
 CHUNK_BYTES = 1 << 20
 _AROUND_EXPERIMENT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out(?:\.gz)?$")
@@ -39,14 +38,15 @@ def parsed_run(path: Path, rule: str) -> AnalyzedRun:
 
 def known_run(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
     """The run that a file which was parsed with a window is the log of."""
-    run = _by_record_or_log(file, rule)
+    folder = RunFolder(file.path.absolute().parent)
+    if file.path.name != log_name(folder.name) or not folder.record.is_file():
+        return logged_run(file, _anomalies(file.outcome))
+    run = _by_record(folder, file, rule)
     return replace(run, anomalies=_anomalies(run.outcome))
 
 
-def _by_record_or_log(file: ParsedFile, rule: str) -> AnalyzedRun:
-    folder = RunFolder(file.path.absolute().parent)
-    if file.path.name != folder.log.name or not folder.record.is_file():
-        return logged_run(file)
+def _by_record(folder: RunFolder, file: ParsedFile, rule: str) -> AnalyzedRun:
+    """By its log alone if the record cannot be read."""
     from llmb.analysis.recorded_log import run_with_log  # takes longer to load than to read a hundred logs
 
     try:
@@ -58,9 +58,9 @@ def _by_record_or_log(file: ParsedFile, rule: str) -> AnalyzedRun:
     return replace(logged_run(file), id=short_id(str(folder.path)), unread_record=unread)
 
 
-def logged_run(file: ParsedFile) -> AnalyzedRun:
+def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> AnalyzedRun:
     """The run of a log alone."""
-    network = _network(file.path) if file.outcome.steps else None
+    network = _network(file.path) if file.outcome.steps and file.may_name_network else None
     digest = file.outcome.digest
     return AnalyzedRun(
         id=short_id(str(file.path.absolute())),
@@ -68,11 +68,12 @@ def logged_run(file: ParsedFile) -> AnalyzedRun:
         identity=log_identity(file) if _is_run(file) else RunIdentity(configuration={}),
         conditions={"fabric": network.fabric} if network else {},
         started_s=_written_s(file.path),
-        status=file.outcome.status,
+        anomalies=anomalies,
         network=network,
         source=digest,
         content=digest,
-    ).with_outcome(file)
+        **told_by(file),
+    )
 
 
 def log_identity(file: ParsedFile) -> RunIdentity:

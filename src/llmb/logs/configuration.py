@@ -7,7 +7,8 @@ and ``release`` of the reference suite where the path tells it.
 
 import math
 import re
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ INFERRED_RELEASE = "release.inferred"
 
 def configuration_of(head: bytes, path: Path | None) -> dict[str, Value]:
     """Configuration of a log that begins with ``head``; a name is believed only where the log itself is silent."""
-    return (_from_path(path) if path else {}) | _from_head(head)
+    return {**(_from_path(path.absolute()) if path else {}), **_from_head(head)}
 
 
 def _from_head(head: bytes) -> dict[str, Value]:
@@ -111,15 +112,20 @@ def _torchtitan_sizes(head: bytes) -> dict[str, int]:
     return {}
 
 
-def _from_path(path: Path) -> dict[str, Value]:
-    """By the folders of the reference suite, or the name of the experiment, which the file has or a folder above it."""
-    if told := _RESULTS.search(str(path.absolute())):
+@lru_cache(maxsize=1)
+def _from_path(path: Path) -> Mapping[str, Value]:
+    """By the folders of the reference suite, or the name of the experiment, which the file has or a folder above it.
+
+    ``path`` is absolute.
+    """
+    if "/results/" in (text := str(path)) and (told := _RESULTS.search(text)):
         named = told.groupdict()
         found: dict[str, Value] = {key: named[key] for key in ("size", "dtype", "release")}
         return {"workload": f"pretrain_{named['model']}", "layout.gpus": int(named["gpus"]), **found}
-    folders = (path, *path.absolute().parents[:_FOLDERS_ABOVE])
-    name = next((folder.name for folder in folders if _EXPERIMENT.search(folder.name)), None)
-    return experiment_configuration(name) if name else {}
+    for name in path.parts[: -2 - _FOLDERS_ABOVE : -1]:
+        if found := experiment_configuration(name):
+            return found
+    return {}
 
 
 def document_of_log(path: Path) -> "Document | None":
@@ -127,7 +133,7 @@ def document_of_log(path: Path) -> "Document | None":
 
     Names since 25.05 do not tell the release: they are of the only document that has such names.
     """
-    known = _from_path(path)
+    known = _from_path(path.absolute())
     return _document(f"{known['workload']}_{known['size']}", str(known.get("release", ""))) if known else None
 
 

@@ -38,6 +38,7 @@ _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]
 """Such as the time limit. Processes that are killed raise exceptions."""
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160
+_STEP_MARKS = tuple(mark for known in FORMATS for mark in known.marks[: known.step_marks])
 
 
 class Content(NamedTuple):
@@ -80,8 +81,8 @@ def error_at_end(tail: bytes) -> str:
 
 def _after_steps(tail: bytes) -> bytes:
     step_line = -1
-    for known in FORMATS:  # a mark before one that was found is not sought
-        step_line = max(step_line, known.find_last_step_mark(tail, step_line + 1))
+    for mark in _STEP_MARKS:  # one before another that was found is not sought
+        step_line = max(step_line, tail.rfind(mark, step_line + 1))
     return tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
 
 

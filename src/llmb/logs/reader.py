@@ -214,6 +214,11 @@ class RunLog:
     configuration: dict[str, Value]
     """What the log's beginning and its path tell about the run; see ``llmb.logs.configuration``."""
 
+    @property
+    def is_in_head(self) -> bool:
+        """Whether ``head`` is all of the text."""
+        return len(self.head) < _HEAD_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:

@@ -26,7 +26,7 @@ _NAME = f',{_RESULT_START}  "filename": '
 
 
 def read_run(path: Path, rule: str) -> AnalyzedRun | EncodedRun:
-    """The run that a file is the log of; encoded if nothing but its log tells of it."""
+    """The run that a file is the log of; encoded if its log is all that is known of it."""
     run = parsed_run(path, rule)
     if run.record or run.unread_record or run.text("gpu_type"):
         return run
@@ -77,7 +77,6 @@ def _named(run: EncodedRun, name: str) -> JsonText:
 def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
     outcome = run.outcome
     losses = {"first": outcome.loss_first, "last": outcome.loss_last}
-    layout = run.layout
     return {
         "run": run.id,
         "filename": name,
@@ -87,8 +86,8 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
         "copy_of": run.copy_of,
         **{key: run.text(key) for key in ("workload", "size", "dtype", "gpu_type", "program")},
         "gpus": run.gpus,
-        "layout": layout,
-        "layout_source": run.layout_source if layout else None,
+        "layout": run.layout,
+        "layout_source": run.layout_source,
         "release": run.release,
         "release_source": _release_source(run),
         "identity": run.key,

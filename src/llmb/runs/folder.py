@@ -41,6 +41,11 @@ WRITE_ADVICE = {
 }
 
 
+def log_name(folder: str) -> str:
+    """Name of the log of a run in a folder of that name."""
+    return f"log-{folder}.out"
+
+
 class Inside:
     """A file or a folder with a fixed name in a run's folder."""
 
@@ -107,7 +112,7 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        return self.path / f"log-{self.name}.out"
+        return self.path / log_name(self.name)
 
     @property
     def batch_script(self) -> Path:

@@ -18,6 +18,14 @@ KEY_DIGITS = 10
 Value = str | int | float | bool | None
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def key_of(configuration: Mapping[str, Value]) -> str:
+    """Equal for equal configurations, and only for them."""
+    return hashlib.sha256(_ENCODER.encode(configuration).encode()).hexdigest()[:KEY_DIGITS]
+
+
 class RunIdentity(Record):
     """The whole configuration of a run: everything that decides what is computed, and how. Keys are dotted."""
 
@@ -26,8 +34,7 @@ class RunIdentity(Record):
     @property
     def key(self) -> str:
         """Equal for repeats, and only for them."""
-        text = json.dumps(self.configuration, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+        return key_of(self.configuration)
 
 
 class Difference(Record):

@@ -71,10 +71,6 @@ class Format:
                 found = place
         return found
 
-    def find_last_step_mark(self, text: bytes, start: int = 0) -> int:
-        """Where ``text[start:]`` has the last one; -1 without one."""
-        return max(text.rfind(mark, start) for mark in self.marks[: self.step_marks])
-
 
 def has(text: bytes, mark: bytes, start: int = 0, end: int = sys.maxsize) -> bool:
     """Whether ``mark`` is in ``text[start:end]``. CPython searches from the end in less than half of the time."""
