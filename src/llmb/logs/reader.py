@@ -36,6 +36,9 @@ _ESCAPE = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]")
 _BEGUN_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4})?\Z")
 _LONGEST_ESCAPE = 40
 CHUNK_BYTES = 1 << 19  # fits in a core's cache between reading and searching
+_DENSE = 2
+"""Times as many bytes of a log dense with step lines are searched at once, as each search has a cost of its own."""
+_SEARCHERS = 2
 _HEAD_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
 
@@ -318,16 +321,17 @@ class _Pass:
 
 
 def _chunks(stream: PlainText, chunk_bytes: int) -> Iterator[_Chunk]:
-    """All of ``stream``. While one chunk of a log dense with step lines is searched, the next one is read."""
+    """All of ``stream``. While chunks of a log dense with step lines are searched, the next one is read."""
     ahead: deque[_Chunk] = deque()
-    with ThreadPoolExecutor(1) as pool:
-        while text := stream.read(chunk_bytes):
+    dense = False
+    with ThreadPoolExecutor(_SEARCHERS) as pool:
+        while text := stream.read(chunk_bytes * _DENSE if dense else chunk_bytes):
             newline = text.rfind(b"\n")
             end = max(newline, text.rfind(b"\r", newline + 1)) + 1
             first = text.find(b"\n", 0, end) + 1 or end
             dense = _is_dense(text, first, end)
             ahead.append(_Chunk(text, first, end, pool.submit(_find_block, text, first, end) if dense else None))
-            while len(ahead) > (1 if dense else 0):
+            while len(ahead) > (_SEARCHERS if dense else 0):
                 yield ahead.popleft()
         yield from ahead
 

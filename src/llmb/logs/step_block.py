@@ -148,11 +148,11 @@ def _numbers(text: bytes, line_ends: Indices, head: "re.Match[bytes]", step: int
     if np.diff(line_ends).max() > 1 + head.end() + MAX_BODY_BYTES:
         return None
     number, after = 1 + head.start(1), 1 + head.end(1)
-    digits = _gather(text, line_ends[:-1] + number, after - number) - _ZERO
+    heads = _gather(text, line_ends[:-1], 1 + head.end())
+    digits = heads[:, number:after] - _ZERO
     numbers = digits @ 10 ** np.arange(after - number)[::-1]
     if (digits > 9).any() or not np.array_equal(numbers, np.arange(step, step + len(digits))):
         return None
-    heads = _gather(text, line_ends[:-1], 1 + head.end())
     heads[:, number:after] = _ZERO
     return digits if _are_all(heads, heads[0].tobytes()) else None
 

@@ -114,12 +114,35 @@ def level_and_spread(values: Series) -> tuple[float, float, float]:
 
     Two spreads, because step times are skewed: a step can be late by more than it can be early.
     """
-    ordered = _ordered(values)
-    level = _middle(ordered)
+    level, sides = _level_and_sides(values) if len(values) <= _MANY else _level_and_middles(values)
     least = LEAST_SPREAD * abs(level)
-    sides = ordered[: bisect_right(ordered, level)], ordered[bisect_left(ordered, level) :]
     below, above = (max(MAD_TO_STD * _middle_distance(side, level), least) for side in sides)
     return level, below, above
+
+
+def _level_and_sides(values: Series) -> tuple[float, tuple[Series, Series]]:
+    """The median, and the values up to it and from it on, in order."""
+    ordered = _ordered(values)
+    level = _middle(ordered)
+    return level, (ordered[: bisect_right(ordered, level)], ordered[bisect_left(ordered, level) :])
+
+
+def _level_and_middles(values: Series) -> tuple[float, tuple[Series, Series]]:
+    """The median, and the one or two values in the middle of each side. Sorting the sides takes twice as long."""
+    import numpy as np
+
+    middle = _middle_places(0, len(values))
+    ordered = np.partition(values, (middle.start, middle.stop - 1))
+    level = _middle(ordered[middle])
+    low = _middle_places(0, int(np.count_nonzero(ordered <= level)))
+    high = _middle_places(int(np.count_nonzero(ordered < level)), len(values))
+    ordered.partition((low.start, low.stop - 1, high.start, high.stop - 1))
+    return level, (ordered[low], ordered[high])
+
+
+def _middle_places(first: int, end: int) -> slice:
+    """Of the one or two values in the middle of the sorted values from ``first`` to ``end``."""
+    return slice((first + end - 1) // 2, (first + end) // 2 + 1)
 
 
 def despiked_steps(values: Sequence[float]) -> Sequence[float]:
