@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from llmb.metrics.statistics import (
     QUANTILES,
+    Series,
     ar1_variance,
     block_means,
     cosines,
     despiked,
     despiked_steps,
+    differing,
     weighted_sum,
 )
 
@@ -74,9 +76,8 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
         return Anomalies()
     calm = despiked_steps(step_times_s)
     outliers = tuple(
-        Outlier(first_step + index, float(value), float(value - usual))
-        for index, (value, usual) in enumerate(zip(step_times_s, calm, strict=True))
-        if value != usual
+        Outlier(first_step + place, float(step_times_s[place]), float(step_times_s[place] - calm[place]))
+        for place in differing(step_times_s, calm)
     )
     drift, half = _drift(calm)
     slow = {outlier.step - first_step: outlier.excess_s for outlier in outliers if outlier.excess_s > 0}
@@ -90,7 +91,7 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
     )
 
 
-def _drift(values: Sequence[float]) -> tuple[float, float]:
+def _drift(values: Series) -> tuple[float, float]:
     """Change over the series in percent of its mean, and half of its 95 % confidence interval.
 
     The interval is made like that of a mean (``long_run``), of movements that are orthogonal to the drift.

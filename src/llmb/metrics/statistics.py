@@ -47,11 +47,11 @@ def weighted_sum(weights: Sequence[float], values: Sequence[float]) -> float:
     return math.fsum(map(mul, weights, values))
 
 
-def block_means(values: Sequence[float]) -> tuple[Sequence[float], int]:
+def block_means(values: "Series") -> tuple[Sequence[float], int]:
     """``values`` as means of complete blocks, and the size of a block: 1 for up to ``MOST_BLOCKS`` values."""
     size = -(-len(values) // MOST_BLOCKS)
     if size == 1:
-        return values, 1
+        return cast("Sequence[float]", values), 1
     import numpy as np
 
     whole = np.asarray(values, float)[: len(values) // size * size]
@@ -145,12 +145,13 @@ def _middle_places(first: int, end: int) -> slice:
     return slice((first + end - 1) // 2, (first + end) // 2 + 1)
 
 
-def despiked_steps(values: Sequence[float]) -> Sequence[float]:
+def despiked_steps(values: Sequence[float]) -> Series:
     """``values``, at least 4, with outliers among their neighbors replaced by the neighbors' median (Hampel filter)."""
     if len(values) > _FEW:
         import numpy as np
 
-        return cast("list[float]", despiked(np.asarray(values, float)).tolist())
+        calm = despiked(np.asarray(values, float))
+        return calm if len(values) > _MANY else cast("list[float]", calm.tolist())
     half = SPIKE_NEIGHBORS
     padded = [*values[half:0:-1], *values, *values[-2 : -half - 2 : -1]]
     running, rest = [], []
@@ -163,6 +164,15 @@ def despiked_steps(values: Sequence[float]) -> Sequence[float]:
         usual if value < usual + level - low or value > usual + level + high else value
         for value, usual in zip(values, running, strict=True)
     ]
+
+
+def differing(values: Sequence[float], others: Series) -> list[int]:
+    """The places at which they differ."""
+    if len(values) <= _MANY:
+        return [place for place, (value, other) in enumerate(zip(values, others, strict=True)) if value != other]
+    import numpy as np
+
+    return np.flatnonzero(np.asarray(values, float) != others).tolist()
 
 
 def despiked(values: Floats) -> Floats:
