@@ -102,9 +102,6 @@ takes a third of the time of sorting each column."""
 _SLICE = 1 << 14
 """Values whose neighbors are sorted at once: more would take much memory, and leave the core's cache."""
 
-_FEW = 64
-"""Up to as many values are worth no call of NumPy, nor loading it."""
-
 Floats: TypeAlias = "NDArray[Any]"
 Series: TypeAlias = "Sequence[float] | Floats"
 
@@ -147,11 +144,10 @@ def _middle_places(first: int, end: int) -> slice:
 
 def despiked_steps(values: Sequence[float]) -> Series:
     """``values``, at least 4, with outliers among their neighbors replaced by the neighbors' median (Hampel filter)."""
-    if len(values) > _FEW:
+    if len(values) > _MANY:
         import numpy as np
 
-        calm = despiked(np.asarray(values, float))
-        return calm if len(values) > _MANY else cast("list[float]", calm.tolist())
+        return despiked(np.asarray(values, float))
     half = SPIKE_NEIGHBORS
     padded = [*values[half:0:-1], *values, *values[-2 : -half - 2 : -1]]
     running, rest = [], []
@@ -213,7 +209,7 @@ def _near_medians(values: Floats, padded: Floats) -> tuple[Floats, Floats]:
 
 
 def _ordered(values: Series) -> Series:
-    if len(values) <= _FEW:
+    if isinstance(values, Sequence):
         return sorted(values)
     import numpy as np
 
