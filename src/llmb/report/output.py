@@ -52,19 +52,17 @@ class JsonText(str):
 def json_text(value: Any, line_start: str = "\n") -> str:  # noqa: ANN401 (any JSON value)
     """JSON with an indent of 2, as ``json.dumps`` has it, in half of its time: its own encoder does not indent in C.
 
-    ``line_start`` is a line end and the indent of the value. Raises ValueError for a number that is not finite.
+    Keys are text or integers. ``line_start`` is a line end and the indent of the value. Raises ValueError for a number
+    that is not finite.
     """
     if leaf := _LEAVES.get(type(value)):
         return leaf(value)
     inner = line_start + "  "
     if isinstance(value, dict):
-        items = [
-            _json_key(key) + (leaf(item) if (leaf := _LEAVES.get(type(item))) else json_text(item, inner))
-            for key, item in value.items()
-        ]
-        return f"{{{inner}{f',{inner}'.join(items)}{line_start}}}" if items else "{}"
+        items = [leaf(item) if (leaf := _LEAVES.get(type(item))) else json_text(item, inner) for item in value.values()]
+        return _json_object(tuple(value), line_start) % tuple(items) if items else "{}"
     if isinstance(value, list | tuple):
-        items = [json_text(item, inner) for item in value]
+        items = [leaf(item) if (leaf := _LEAVES.get(type(item))) else json_text(item, inner) for item in value]
         return f"[{inner}{f',{inner}'.join(items)}{line_start}]" if items else "[]"
     return json.dumps(value, allow_nan=False)
 
@@ -85,10 +83,11 @@ _LEAVES: Mapping[type, Callable[[Any], str]] = {
 }
 
 
-@lru_cache(maxsize=1024, typed=True)
-def _json_key(key: Any) -> str:  # noqa: ANN401 (what JSON accepts as one)
-    """With the colon after it."""
-    return json.dumps({key: 0})[1:-2]
+@lru_cache(maxsize=256)
+def _json_object(keys: tuple[Any, ...], line_start: str) -> str:
+    """An object with a format code for each value. Most objects of a document have the keys of others."""
+    names = [json.dumps({key: 0})[1:-2].replace("%", "%%") for key in keys]
+    return "{" + ",".join(f"{line_start}  {name}%s" for name in names) + line_start + "}"
 
 
 def terminal_lines(table: Table, width: int | None) -> list[str]:
