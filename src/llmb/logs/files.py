@@ -4,7 +4,7 @@
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,10 +54,11 @@ class FoundFiles:
     refused: tuple[ParsedFile, ...]
 
 
-def find_logs(root: Path) -> FoundFiles:
+def find_logs(root: Path, foreseen: Callable[[int], None] | None = None) -> FoundFiles:
     """All ``*.out`` and ``*.out.gz`` files below ``root``, or ``root`` itself if it is a file, whatever its name.
 
-    Raises UsageError if there is none.
+    ``foreseen`` is called with their number, or a higher one, before each is looked at. Raises UsageError if there is
+    none.
     """
     if root.is_file():
         return FoundFiles((root,), root.stat().st_size, ())
@@ -67,7 +68,10 @@ def find_logs(root: Path) -> FoundFiles:
         raise UsageError(f"no such file or directory: '{root}'", do="give a log file or the directory that holds logs")
     refused: list[ParsedFile] = []
     sizes: dict[Path, int] = {}
-    for name, status in _once(_walk(root, refused)):
+    names = _walk(root, refused)
+    if foreseen:
+        foreseen(len(names))
+    for name, status in _once(names):
         path = Path(name)
         size = _size_or_refusal(path, status)
         if isinstance(size, LogOutcome):
@@ -82,9 +86,9 @@ def find_logs(root: Path) -> FoundFiles:
     return FoundFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused))
 
 
-def find_all_logs(roots: Sequence[Path]) -> FoundFiles:
+def find_all_logs(roots: Sequence[Path], foreseen: Callable[[int], None] | None = None) -> FoundFiles:
     """Finds the logs below several folders, each file once. Raises UsageError if one of them has none."""
-    found = [find_logs(root) for root in roots]
+    found = [find_logs(root, foreseen) for root in roots]
     if len(found) == 1:
         return found[0]
     logs = {path.resolve(): path for one in found for path in one.logs}

@@ -26,6 +26,12 @@ def parse_logs(found: FoundFiles, rule: str, workers: int) -> Iterator[ParsedFil
     yield from read_in_parallel(found, partial(parse_file, rule=rule), workers)
 
 
+def expect_logs(count: int, read: "partial[Content]", workers: int) -> None:
+    """Begins to load what ``read`` needs if so many logs will be read in parallel, and returns at once."""
+    if workers > 1 and count >= _WORTH_A_POOL_FILES:
+        load_for_workers([__name__, read.func.__module__])
+
+
 def read_in_parallel(found: FoundFiles, read: "partial[Content]", workers: int) -> Iterator[Content]:
     """What ``read``, which has to be picklable, makes of every log of ``found``, in the order in which they finish."""
     if workers > 1 and _is_worth_a_pool(found):
