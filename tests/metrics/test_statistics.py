@@ -13,7 +13,16 @@ from scipy.special import stdtrit
 from step_series import step_noise
 
 from llmb.analysis.judge_run import describe_runs
-from llmb.metrics.statistics import MOST_BLOCKS, QUANTILES, Statistics, cosines, describe, spread_of
+from llmb.metrics.statistics import (
+    MOST_BLOCKS,
+    QUANTILES,
+    Statistics,
+    cosines,
+    describe,
+    despiked,
+    despiked_steps,
+    spread_of,
+)
 
 samples = st.lists(st.floats(min_value=1e-3, max_value=1e3), min_size=1, max_size=60)
 
@@ -149,3 +158,8 @@ def test_the_spread_is_that_of_run_means() -> None:
     assert single is not None
     assert (single.std, single.cv_pct) == (None, None)
     assert spread_of([]) is None
+
+
+@given(st.lists(st.sampled_from([2.4, 2.5, 2.51, 2.6, 9.0]) | st.floats(1e-3, 1e3), min_size=4, max_size=80))
+def test_outliers_of_few_steps_are_those_that_numpy_finds(values):
+    assert list(despiked_steps(values)) == despiked(np.array(values)).tolist()

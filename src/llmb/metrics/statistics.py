@@ -138,7 +138,7 @@ def _level_and_middles(values: Series) -> tuple[float, tuple[Series, Series]]:
 
 
 def _middle_places(first: int, end: int) -> slice:
-    """Of the one or two values in the middle of the sorted values from ``first`` to ``end``."""
+    """Where the sorted values from ``first`` to ``end`` have the one or two in their middle."""
     return slice((first + end - 1) // 2, (first + end) // 2 + 1)
 
 
