@@ -38,8 +38,9 @@ def parsed_run(path: Path, rule: str) -> AnalyzedRun:
 
 def known_run(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
     """The run that a file which was parsed with a window is the log of."""
-    folder = RunFolder(file.path.absolute().parent)
-    if file.path.name != log_name(folder.name) or not folder.record.is_file():
+    parts = file.path.absolute().parts
+    folder = RunFolder(file.path.absolute().parent) if parts[-1] == log_name(parts[-2:][0]) else None
+    if not folder or not folder.record.is_file():
         return logged_run(file, _anomalies(file.outcome))
     run = _by_record(folder, file, rule)
     return replace(run, anomalies=_anomalies(run.outcome))

@@ -138,9 +138,9 @@ class LoggedAttempt:
         if self.rule not in RELATIVE_RULES:
             return resolve_window(self.rule, steps, self.first_step)
         window = resolve_window(self.rule, steps, self.first_step - self.first_number, self.documented)
-        return window.model_copy(
-            update={"first": max(window.first, self.first_step), "last": max(window.last, self.first_step)}
-        )
+        if window.first >= self.first_step:
+            return window
+        return Window(first=self.first_step, last=max(window.last, self.first_step), rule=window.rule)
 
     def settle(self) -> None:
         """Call it after the last step: with rule ``auto`` only the steps of the steady state are kept."""
@@ -201,8 +201,9 @@ class LoggedAttempt:
         if not self._add_columns(block):
             return False
         self.logged_last_s = None  # lines of blocks tell no time
-        self._leave(block.final, block.count)
-        self.ranks[block.final.rank] = block.final.step
+        final = block.final
+        self._leave(final, block.count)
+        self.ranks[final.rank] = final.step
         return True
 
     def _steps_of(self, line: StepLine) -> int:
@@ -242,18 +243,19 @@ class LoggedAttempt:
     def _add_columns(self, block: "StepBlock | UsualSteps") -> bool:
         if not self.window:
             return True
-        first, last = max(self.window.first, block.first.step), min(self.window.last, block.final.step)
+        begin = block.first
+        first, last = max(self.window.first, begin.step), min(self.window.last, begin.step + block.count - 1)
         if first > last:
             return True
-        step_times, tflops = block.column(STEP_TIME_FIELD), block.column(TFLOPS_FIELD)
+        inside = slice(first - begin.step, last - begin.step + 1)
+        step_times, tflops = block.column(STEP_TIME_FIELD, inside), block.column(TFLOPS_FIELD, inside)
         if step_times is None or tflops is None:
             return False
-        if first == block.first.step:
-            self._note_since(self._steps_of(block.first))
-        inside = slice(first - block.first.step, last - block.first.step + 1)
+        if first == begin.step:
+            self._note_since(self._steps_of(begin))
         self.step.frombytes(block.numbers[inside].tobytes())
-        self.step_time_s.frombytes(step_times[inside].tobytes())
-        self.tflops_per_gpu.frombytes(tflops[inside].tobytes())
+        self.step_time_s.frombytes(step_times.tobytes())
+        self.tflops_per_gpu.frombytes(tflops.tobytes())
         return True
 
     def _enter(self, line: StepLine) -> None:

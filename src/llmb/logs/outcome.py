@@ -85,15 +85,15 @@ class LogOutcome:
 
 def judge_log(log: RunLog) -> LogOutcome:
     """The outcome of a log, with statistics over the window that it was read with."""
-    return replace(_judged(log), format=log.format, configuration=log.configuration, digest=_digest(log))
+    if log.attempt.last is None:
+        return replace(_without_steps(log), format=log.format, configuration=log.configuration)
+    return _judged(log, log.attempt.last)
 
 
-def _digest(log: RunLog) -> str | None:
+def _digest(log: RunLog) -> str:
     """By the steps if they tell runs apart, so that a log which was compressed or printed again is the same; else by
     the text around them as well."""
     attempt = log.attempt
-    if attempt.last is None:
-        return None
     times = attempt.step_time_s
     ends = (attempt.number, attempt.steps, attempt.max_step, attempt.loss_first, attempt.loss_last)
     tells = len(set(times[: 10 * DISTINCT_TIMES])) >= DISTINCT_TIMES
@@ -102,26 +102,25 @@ def _digest(log: RunLog) -> str | None:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def _judged(log: RunLog) -> LogOutcome:
+def _judged(log: RunLog, last: int) -> LogOutcome:
+    """The outcome of a log with steps, of which ``last`` is the run's last one."""
     attempt = log.attempt
-    if attempt.last is None:
-        return _without_steps(log)
-    window, unfit = _window(attempt, attempt.last)
-    unfinished = _why_unfinished(log, attempt.last, window)
+    window, unfit = _window(attempt, last)
+    unfinished = _why_unfinished(log, last, window)
     bad = _why_invalid(log, window)
     if bad or unfinished:
         status: Status = "invalid" if bad else "incomplete"
-        return _outcome(attempt, status, "; ".join(filter(None, (bad, unfinished))), window)
+        return _outcome(log, status, "; ".join(filter(None, (bad, unfinished))), window)
     if window and not len(attempt.step):
         every = (
             f"only every {attempt.interval}. step" if attempt.mean_of == 1 else f"the mean of {attempt.mean_of} steps"
         )
-        return _outcome(attempt, "too_few_steps", f"{steps_span(window.first, window.last)}: {every} is logged", window)
-    if attempt.last == attempt.first_step:
-        return _only_step(attempt, window)
+        return _outcome(log, "too_few_steps", f"{steps_span(window.first, window.last)}: {every} is logged", window)
+    if last == attempt.first_step:
+        return _only_step(log, window)
     if window is None:
-        return _outcome(attempt, "too_few_steps", unfit, None)
-    return _measured(log, attempt.last, window)
+        return _outcome(log, "too_few_steps", unfit, None)
+    return _measured(log, last, window)
 
 
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
@@ -133,7 +132,7 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     error_s = attempt.clock_s / sum(weights or (len(attempt.step),)) if attempt.clock_s else None
     times = _statistics(attempt.step_time_s, weights, error_s)
     if error_s and error_s > WIDEST_CLOCK_ERROR * times.mean:
-        return _outcome(attempt, "too_few_steps", _coarse_text(attempt, times), window)
+        return _outcome(log, "too_few_steps", _coarse_text(attempt, times), window)
     rates = attempt.tflops_per_gpu
     tflops = _statistics(rates, weights) if are_between(_BELOW_0, rates, MOST_TFLOPS) else None
     steps = f"{steps_span(window.first, window.last)} of {last + 1 - attempt.first_number}"
@@ -141,7 +140,7 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     steps += f"; the clock shows whole seconds: ±{error_s:.2g} s, spread unknown" if error_s else ""
     steps += f"; after its last step: {error}" if (error := error_at_end(log.tail)) else ""
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
-    found = _outcome(attempt, status, reason, window, times, tflops)
+    found = _outcome(log, status, reason, window, times, tflops)
     return replace(found, clock_error_s=error_s, step_times_s=()) if error_s else found
 
 
@@ -169,21 +168,22 @@ def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
         return None, error.what
 
 
-def _only_step(attempt: LoggedAttempt, window: Window | None) -> LogOutcome:
-    if attempt.continued:
+def _only_step(log: RunLog, window: Window | None) -> LogOutcome:
+    if log.attempt.continued:
         reason = "resumed for one step, which includes warm-up; it shows that the checkpoint loads"
-        return _outcome(attempt, "resumed", reason, window)
-    return _outcome(attempt, "too_few_steps", "the only step is the first one, which includes warm-up", window)
+        return _outcome(log, "resumed", reason, window)
+    return _outcome(log, "too_few_steps", "the only step is the first one, which includes warm-up", window)
 
 
 def _outcome(
-    attempt: LoggedAttempt,
+    log: RunLog,
     status: Status,
     reason: str,
     window: Window | None,
     step_time_s: Statistics | None = None,
     tflops_per_gpu: Statistics | None = None,
 ) -> LogOutcome:
+    attempt = log.attempt
     return LogOutcome(
         status=status,
         reason=reason,
@@ -198,6 +198,9 @@ def _outcome(
         step_times_s=attempt.step_time_s if step_time_s else (),
         logged_s=attempt.logged_s if _tells_when(attempt) else (),
         logged_last_s=attempt.logged_last_s,
+        format=log.format,
+        configuration=log.configuration,
+        digest=_digest(log),
     )
 
 

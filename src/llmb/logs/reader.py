@@ -55,9 +55,7 @@ class _Candidate:
         """Steps that count only if the log has this format."""
 
     def look(self, text: bytes, start: int, end: int) -> int | None:
-        """Where the first step line begins, in ``text[start:end]``."""
-        if not has_any(text, self.format.marks, start, end):
-            return None
+        """Where the first step line begins, in ``text[start:end]``, which has some of the format's marks."""
         if self.excluded or self._is_excluded(text, start, end):
             return None
         mark = self.format.find_step_mark(text, start, end)
@@ -87,7 +85,8 @@ class StepFinder:
         self.reader: Reader | None = None
         self.resumed = False
         """A checkpoint was loaded before the first step line."""
-        self._candidates = [_Candidate(known) for known in FORMATS]
+        self._candidates: dict[str, _Candidate] = {}
+        """By name; of the formats whose marks were found."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
         """The steps in ``text[start:end]``, which consists of complete lines."""
@@ -96,7 +95,10 @@ class StepFinder:
             return self.reader.find(text, start, end)
         chosen: _Candidate | None = None
         until = end
-        for candidate in self._candidates:
+        for known in FORMATS:
+            if not has_any(text, known.marks, start, until):
+                continue
+            candidate = self._candidate(known)
             if (place := candidate.look(text, start, until)) is not None:
                 chosen, until = candidate, _line_start(text, place, start)  # Another one has to come before.
         if not chosen:
@@ -108,15 +110,20 @@ class StepFinder:
         """The steps in a file's last line, which has no line end, and whether a step line was truncated there."""
         if self.reader:
             return self.reader.find_unended(text)
-        for candidate in self._candidates:
+        for candidate in map(self._candidate, FORMATS):
             steps, is_cut = candidate.reader.find_unended(text)
             if not candidate.excluded and (is_cut or candidate.format.step.search(text)):
                 return [*self._choose(candidate), *steps], is_cut
         return [], False
 
+    def _candidate(self, known: Format) -> _Candidate:
+        if known.name not in self._candidates:
+            self._candidates[known.name] = _Candidate(known)
+        return self._candidates[known.name]
+
     def _choose(self, candidate: _Candidate) -> Sequence[StepLine]:
         self.format, self.reader, self.resumed = candidate.format, candidate.reader, candidate.resumed
-        self._candidates = []
+        self._candidates = {}
         return candidate.kept
 
 

@@ -22,6 +22,7 @@ from llmb.logs.step_line import STEP_LINE_HEAD, StepLine
 _HEAD = re.compile(rb"[^|\r\n]*%s\d{1,9}, iteration (\d{1,9})/\d{1,9} \|" % STEP_LINE_HEAD)
 _BAR, _ZERO, _SPACE, _POINT = b"|0 ."
 _VALUE_BYTES = 8  # fits in a NumPy integer
+_ALL = slice(None)
 Indices = NDArray[np.int64]
 
 
@@ -53,8 +54,13 @@ class StepBlock:
         first, final = (int(self.bars[line, 0]) + 1 for line in (0, -1))
         return self.text[first : int(self.line_ends[1])], self.text[final : int(self.line_ends[-1])]
 
-    def column(self, name: bytes) -> NDArray[np.float64] | None:
-        """The values of a field, nan if the lines do not have it. None if they have to be read line by line."""
+    def column(self, name: bytes, inside: slice = _ALL) -> NDArray[np.float64] | None:
+        """The values of a field in the lines ``inside``, nan if they do not have it. None if they have to be read line
+        by line."""
+        found = self._column(name)
+        return None if found is None else found[inside]
+
+    def _column(self, name: bytes) -> NDArray[np.float64] | None:
         if name not in self.fields:
             return None if name in self.text else np.full(self.count, math.nan)
         column = self.fields[name]

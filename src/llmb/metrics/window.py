@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a run that its statistics are taken over."""
 
+from functools import lru_cache
+
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.options.option import Span, parse_ranges
@@ -30,6 +32,7 @@ def _literal(rule: str) -> Span:
     return span
 
 
+@lru_cache(maxsize=64)  # many logs are of runs of as many steps
 def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented: str | None = None) -> Window:
     """The window of a run of ``total_steps`` steps; ``first_step`` is not 0 if it resumes from a checkpoint.
 

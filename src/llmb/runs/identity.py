@@ -13,6 +13,7 @@ from llmb.catalogue.records import Record
 
 LETTERS = "klmnopqrstuvwxyz"
 """One for each hexadecimal digit: an id is never taken for the number of a job, a date or a commit."""
+_AS_LETTERS = str.maketrans("0123456789abcdef", LETTERS)
 LENGTH = 8
 KEY_DIGITS = 10
 Value = str | int | float | bool | None
@@ -66,7 +67,7 @@ def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tupl
 def short_id(text: str) -> str:
     """The id of the run with this ``run_id``, or of what else has a name."""
     digits = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:LENGTH]
-    return "".join(LETTERS[int(digit, 16)] for digit in digits)
+    return digits.translate(_AS_LETTERS)
 
 
 def may_be_short_id(text: str) -> bool:

@@ -7,7 +7,6 @@ every n-th step is logged and a value is the mean of n steps. Iterations may res
 on, and is the number of the step. The first version numbered iterations from 1, but ``global_step`` from 0.
 """
 
-import math
 import re
 import sys
 from array import array
@@ -42,7 +41,8 @@ _USUAL_LINE = (
     + STEP_TIME_FIELD + _VALUE + rb"(?: \|" + TFLOPS_FIELD + _VALUE + rb")? \| consumed_samples: \d{1,15}"
 )  # fmt: skip
 _USUAL = re.compile(_USUAL_LINE + rb"[\r\n]")
-_USUAL_BEHIND_ANOTHER = re.compile(rb"\n" + _USUAL_LINE + rb"(?=[\r\n])")
+_FINITE = rb"(\d{1,12}+(?:\.\d{1,20}+)?+(?:[eE][+-]?\d{1,2}+)?+)"
+_USUAL_BEHIND_ANOTHER = re.compile(rb"\n" + _USUAL_LINE.replace(_VALUE, _FINITE) + rb"(?=[\r\n])")
 _MOST_AT_ONCE = 1 << 16
 """Bytes of text in which all usual lines are sought at once: in more, they may be far apart."""
 
@@ -53,9 +53,10 @@ class UsualSteps:
 
     first_step: int
     last: int
-    losses: "array[float]"
-    step_times: "array[float]"
-    rates: "array[float] | None"
+    losses: tuple[bytes, ...]
+    """As printed; like the others, they are all numbers."""
+    step_times: tuple[bytes, ...]
+    rates: tuple[bytes, ...] | None
 
     @property
     def count(self) -> int:
@@ -73,18 +74,17 @@ class UsualSteps:
     def numbers(self) -> "array[int]":
         return array("q", range(self.first_step, self.first_step + self.count))
 
-    def column(self, name: bytes) -> "array[float]":
-        """The values of a field, nan if the lines do not have it."""
-        if name == TFLOPS_FIELD:
-            return array("d", [math.nan]) * self.count if self.rates is None else self.rates
-        return {LOSS_FIELD: self.losses, STEP_TIME_FIELD: self.step_times}[name]
+    def column(self, name: bytes, inside: slice) -> "array[float]":
+        """The values of a field in the lines ``inside``, nan if they do not have it."""
+        texts = self.rates if name == TFLOPS_FIELD else self.step_times
+        return array("d", map(float, texts[inside] if texts else ["nan"] * len(self.losses[inside])))
 
     def __iter__(self) -> Iterator[StepLine]:
         return map(self._line, range(self.count))
 
     def _line(self, at: int) -> StepLine:
-        rate = None if self.rates is None else self.rates[at]
-        return StepLine(self.first_step + at, self.last, self.step_times[at], self.losses[at], rate)
+        rate = None if self.rates is None else float(self.rates[at])
+        return StepLine(self.first_step + at, self.last, float(self.step_times[at]), float(self.losses[at]), rate)
 
 
 class Nemo2Reader:
@@ -163,13 +163,7 @@ def find_usual(text: bytes, start: int, end: int) -> UsualSteps | None:
         return None
     if b"" in rates and (any(rates) or has(text, TFLOPS_FIELD, start, end)):
         return None  # they are at another place
-    try:
-        values = [array("d", map(float, column)) for column in (losses, times, rates if rates[0] else ())]
-    except ValueError:
-        return None
-    if not all(map(math.isfinite, values[0])):
-        return None
-    return UsualSteps(first, last, values[0], values[1], values[2] if rates[0] else None)
+    return UsualSteps(first, last, losses, times, rates if rates[0] else None)
 
 
 @lru_cache(maxsize=16)
