@@ -138,6 +138,7 @@ def test_a_block_that_begins_with_the_step_before_is_left_to_the_reader():
     after = LoggedAttempt("all")
     after.add_lines([block.first._replace(step=9)])
     assert after.add_block(block)
+    after.settle()
     assert (after.number, after.steps, after.max_step, list(after.step)) == (1, 21, 29, list(range(9, 30)))
 
 

@@ -26,6 +26,7 @@ _MOST_LAG = 8
 """Lines by which ranks that log the same steps may be apart."""
 _MOST_RANKS = 1 << 16
 _MOST_GAPS = 64
+_MOST_WAITING = 128
 _UNKNOWN = 1 << 62
 _ONE = array("q", [1])
 _UNTOLD = array("d", [0.0])
@@ -94,6 +95,8 @@ class LoggedAttempt:
     """Steps since the line before, which a mean stands for; shorter than the window if it is 1 for the last lines."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
+    waiting: list[tuple[bytes, ...]] = field(default_factory=list)
+    """Steps, step times and FLOP rates of the last blocks of the window, which are yet to be added to the columns."""
     gaps: dict[int, int] = field(default_factory=dict)
     """How often the logged steps are how many steps apart."""
     ranks: dict[int | None, int] = field(default_factory=dict)
@@ -143,7 +146,9 @@ class LoggedAttempt:
         return Window(first=self.first_step, last=max(window.last, self.first_step), rule=window.rule)
 
     def settle(self) -> None:
-        """Call it after the last step: with rule ``auto`` only the steps of the steady state are kept."""
+        """Call it after the last step: the columns are complete then, and with rule ``auto`` only the steps of the
+        steady state are kept."""
+        self._take_waiting()
         if self.rule != STEADY or not are_between(-math.inf, self.step_time_s, math.inf):
             return
         self.settled = True
@@ -181,12 +186,7 @@ class LoggedAttempt:
             if self.window and self.window.first <= line.step <= self.window.last:
                 self._note_lap(line)
                 self._note_since(self._steps_of(line))
-                if line.logged_s:
-                    self.logged_s.extend(_UNTOLD * (len(self.step) - len(self.logged_s)))
-                    self.logged_s.append(line.logged_s)
-                self.step.append(line.step)
-                self.step_time_s.append(line.step_time_s)
-                self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
+                self._add_row(line)
                 self.skipped_in_window += line.skipped
             self.logged_last_s = line.logged_s
             self.mean_of = max(self.mean_of, line.mean_of)
@@ -219,6 +219,7 @@ class LoggedAttempt:
     def _note_since(self, steps: int) -> None:
         """Call it for a line of the window before the line is added."""
         if steps != 1:
+            self._take_waiting()
             self.since.extend(_ONE * (len(self.step) - len(self.since)))
             self.since.append(steps)
 
@@ -253,10 +254,34 @@ class LoggedAttempt:
             return False
         if first == begin.step:
             self._note_since(self._steps_of(begin))
-        self.step.frombytes(block.numbers[inside].tobytes())
-        self.step_time_s.frombytes(step_times.tobytes())
-        self.tflops_per_gpu.frombytes(tflops.tobytes())
+        self._wait(block.numbers[inside].tobytes(), step_times.tobytes(), tflops.tobytes())
         return True
+
+    def _add_row(self, line: StepLine) -> None:
+        if line.logged_s:
+            self._take_waiting()
+            self.logged_s.extend(_UNTOLD * (len(self.step) - len(self.logged_s)))
+            self.logged_s.append(line.logged_s)
+        rate = _or_nan(line.tflops_per_gpu)
+        if self.waiting:
+            times, rates = (array("d", [value]).tobytes() for value in (line.step_time_s, rate))
+            self._wait(array("q", [line.step]).tobytes(), times, rates)
+            return
+        self.step.append(line.step)
+        self.step_time_s.append(line.step_time_s)
+        self.tflops_per_gpu.append(rate)
+
+    def _wait(self, *parts: bytes) -> None:
+        self.waiting.append(parts)
+        if len(self.waiting) == _MOST_WAITING:
+            self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        """Adds the last blocks to the columns: added one by one, they would be copied for most blocks to grow."""
+        columns: tuple[array[int] | array[float], ...] = self.step, self.step_time_s, self.tflops_per_gpu
+        for column, parts in zip(columns, zip(*self.waiting, strict=True), strict=False):
+            column.frombytes(b"".join(parts))
+        self.waiting.clear()
 
     def _enter(self, line: StepLine) -> None:
         if line.step <= self.max_step or not self.number or line.after is not None:
@@ -277,6 +302,7 @@ class LoggedAttempt:
         self.laps, self.logged = [], None
         for column in self._columns:
             del column[:]
+        self.waiting.clear()
         self.window_last = line.last if self.foreseen_last is None else self.foreseen_last
         try:
             self.window = self.resolve_window(self.window_last)
