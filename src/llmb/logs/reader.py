@@ -39,6 +39,8 @@ CHUNK_BYTES = 1 << 19  # fits in a core's cache between reading and searching
 _DENSE = 2
 """Times as many bytes of a log dense with step lines are searched at once, as each search has a cost of its own."""
 _SEARCHERS = 2
+_LEAST_HALVED = 1 << 15
+"""Bytes of lines that are no block which are searched again in halves."""
 _HEAD_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
 
@@ -231,14 +233,23 @@ class RunLog:
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """Complete lines of a chunk: a block, or none."""
+
+    first: int
+    end: int
+    block: "StepBlock | None"
+
+
+@dataclass(frozen=True, slots=True)
 class _Chunk:
     """``text[:first]`` ends a line, ``text[first:end]`` are complete lines, the rest begins a line."""
 
     text: bytes
     first: int
     end: int
-    block: "Future[StepBlock | None] | None"
-    """The complete lines as a block, if they may form one."""
+    parts: "Future[list[_Part]] | None"
+    """The complete lines, if they may form blocks."""
 
 
 def read_log(
@@ -279,12 +290,13 @@ class _Pass:
             if not chunk.end:
                 rest = (rest + part)[-MAX_LINE_BYTES:]
                 continue
-            first = chunk.first if rest or chunk.block else 0
+            first = chunk.first if rest or chunk.parts else 0
             if first:
                 # Only this line is joined with the remainder: copying the chunk would cost as much as the search.
                 self._add(rest + part[:first])
-            if not self._add_block(chunk.block.result() if chunk.block else None):
-                self._add(part, first, chunk.end)
+            for lines in chunk.parts.result() if chunk.parts else (_Part(first, chunk.end, None),):
+                if not self._add_block(lines.block):
+                    self._add(part, lines.first, lines.end)
             rest = part[chunk.end :][-MAX_LINE_BYTES:]
         unended, truncated_line = self.finder.find_unended(rest)
         self._begin()
@@ -337,7 +349,7 @@ def _chunks(stream: PlainText, chunk_bytes: int) -> Iterator[_Chunk]:
             end = max(newline, text.rfind(b"\r", newline + 1)) + 1
             first = text.find(b"\n", 0, end) + 1 or end
             dense = _is_dense(text, first, end)
-            ahead.append(_Chunk(text, first, end, pool.submit(_find_block, text, first, end) if dense else None))
+            ahead.append(_Chunk(text, first, end, pool.submit(_find_blocks, text, first, end) if dense else None))
             while len(ahead) > (_SEARCHERS if dense else 0):
                 yield ahead.popleft()
         yield from ahead
@@ -349,7 +361,12 @@ def _is_dense(text: bytes, first: int, end: int) -> bool:
     return all(STEP_LINE_HEAD in line for line in lines)
 
 
-def _find_block(text: bytes, first: int, end: int) -> "StepBlock | None":
+def _find_blocks(text: bytes, first: int, end: int) -> list[_Part]:
+    """Lines that are no block are halved, so that only a part around an odd line is none."""
     from llmb.logs.step_block import find_block  # with NumPy, which takes longer to load than most logs to read
 
-    return find_block(text, first, end)
+    block = find_block(text, first, end)
+    middle = text.find(b"\n", (first + end) // 2, end) + 1
+    if block or end - first < _LEAST_HALVED or not 0 < middle < end:
+        return [_Part(first, end, block)]
+    return _find_blocks(text, first, middle) + _find_blocks(text, middle, end)
