@@ -91,11 +91,15 @@ def _decimals(rows: NDArray[np.uint8], lengths: Indices) -> NDArray[np.float64] 
     point = body[0].tobytes().find(b".")
     if point < 0 or (body[:, point] != _POINT).any():
         return None
-    digits = np.delete(body, point, axis=1) - _ZERO
-    if (digits > 9).any():
+    digits = body - _ZERO
+    digits[:, point] = 0
+    if digits.max() > 9:
         return None
     places = digits.shape[1]
-    numbers: NDArray[np.float64] = digits @ 10 ** np.arange(places)[::-1] / 10.0 ** (places - point)
+    numbers = np.zeros(len(digits))
+    for place in (*range(point), *range(point + 1, places)):
+        numbers = 10 * numbers + digits[:, place]
+    numbers /= 10.0 ** (places - 1 - point)
     return numbers
 
 
@@ -119,7 +123,8 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
     found = np.flatnonzero(characters == _BAR)
     if len(found) != count * len(fields) or np.count_nonzero(characters < _SPACE) != count:
         return None
-    bars = (found + start).reshape(count, len(fields))
+    found += start
+    bars = found.reshape(count, len(fields))
     line_ends = np.append(bars[:, 0] - head.end(), end - 1)
     numbers = _numbers(text, line_ends, head, first.step)
     if numbers is None:
