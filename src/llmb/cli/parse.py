@@ -19,12 +19,12 @@ from llmb.cli.root import install_here, say
 from llmb.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.logs.configuration import document_of_log
 from llmb.logs.files import FoundFiles, find_all_logs, find_logs
-from llmb.logs.parallel_reader import expect_logs, read_in_parallel
+from llmb.logs.parallel_reader import expect_logs, read_batches, read_in_parallel
 from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 from llmb.report.output import print_output
-from llmb.report.parse_document import dependent_on_others, parse_document, read_run
+from llmb.report.parse_document import dependent_on_others, parse_document, read_runs
 from llmb.report.parse_report import EncodedRun, ParseReport, parse_csv, parse_report, parse_tables
 from llmb.runs.host import usable_cores
 
@@ -206,9 +206,9 @@ def parse(
 
 def _encoded_runs(roots: list[Path], rule: str, workers: int) -> list[AnalyzedRun | EncodedRun]:
     """Runs for a JSON document, of which this process writes only what depends on several logs."""
-    reader = partial(read_run, rule=rule)
+    reader = partial(read_runs, rule=rule)
     found = find_all_logs(roots, partial(expect_logs, read=reader, workers=workers))
-    read = _with_progress(found, read_in_parallel(found, reader, workers))
+    read = _with_progress(found, read_batches(found, reader, workers))
     encoded, known = [], [known_run(file, rule) for file in found.refused]
     for run in read:
         if isinstance(run, EncodedRun):

@@ -26,7 +26,7 @@ def parse_logs(found: FoundFiles, rule: str, workers: int) -> Iterator[ParsedFil
     yield from read_in_parallel(found, partial(parse_file, rule=rule), workers)
 
 
-def expect_logs(count: int, read: "partial[Content]", workers: int) -> None:
+def expect_logs(count: int, read: "partial[list[Content]]", workers: int) -> None:
     """Begins to load what ``read`` needs if so many logs will be read in parallel, and returns at once."""
     if workers > 1 and count >= _WORTH_A_POOL_FILES:
         load_for_workers([__name__, read.func.__module__])
@@ -35,9 +35,20 @@ def expect_logs(count: int, read: "partial[Content]", workers: int) -> None:
 def read_in_parallel(found: FoundFiles, read: "partial[Content]", workers: int) -> Iterator[Content]:
     """What ``read``, which has to be picklable, makes of every log of ``found``, in the order in which they finish."""
     if workers > 1 and _is_worth_a_pool(found):
-        yield from _read_in_pool(found.logs, read, workers)
+        load_for_workers([__name__, read.func.__module__])
+        yield from _read_in_pool(found.logs, partial(_read_each, read=read), workers)
     else:
         yield from map(read, found.logs)
+
+
+def read_batches(found: FoundFiles, read: "partial[list[Content]]", workers: int) -> Iterator[Content]:
+    """What ``read`` makes of some logs at once, as above."""
+    if workers > 1 and _is_worth_a_pool(found):
+        load_for_workers([__name__, read.func.__module__])
+        yield from _read_in_pool(found.logs, read, workers)
+    else:
+        for batch in _batches(found.logs, 1):
+            yield from read(batch)
 
 
 def _is_worth_a_pool(found: FoundFiles) -> bool:
@@ -46,9 +57,8 @@ def _is_worth_a_pool(found: FoundFiles) -> bool:
     return len(found.logs) >= _WORTH_A_POOL_FILES or found.total_bytes >= _WORTH_A_POOL_BYTES
 
 
-def _read_in_pool(paths: Sequence[Path], read: "partial[Content]", workers: int) -> Iterator[Content]:
-    load_for_workers([__name__, read.func.__module__])
-    tasks = [partial(_read_batch, batch, read) for batch in _batches(paths, workers)]
+def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers: int) -> Iterator[Content]:
+    tasks = [partial(read, batch) for batch in _batches(paths, workers)]
     try:
         with given_to_workers(tasks, workers) as batches:
             for done in as_completed(batches):
@@ -65,5 +75,5 @@ def _batches(paths: Sequence[Path], workers: int) -> list[Sequence[Path]]:
     return [paths[i::count] for i in range(min(count, len(paths)))]
 
 
-def _read_batch(paths: Sequence[Path], read: "partial[Content]") -> list[Content]:
+def _read_each(paths: Sequence[Path], read: "partial[Content]") -> list[Content]:
     return list(map(read, paths))

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmb.analysis.analyzed_run import AnalyzedRun, needs_catalogue
-from llmb.analysis.logged_run import parsed_run
+from llmb.analysis.logged_run import known_run
 from llmb.logs.configuration import INFERRED_RELEASE
+from llmb.logs.files import parse_file
 from llmb.metrics.anomalies import Anomalies
 from llmb.report.output import JsonText, json_text
 from llmb.report.parse_report import (
@@ -25,14 +26,30 @@ _RESULT_START = "\n" + 4 * " "
 _NAME = f',{_RESULT_START}  "filename": '
 
 
-def read_run(path: Path, rule: str) -> AnalyzedRun | EncodedRun:
-    """The run that a file is the log of; encoded if its log is all that is known of it."""
-    run = parsed_run(path, rule)
-    if run.record or run.unread_record or run.text("gpu_type"):
-        return run
-    before, name, after = json_text(_result(run, ""), _RESULT_START).partition(_NAME)
+def read_runs(paths: Sequence[Path], rule: str) -> list[AnalyzedRun | EncodedRun]:
+    """The runs that files are the logs of, in any order; encoded if its log is all that is known of a run.
+
+    Each step is done for all logs before the next one: its code and data then stay in the core's caches, which takes
+    four fifths of the time.
+    """
+    files = [parse_file(path, rule) for path in paths]
+    runs = [known_run(file, rule) for file in files]
+    alone = [run for run in runs if _is_alone(run)]
+    results = [_result(run, "") for run in alone]
+    texts = [json_text(result, _RESULT_START) for result in results]
+    others = [run for run in runs if not _is_alone(run)]
+    return [*others, *map(_encoded, alone, texts)]
+
+
+def _is_alone(run: AnalyzedRun) -> bool:
+    """Whether neither a record nor, for all that is known yet, the catalogue has more of it."""
+    return not (run.record or run.unread_record or run.text("gpu_type"))
+
+
+def _encoded(run: AnalyzedRun, text: str) -> EncodedRun:
+    before, name, after = text.partition(_NAME)
     return EncodedRun(
-        log_path=path,
+        log_path=run.log_path,
         status=run.outcome.status,
         digest=run.outcome.digest,
         is_named="workload" in run.configuration,
