@@ -217,7 +217,8 @@ def _encoded_runs(roots: list[Path], rule: str, workers: int) -> list[AnalyzedRu
             known.append(run)
     again = {run.log_path: None for run in dependent_on_others(encoded, known)}
     known += read_in_parallel(FoundFiles(tuple(again), 0, ()), partial(parsed_run, rule=rule), workers)
-    return [*_related(known, None), *(run for run in encoded if run.log_path not in again)]
+    kept = [run for run in encoded if run.log_path not in again] if again else encoded
+    return [*_related(known, None), *kept]
 
 
 def _runs(found: FoundFiles, rule: str, workers: int, gpu_type: str | None) -> list[AnalyzedRun]:

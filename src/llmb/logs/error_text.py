@@ -120,10 +120,7 @@ def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:
     """What slowed the run down that wrote ``head`` and ``tail``, if anything, and how that shows."""
     parts = (head,) if head.endswith(tail) else (head, tail)  # of a short log the tail is in the head
     for status, marks, sign, text in _SIGNS:
-        if any(_is_in(part, marks, sign) for part in parts):
-            return status, f"{text}, which slows a run down"
+        for part in parts:
+            if has_any(part, marks) and sign.search(part):
+                return status, f"{text}, which slows a run down"
     return None
-
-
-def _is_in(text: bytes, marks: tuple[bytes, ...], sign: "re.Pattern[bytes]") -> bool:
-    return has_any(text, marks) and sign.search(text) is not None

@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -343,13 +344,17 @@ def _chunks(stream: PlainText, chunk_bytes: int) -> Iterator[_Chunk]:
     """All of ``stream``. While chunks of a log dense with step lines are searched, the next one is read."""
     ahead: deque[_Chunk] = deque()
     dense = False
-    with ThreadPoolExecutor(_SEARCHERS) as pool:
+    with ExitStack() as stack:
+        pool: ThreadPoolExecutor | None = None
         while text := stream.read(chunk_bytes * _DENSE if dense else chunk_bytes):
             newline = text.rfind(b"\n")
             end = max(newline, text.rfind(b"\r", newline + 1)) + 1
             first = text.find(b"\n", 0, end) + 1 or end
             dense = _is_dense(text, first, end)
-            ahead.append(_Chunk(text, first, end, pool.submit(_find_blocks, text, first, end) if dense else None))
+            if dense and not pool:
+                pool = stack.enter_context(ThreadPoolExecutor(_SEARCHERS))
+            block = pool.submit(_find_blocks, text, first, end) if dense and pool else None
+            ahead.append(_Chunk(text, first, end, block))
             while len(ahead) > (_SEARCHERS if dense else 0):
                 yield ahead.popleft()
         yield from ahead
