@@ -178,13 +178,17 @@ def despiked(values: Floats) -> Floats:
     half = SPIKE_NEIGHBORS
     padded = np.concatenate((values[half:0:-1], values, values[-2 : -half - 2 : -1]))
     running, rest = np.empty_like(values), np.empty_like(values)
-    for first in range(0, len(values), _SLICE):
-        own = values[first : first + _SLICE]
-        medians, others = _near_medians(own, padded[first : first + len(own) + 2 * half])
-        running[first : first + len(own)], rest[first : first + len(own)] = medians, own - others
+    parts = [slice(first, first + _SLICE) for first in range(0, len(values), _SLICE)]
+    for part in parts:
+        own = values[part]
+        running[part], others = _near_medians(own, padded[part.start : part.start + len(own) + 2 * half])
+        rest[part] = own - others
     level, low, high = _usual_rest(values, rest)
-    spike = (values < running + level - low) | (values > running + level + high)
-    return np.where(spike, running, values)
+    for part in parts:
+        own, usual = values[part], running[part]
+        spike = (own < usual + level - low) | (own > usual + level + high)
+        running[part] = np.where(spike, usual, own)
+    return running
 
 
 def _usual_rest(values: Series, rest: Series) -> tuple[float, float, float]:
