@@ -39,7 +39,6 @@ _LONGEST_ESCAPE = 40
 CHUNK_BYTES = 1 << 19  # fits in a core's cache between reading and searching
 _DENSE = 2
 """Times as many bytes of a log dense with step lines are searched at once, as each search has a cost of its own."""
-_SEARCHERS = 2
 _LEAST_HALVED = 1 << 15
 """Bytes of lines that are no block which are searched again in halves."""
 _HEAD_BYTES = 1 << 16
@@ -352,10 +351,10 @@ def _chunks(stream: PlainText, chunk_bytes: int) -> Iterator[_Chunk]:
             first = text.find(b"\n", 0, end) + 1 or end
             dense = _is_dense(text, first, end)
             if dense and not pool:
-                pool = stack.enter_context(ThreadPoolExecutor(_SEARCHERS))
+                pool = stack.enter_context(ThreadPoolExecutor(1))
             block = pool.submit(_find_blocks, text, first, end) if dense and pool else None
             ahead.append(_Chunk(text, first, end, block))
-            while len(ahead) > (_SEARCHERS if dense else 0):
+            while len(ahead) > dense:
                 yield ahead.popleft()
         yield from ahead
 

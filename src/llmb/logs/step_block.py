@@ -23,8 +23,6 @@ _HEAD = re.compile(rb"[^|\r\n]*%s\d{1,9}, iteration (\d{1,9})/\d{1,9} \|" % STEP
 _BAR, _ZERO, _SPACE, _POINT = b"|0 ."
 _VALUE_BYTES = 8  # fits in a NumPy integer
 _ALL = slice(None)
-_SLICE = 1 << 17
-"""Bytes of text whose masks stay in the core's cache, and in memory that is not given back each time."""
 Indices = NDArray[np.int64]
 
 
@@ -121,8 +119,9 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
         return None  # such as in a later epoch, whose iterations are not the steps
     count = final.step - first.step + 1
     fields = first_line.split(b"|")[1:]
-    found, controls = _find_bars(text, start, end)
-    if len(found) != count * len(fields) or controls != count:
+    characters = np.frombuffer(text, np.uint8, end - start, start)
+    found = np.flatnonzero(characters == _BAR) + start
+    if len(found) != count * len(fields) or np.count_nonzero(characters < _SPACE) != count:
         return None
     bars = found.reshape(count, len(fields))
     line_ends = np.append(bars[:, 0] - head.end(), end - 1)
@@ -143,16 +142,6 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
     if not has_steps:
         return None
     return StepBlock(first, final, text, bars, line_ends, columns)
-
-
-def _find_bars(text: bytes, start: int, end: int) -> tuple[Indices, int]:
-    """Where bars are, and the number of control characters."""
-    found, controls = [], 0
-    for first in range(start, end, _SLICE):
-        characters = np.frombuffer(text, np.uint8, min(_SLICE, end - first), first)
-        found.append(np.flatnonzero(characters == _BAR) + first)
-        controls += int(np.count_nonzero(characters < _SPACE))
-    return np.concatenate(found), controls
 
 
 def _only_step(line: bytes) -> StepLine | None:
