@@ -21,6 +21,7 @@ from llmb.metrics.statistics import (
     describe,
     despiked,
     despiked_steps,
+    level_and_spread,
     spread_of,
 )
 
@@ -50,6 +51,24 @@ def test_two_values_use_one_degree_of_freedom():
     assert (high - low) / 2 == pytest.approx(
         12.7062 * math.sqrt(1.55 / 0.45), rel=1e-5
     )  # the correction for an autocorrelation of 0.55
+
+
+@pytest.mark.parametrize("count", [513, 8192, 8193, 20_000])
+@pytest.mark.parametrize("case", ["normal", "printed", "rising", "sample misleads", "equal"])
+def test_middles_of_a_long_series_are_those_of_all_its_values(count, case):
+    noise = np.random.default_rng(count).normal(3.0, 0.1, count)
+    values = {
+        "normal": noise,
+        "printed": noise.round(2),
+        "rising": np.sort(noise),
+        "sample misleads": np.where(np.arange(count) % max(1, count // 4096), noise, noise + 100),
+        "equal": np.full(count, 2.5),
+    }[case]
+    level, below, above = level_and_spread(values)
+    assert describe(values.tolist()).median == level == np.median(values)
+    least = 0.001 * level
+    assert below == max(1.4826 * np.median(level - values[values <= level]), least)
+    assert above == max(1.4826 * np.median(values[values >= level] - level), least)
 
 
 def test_one_value_has_no_spread():

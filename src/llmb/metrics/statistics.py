@@ -99,6 +99,8 @@ _SORTING_7 = (
 )
 """Pairs whose exchange, where the first is greater, sorts seven values: a sorting network. On rows of values at once it
 takes a third of the time of sorting each column."""
+_SAMPLE, _MARGIN = 1 << 12, 1 << 8
+"""Values of a series that tell where its median is, and how many of them on each side it is surely between."""
 _SLICE = 1 << 14
 """Values whose neighbors are sorted at once: more would take much memory, and leave the core's cache."""
 
@@ -128,13 +130,29 @@ def _level_and_middles(values: Series) -> tuple[float, tuple[Series, Series]]:
     """The median, and the one or two values in the middle of each side. Sorting the sides takes twice as long."""
     import numpy as np
 
-    middle = _middle_places(0, len(values))
-    ordered = np.partition(values, (middle.start, middle.stop - 1))
-    level = _middle(ordered[middle])
-    low = _middle_places(0, int(np.count_nonzero(ordered <= level)))
-    high = _middle_places(int(np.count_nonzero(ordered < level)), len(values))
-    ordered.partition((low.start, low.stop - 1, high.start, high.stop - 1))
-    return level, (ordered[low], ordered[high])
+    array = np.asarray(values, float)
+    level = _middle(_selected(array, _middle_places(0, len(array))))
+    low = _middle_places(0, int(np.count_nonzero(array <= level)))
+    high = _middle_places(int(np.count_nonzero(array < level)), len(array))
+    return level, (_selected(array, low), _selected(array, high))
+
+
+def _selected(values: Floats, places: slice) -> Floats:
+    """What is at ``places``, one or two in a row, of the sorted values.
+
+    A sample tells between which values they are; only these few are ordered, a tenth of the work.
+    """
+    import numpy as np
+
+    sample = np.sort(values[:: max(1, len(values) // _SAMPLE)])
+    middle = places.start * len(sample) // len(values)
+    low, high = sample[max(0, middle - _MARGIN)], sample[min(len(sample) - 1, middle + _MARGIN)]
+    near = values[(values >= low) & (values <= high)]
+    before = int(np.count_nonzero(values < low))
+    if not before <= places.start < places.stop <= before + len(near):
+        near, before = values, 0
+    first, last = places.start - before, places.stop - 1 - before
+    return np.partition(near, (first, last))[first : last + 1]
 
 
 def _middle_places(first: int, end: int) -> slice:
@@ -225,7 +243,8 @@ def _median(values: Series) -> float:
         return _middle(_ordered(values))
     import numpy as np
 
-    return float(np.median(values))
+    array = np.asarray(values, float)
+    return _middle(_selected(array, _middle_places(0, len(array))))
 
 
 def _middle(ordered: Series) -> float:
@@ -339,7 +358,7 @@ def _summary(values: Sequence[float]) -> tuple[float, float, float, float]:
     import numpy as np
 
     array = np.asarray(values, float)
-    return float(array.mean()), float(np.median(array)), float(array.min()), float(array.max())
+    return float(array.mean()), _median(array), float(array.min()), float(array.max())
 
 
 def _deviations(values: Sequence[float], mean: float) -> Sequence[float]:
