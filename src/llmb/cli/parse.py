@@ -229,7 +229,7 @@ def _runs(found: FoundFiles, rule: str, workers: int, gpu_type: str | None) -> l
 def _related(read: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
     """With what the other runs and the catalogue tell of them."""
     runs = with_copies(read)
-    for copied in dict.fromkeys(run.copy_of for run in runs if run.copy_of):
+    for copied in sorted({run.copy_of for run in runs if run.copy_of}):
         say(copied)
     for run in runs:
         if run.unread_record:
