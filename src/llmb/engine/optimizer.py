@@ -25,7 +25,7 @@ from llmb.engine.precision.scaling import WEIGHT
 SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as in torch."""
 
-RUN, MOST_RUNS = 2**17, 64
+RUN, MOST_RUNS = 2**18, 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,14 +199,20 @@ def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 def squared_norm(gradients: list[Tensor]) -> Tensor:
     """The sum of the squares of all elements, 0-d fp64."""
-    if not any(gradient.is_cuda for gradient in gradients):
-        gradients = [run for gradient in gradients for run in runs(gradient.flatten())]
-    return torch.stack(torch._foreach_norm(gradients, 2.0, torch.float64)).square().sum()
+    if any(gradient.is_cuda for gradient in gradients):
+        return torch.stack(torch._foreach_norm(gradients, 2.0, torch.float64)).square().sum()
+    runs = (run for gradient in gradients for run in _runs(gradient.flatten()))
+    return torch.stack([_squared_sum(run.double()) for run in runs]).sum()
 
 
-def runs(values: Tensor) -> Sequence[Tensor]:
-    """Parts that a CPU copies to fp64 one after the other, in memory that stays in its cache; few of a large tensor."""
+def _runs(values: Tensor) -> Sequence[Tensor]:
+    """Parts that a CPU converts to fp64 one after the other, in memory that stays in its cache; few of a large tensor."""
     return values.chunk(max(1, min(MOST_RUNS, values.numel() // RUN)))
+
+
+def _squared_sum(values: Tensor) -> Tensor:
+    """BLAS takes half of the time of torch's own norm."""
+    return torch.dot(values, values)
 
 
 def ranks_with_a_copy(tensor: Tensor) -> int:
