@@ -60,11 +60,12 @@ def test_default_depends_on_logits_and_memory(recipe: Recipe, memory_gb: float, 
     assert plan_of(recipe).keep_logits is kept
 
 
-def test_unknown_memory_keeps_nothing() -> None:
-    """A CPU's, and a GPU's that is not in the catalogue."""
+def test_a_device_of_unknown_memory_keeps_small_logits_alone() -> None:
+    """A CPU, and a GPU that is not in the catalogue."""
     on_cpu = recipe_of("pretrain_llama3.1", "tiny", "cpu", scale=1)
     assert on_cpu.gpu_memory_gb is None
-    assert not keeps_logits(on_cpu)
+    assert logits_gb(on_cpu) < 0.06 < logits_gb(llama())
+    assert keeps_logits(on_cpu)
     assert not keeps_logits(llama().model_copy(update={"gpu_memory_gb": None}))
 
 

@@ -20,6 +20,8 @@ LARGEST_PART = 1 / 32
 They save one of four products of the head, 1 to 2 % of a step, and exist when activations are at their peak. A layout
 that fits has to leave as much free for what is in no plan: the CUDA context, NCCL's buffers and fragmentation.
 """
+LEAST_MEMORY_GB = 2
+"""What every device has whose memory is not known, as a CPU's and that of a GPU that is not in the catalogue."""
 Recompute = Literal["none", "selective", "full"]
 Fp8Recipe = Literal["delayed", "current", "current-all"]
 _training = partial(Option, panel="Training")
@@ -44,13 +46,10 @@ def logits_gb(recipe: Recipe) -> float:
 
 
 def keeps_logits(recipe: Recipe) -> bool:
-    """The default: where they fit, so not where the memory is unknown, as a CPU's and that of another GPU's.
-
-    Not for a frozen head, which has no gradient.
-    """
-    if recipe.gpu_memory_gb is None or recipe.lora is not None:
+    """The default: where they fit; not for a frozen head, which has no gradient."""
+    if recipe.lora is not None:
         return False
-    return logits_gb(recipe) <= LARGEST_PART * recipe.gpu_memory_gb
+    return logits_gb(recipe) <= LARGEST_PART * (recipe.gpu_memory_gb or LEAST_MEMORY_GB)
 
 
 def logits_text(recipe: Recipe, *, kept: bool) -> str:
