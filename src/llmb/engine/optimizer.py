@@ -206,7 +206,7 @@ def squared_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def _runs(values: Tensor) -> Sequence[Tensor]:
-    """Parts that a CPU converts to fp64 one after the other, in memory that stays in its cache; few of a large tensor."""
+    """Parts that a CPU converts to fp64 one by one, in memory that stays in its cache; few of a large tensor."""
     return values.chunk(max(1, min(MOST_RUNS, values.numel() // RUN)))
 
 

@@ -4,6 +4,7 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,18 @@ def started_program(
         except BaseException:
             end_tree(process)
             raise
+
+
+def waiting_for(process: Process) -> threading.Event:
+    """Set once it has ended, by a thread that waits: asking again and again would take time from what is measured."""
+    ended = threading.Event()
+
+    def wait() -> None:
+        process.wait()
+        ended.set()
+
+    threading.Thread(target=wait, name="end of a program", daemon=True).start()
+    return ended
 
 
 def end_stalled(process: Process) -> None:

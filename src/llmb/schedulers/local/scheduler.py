@@ -8,14 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llmb.errors import UsageError
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, filled
-from llmb.processes.families import end_stalled, kill_workers, started_program
+from llmb.processes.families import end_stalled, kill_workers, started_program, waiting_for
 from llmb.processes.ranks import words
 from llmb.runs.folder import RunFolder, writing
 from llmb.runs.host import host_name
@@ -28,7 +27,9 @@ from llmb.tools import ask_program
 THREADS = "OMP_NUM_THREADS"
 """Cores per process: without it, the thread pool of each process uses all of them."""
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
-POLL_S = 0.05
+LOOK_EVERY_S = 0.5
+"""Between two looks at a run's files. A process that wakes up interrupts a thread that others of its process wait for:
+20 looks per second made the steps of a tiny model on a CPU 8 % longer."""
 
 
 def local_command(spec: JobSpec, folder: RunFolder) -> tuple[str, ...]:
@@ -51,7 +52,7 @@ def run_workers(
     on_time: Callable[[], None],
     kill_when: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called on every poll.
+    """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called again and again.
 
     As soon as ``kill_when`` is true, all workers are killed.
 
@@ -67,14 +68,14 @@ def run_workers(
     with log:
         environ = {**without_secrets(os.environ), **variables, LAUNCHER_PID: str(os.getpid())}
         with started_program(command, log, subprocess.STDOUT, environ) as process:
-            while process.poll() is None:
+            ended = waiting_for(process)
+            while not ended.wait(LOOK_EVERY_S):
                 on_time()
                 if kill_when():
                     kill_workers(process)
-                    process.wait()
+                    ended.wait()
                 elif folder.stall.exists():
                     end_stalled(process)
-                time.sleep(POLL_S)
             on_time()
         return process.returncode
 
