@@ -30,7 +30,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Model
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.kernels import fp8_cast, norm, rotary
-from llmb.engine.kernels.arguments import Activation, Heads, NormOf, Rotation
+from llmb.engine.kernels.arguments import Activation, Heads, NormOf
 from llmb.engine.kernels.fp8_cast import CAPABILITY
 from llmb.engine.model.attention import rotary_tables
 
@@ -177,14 +177,13 @@ def rotary_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case
     tables = rotary_tables(model, torch.arange(rows, device=device))
     of_query, of_value, size = model.attention_heads, model.kv_heads, model.head_dim
     product = random(rows, (of_query + of_value) * size, device)
-    rotation = Rotation(tables.cos, tables.sin, model.rotary_pairs == "interleaved")
-    turned = product, rotation, of_query + of_value, size
+    turned = product, tables.rotation, of_query + of_value, size
     yield Case("rotation in place", rotary, "rotate_in_place", turned, in_place=True)
     given = (
         random(rows, number * size, device).view(1, rows, number, size) for number in (of_query, of_value, of_value)
     )
     scale = torch.ones((), device=device)
-    operands = Heads(*given), rotation, scale, E5M2
+    operands = Heads(*given), tables.rotation, scale, E5M2
     yield Case("rotation backward, cast", rotary, "cast_rotated_gradient", operands)
 
 

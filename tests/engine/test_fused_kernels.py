@@ -8,7 +8,8 @@ import torch
 from torch._inductor.utils import get_code
 from torch.nn import functional
 
-from llmb.engine.model.attention import apply_rotary, rotary_tables
+from llmb.engine.kernels.rotary import rotate
+from llmb.engine.model.attention import rotary_tables
 from llmb.engine.model.moe import swiglu
 from llmb.engine.model.norms import LayerNorm1P, RMSNorm
 
@@ -51,5 +52,6 @@ def test_norms_and_activations_are_one_kernel(name):
 @pytest.mark.parametrize("case", ROTARY)
 def test_rotation_is_one_kernel(case, models):
     name, interleaved = ROTARY[case]
-    tables = rotary_tables(models[name], torch.arange(64))
-    assert kernels(lambda heads: apply_rotary(heads, tables, interleaved=interleaved), HEADS) == (1, [])
+    model = models[name].model_copy(update={"rotary_pairs": "interleaved" if interleaved else "halves"})
+    turn = rotary_tables(model, torch.arange(64)).turn
+    assert kernels(lambda heads: rotate(heads, turn), HEADS) == (1, [])

@@ -6,21 +6,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.engine.model.attention import apply_rotary, frequencies, rotary_tables
+from llmb.engine.kernels.rotary import rotate
+from llmb.engine.model.attention import frequencies, rotary_tables
+
+PAIRS = {False: "halves", True: "interleaved"}
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @given(query_at=st.integers(0, 10_000), key_at=st.integers(0, 10_000), shift=st.integers(0, 10_000))
 def test_scores_depend_on_distance_alone(models, interleaved, query_at, key_at, shift):
-    model = models["nemotron4"]
+    model = models["nemotron4"].model_copy(update={"rotary_pairs": PAIRS[interleaved]})
     query, key = torch.randn(2, 1, 1, 1, model.head_dim, generator=torch.Generator().manual_seed(0))
 
     def score(moved: int) -> float:
-        rotate = [rotary_tables(model, torch.tensor([at + moved])) for at in (query_at, key_at)]
-        pair = [
-            apply_rotary(heads, rotary, interleaved=interleaved)
-            for heads, rotary in zip((query, key), rotate, strict=True)
-        ]
+        tables = [rotary_tables(model, torch.tensor([at + moved])) for at in (query_at, key_at)]
+        pair = [rotate(heads, rotary.turn) for heads, rotary in zip((query, key), tables, strict=True)]
         return float((pair[0] * pair[1]).sum())
 
     assert score(shift) == pytest.approx(score(0), abs=2e-2)
@@ -29,7 +29,8 @@ def test_scores_depend_on_distance_alone(models, interleaved, query_at, key_at, 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_only_the_rotary_fraction_of_a_head_turns(models, interleaved):
     heads = torch.randn(1, 8, 2, 16)
-    turned = apply_rotary(heads, rotary_tables(models["nemotron4"], torch.arange(8)), interleaved=interleaved)
+    model = models["nemotron4"].model_copy(update={"rotary_pairs": PAIRS[interleaved]})
+    turned = rotate(heads, rotary_tables(model, torch.arange(8)).turn)
     assert torch.equal(turned[..., 8:], heads[..., 8:])
     assert torch.equal(turned[:, 0], heads[:, 0])
     assert not torch.allclose(turned[:, 1:, :, :8], heads[:, 1:, :, :8], atol=1e-2)

@@ -12,8 +12,7 @@ from triton_compiler import ENOUGH_IN_FLIGHT, compiling, resources
 
 from llmb.engine.kernels.arguments import Heads, Rotation
 from llmb.engine.kernels.fp8_cast import cast_both_ways
-from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate_in_place
-from llmb.engine.model.attention import Rotary, apply_rotary
+from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate, rotate_in_place, turn_of
 
 E5M2 = torch.float8_e5m2
 BATCH, SEQ, HEAD = 2, 24, 16
@@ -99,10 +98,10 @@ def test_what_is_rotated_and_cast_is_what_autograd_would_store(
     cos, sin = tables(pairs, by_sequence=by_sequence)
     product = torch.cat(random_heads(), -2).flatten(2).flatten(0, 1).requires_grad_()
     query, key, value = product.view(BATCH, SEQ, -1, HEAD).split(NUMBERS, -2)
-    rotated = [apply_rotary(part, Rotary(cos, cos, sin), interleaved=interleaved) for part in (query, key)]
+    rotation = Rotation(cos, sin, interleaved)
+    rotated = [rotate(part, turn_of(rotation)) for part in (query, key)]
     gradients = random_heads()
     torch.autograd.backward([*rotated, value], gradients)
-    rotation = Rotation(cos, sin, interleaved)
     found = cast_rotated_gradient(Heads(*gradients), rotation, torch.tensor(3.7), E5M2)
     for ours, theirs in zip(found, cast_both_ways(product.grad, torch.tensor(3.7), E5M2), strict=True):
         assert torch.equal(ours.float(), theirs.float())

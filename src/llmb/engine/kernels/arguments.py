@@ -78,6 +78,17 @@ class Rotation(NamedTuple):
     interleaved: bool
 
 
+class Turn(NamedTuple):
+    """A rotation of whole heads: each element times ``own``, plus the other of its pair times ``other``.
+
+    [seq, 1, 2 * pairs] or [batch, seq, 1, 2 * pairs], fp32.
+    """
+
+    own: Tensor
+    other: Tensor
+    interleaved: bool
+
+
 class AdamWNumbers(NamedTuple):
     """The numbers of one step, on the host. ``step`` is 1 for the first."""
 

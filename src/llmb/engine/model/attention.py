@@ -12,8 +12,8 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
 from llmb.catalogue.records import Model, RopeScaling
-from llmb.engine.kernels.arguments import Rotation
-from llmb.engine.kernels.rotary import rotate
+from llmb.engine.kernels.arguments import Rotation, Turn
+from llmb.engine.kernels.rotary import rotate, turn_of
 from llmb.engine.model.adapter import FusedAdapter
 from llmb.engine.model.documents import DocumentSegments, Segments
 from llmb.engine.model.linear import Joined, Linear
@@ -24,18 +24,19 @@ from llmb.runs.attention import AttentionBackend
 class Rotary(NamedTuple):
     """Positions of tokens, and the corresponding rotations.
 
-    positions: [seq] or [batch, seq], integers. cos and sin: [*positions.shape, pairs] in fp32, where 2 * pairs of a
-    head's elements are rotated, and the others unchanged.
+    positions: [seq] or [batch, seq], integers. rotation: cos and sin are [*positions.shape, pairs], where 2 * pairs of
+    a head's elements are rotated, and the others unchanged. turn: the same for code that takes whole heads.
     """
 
     positions: Tensor
-    cos: Tensor
-    sin: Tensor
+    rotation: Rotation
+    turn: Turn
 
 
 def rotary_tables(model: Model, positions: Tensor) -> Rotary:
     angles = positions[..., None].float() * frequencies(model, positions.device)
-    return Rotary(positions, angles.cos(), angles.sin())
+    rotation = Rotation(angles.cos(), angles.sin(), model.rotary_pairs == "interleaved")
+    return Rotary(positions, rotation, turn_of(rotation))
 
 
 def frequencies(model: Model, device: torch.device) -> Tensor:
@@ -52,11 +53,6 @@ def _scaled(plain: Tensor, scaling: RopeScaling) -> Tensor:
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0, 1)
     return plain * (kept + (1 - kept) / scaling.factor)
-
-
-def apply_rotary(heads: Tensor, rotary: Rotary, *, interleaved: bool) -> Tensor:
-    """Rotates queries or keys, see ``kernels.rotary.rotate``."""
-    return rotate(heads, Rotation(rotary.cos, rotary.sin, interleaved))
 
 
 class Masks(NamedTuple):
@@ -217,14 +213,8 @@ def as_chunks(heads: Tensor, padding: int, size: int) -> Tensor:
 class RotaryPosition(nn.Module):
     """Rotates queries and keys."""
 
-    def __init__(self, *, interleaved: bool) -> None:
-        super().__init__()
-        self.interleaved = interleaved
-
     def forward(self, query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        query = apply_rotary(query, rotary, interleaved=self.interleaved)
-        key = apply_rotary(key, rotary, interleaved=self.interleaved)
-        return query, key
+        return rotate(query, rotary.turn), rotate(key, rotary.turn)
 
 
 class TemperaturePosition(nn.Module):
@@ -255,7 +245,7 @@ class Attention(nn.Module):
         self.qkv_adapter: FusedAdapter | None = None
         self.head_dim = model.head_dim
         self.q_norm, self.k_norm = (RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None for _ in "qk")
-        self.position: nn.Module = RotaryPosition(interleaved=model.rotary_pairs == "interleaved")
+        self.position: nn.Module = RotaryPosition()
         self.core: nn.Module = CausalAttention()
         chunked = model.chunked_attention
         if chunked is not None and model.is_global_layer(layer):

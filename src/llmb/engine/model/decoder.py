@@ -127,7 +127,7 @@ class Decoder(nn.Module):
 
     ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them. ``buckets``: trained
     parameters that other ranks hold, too. ``reduction``: what sums their gradients, if there are any.
-    ``gradient_sums``: the gradients that products add to.
+    ``gradient_sums``: the gradients that products add to. ``tables``: the rotations of the latest positions.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
@@ -138,6 +138,7 @@ class Decoder(nn.Module):
         self.buckets: list[Bucket] = []
         self.reduction: Reduction | None = None
         self.gradient_sums: list[GradientSum] = []
+        self.tables: Rotary | None = None
         has_embedding = embedding or (head and model.tied_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_embedding else None
         self.layers = nn.ModuleDict({str(layer): build_block(model, layer) for layer in layers})
@@ -184,6 +185,12 @@ class Decoder(nn.Module):
             assert isinstance(block, Staged)
             yield block
 
+    def rotary(self, positions: Tensor) -> Rotary:
+        """Computed once for the positions that all micro-batches have, which are one tensor."""
+        if self.tables is None or self.tables.positions is not positions:
+            self.tables = rotary_tables(self.model, positions)
+        return self.tables
+
     @torch.no_grad()
     def round_masters(self) -> None:
         """Sets the parameters from their masters, after these were written. A collective of ranks that hold them."""
@@ -226,7 +233,7 @@ class Decoder(nn.Module):
         if starts is not None:
             places, positions = positions, positions - starts[:, positions]
             documents = segments or document_masks(self.model, places, positions, starts.shape[1])
-        rotary = rotary_tables(self.model, positions)
+        rotary = self.rotary(positions)
         hidden = tokens
         if self.embeds and self.embed_tokens is not None:
             hidden = self.embed_tokens(tokens)

@@ -254,7 +254,7 @@ class RotatedAttention(Attention):
         assert isinstance(self.qkv, Fp8Joined)
         assert isinstance(self.position, RotaryPosition)
         batch = shape_of(hidden)[0]
-        more = rotary.cos, rotary.sin, self.position.interleaved, self.head_dim, batch, self.in_place
+        more = *rotary.rotation, self.head_dim, batch, self.in_place
         query, key, value = apply(Fp8Rotated, *operands(self.qkv, hidden), *more)
         return query, key, value
 
