@@ -53,5 +53,5 @@ def test_norms_and_activations_are_one_kernel(name):
 def test_rotation_is_one_kernel(case, models):
     name, interleaved = ROTARY[case]
     model = models[name].model_copy(update={"rotary_pairs": "interleaved" if interleaved else "halves"})
-    turn = rotary_tables(model, torch.arange(64)).turn
-    assert kernels(lambda heads: rotate(heads, turn), HEADS) == (1, [])
+    factors = rotary_tables(model, torch.arange(64)).factors
+    assert kernels(lambda heads: rotate(heads, factors), HEADS) == (1, [])

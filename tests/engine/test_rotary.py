@@ -20,7 +20,7 @@ def test_scores_depend_on_distance_alone(models, interleaved, query_at, key_at, 
 
     def score(moved: int) -> float:
         tables = [rotary_tables(model, torch.tensor([at + moved])) for at in (query_at, key_at)]
-        pair = [rotate(heads, rotary.turn) for heads, rotary in zip((query, key), tables, strict=True)]
+        pair = [rotate(heads, rotary.factors) for heads, rotary in zip((query, key), tables, strict=True)]
         return float((pair[0] * pair[1]).sum())
 
     assert score(shift) == pytest.approx(score(0), abs=2e-2)
@@ -30,7 +30,7 @@ def test_scores_depend_on_distance_alone(models, interleaved, query_at, key_at, 
 def test_only_the_rotary_fraction_of_a_head_turns(models, interleaved):
     heads = torch.randn(1, 8, 2, 16)
     model = models["nemotron4"].model_copy(update={"rotary_pairs": PAIRS[interleaved]})
-    turned = rotate(heads, rotary_tables(model, torch.arange(8)).turn)
+    turned = rotate(heads, rotary_tables(model, torch.arange(8)).factors)
     assert torch.equal(turned[..., 8:], heads[..., 8:])
     assert torch.equal(turned[:, 0], heads[:, 0])
     assert not torch.allclose(turned[:, 1:, :, :8], heads[:, 1:, :, :8], atol=1e-2)

@@ -12,7 +12,7 @@ from triton_compiler import ENOUGH_IN_FLIGHT, compiling, resources
 
 from llmb.engine.kernels.arguments import Heads, Rotation
 from llmb.engine.kernels.fp8_cast import cast_both_ways
-from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate, rotate_in_place, turn_of
+from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate, rotate_in_place
 
 E5M2 = torch.float8_e5m2
 BATCH, SEQ, HEAD = 2, 24, 16
@@ -99,7 +99,7 @@ def test_what_is_rotated_and_cast_is_what_autograd_would_store(
     product = torch.cat(random_heads(), -2).flatten(2).flatten(0, 1).requires_grad_()
     query, key, value = product.view(BATCH, SEQ, -1, HEAD).split(NUMBERS, -2)
     rotation = Rotation(cos, sin, interleaved)
-    rotated = [rotate(part, turn_of(rotation)) for part in (query, key)]
+    rotated = [rotate(part, factors_of(rotation)) for part in (query, key)]
     gradients = random_heads()
     torch.autograd.backward([*rotated, value], gradients)
     found = cast_rotated_gradient(Heads(*gradients), rotation, torch.tensor(3.7), E5M2)

@@ -78,7 +78,7 @@ class Rotation(NamedTuple):
     interleaved: bool
 
 
-class Turn(NamedTuple):
+class RotaryFactors(NamedTuple):
     """A rotation of whole heads: each element times ``own``, plus the other of its pair times ``other``.
 
     [seq, 1, 2 * pairs] or [batch, seq, 1, 2 * pairs], fp32.

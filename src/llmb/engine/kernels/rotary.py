@@ -9,7 +9,7 @@ which is its reference.
 import torch
 from torch import Tensor
 
-from llmb.engine.kernels.arguments import BothWays, Heads, Rotation, Turn
+from llmb.engine.kernels.arguments import BothWays, Heads, RotaryFactors, Rotation
 from llmb.engine.kernels.fp8_cast import cast_both_ways, has_kernel
 
 
@@ -23,22 +23,24 @@ def rotate_in_place(product: Tensor, rotation: Rotation, heads: int, head_dim: i
     cos = rotation.cos
     batch = 1 if cos.ndim == 2 else len(cos)
     turned = product[:, : heads * head_dim].view(-1 if cos.ndim == 2 else batch, cos.shape[-2], heads, head_dim)
-    turned.copy_(rotate(turned, turn_of(rotation)))
+    turned.copy_(rotate(turned, factors_of(rotation)))
 
 
-def turn_of(rotation: Rotation) -> Turn:
+def factors_of(rotation: Rotation) -> RotaryFactors:
     cos, sin = rotation.cos.unsqueeze(-2), rotation.sin.unsqueeze(-2)
     if rotation.interleaved:
-        return Turn(cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(-2), True)
-    return Turn(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1), False)
+        return RotaryFactors(cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(-2), True)
+    return RotaryFactors(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1), False)
 
 
-def rotate(heads: Tensor, turn: Turn) -> Tensor:
+def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
     """The leading elements of each head: [batch, seq, heads, head_dim], same shape and dtype out."""
-    size = turn.own.shape[-1]
+    size = factors.own.shape[-1]
     turned, passed = heads[..., :size].float(), heads[..., size:]
-    others = turned.unflatten(-1, (-1, 2)).roll(1, -1).flatten(-2) if turn.interleaved else turned.roll(size // 2, -1)
-    turned = torch.addcmul(turned * turn.own, others, turn.other).to(heads.dtype)
+    others = (
+        turned.unflatten(-1, (-1, 2)).roll(1, -1).flatten(-2) if factors.interleaved else turned.roll(size // 2, -1)
+    )
+    turned = torch.addcmul(turned * factors.own, others, factors.other).to(heads.dtype)
     return turned if passed.shape[-1] == 0 else torch.cat((turned, passed), dim=-1)
 
 
@@ -48,7 +50,7 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
         from llmb.engine.kernels import rotary_triton
 
         return rotary_triton.cast_rotated_gradient(gradients, rotation, scale, dtype)
-    back = turn_of(rotation._replace(sin=-rotation.sin))
+    back = factors_of(rotation._replace(sin=-rotation.sin))
     query, key = (rotate(part, back) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)
     return cast_both_ways(joined.flatten(0, 1).flatten(1), scale, dtype)

@@ -12,8 +12,8 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
 from llmb.catalogue.records import Model, RopeScaling
-from llmb.engine.kernels.arguments import Rotation, Turn
-from llmb.engine.kernels.rotary import rotate, turn_of
+from llmb.engine.kernels.arguments import RotaryFactors, Rotation
+from llmb.engine.kernels.rotary import factors_of, rotate
 from llmb.engine.model.adapter import FusedAdapter
 from llmb.engine.model.documents import DocumentSegments, Segments
 from llmb.engine.model.linear import Joined, Linear
@@ -25,18 +25,18 @@ class Rotary(NamedTuple):
     """Positions of tokens, and the corresponding rotations.
 
     positions: [seq] or [batch, seq], integers. rotation: cos and sin are [*positions.shape, pairs], where 2 * pairs of
-    a head's elements are rotated, and the others unchanged. turn: the same for code that takes whole heads.
+    a head's elements are rotated, and the others unchanged. factors: the same for code that takes whole heads.
     """
 
     positions: Tensor
     rotation: Rotation
-    turn: Turn
+    factors: RotaryFactors
 
 
 def rotary_tables(model: Model, positions: Tensor) -> Rotary:
     angles = positions[..., None].float() * frequencies(model, positions.device)
     rotation = Rotation(angles.cos(), angles.sin(), model.rotary_pairs == "interleaved")
-    return Rotary(positions, rotation, turn_of(rotation))
+    return Rotary(positions, rotation, factors_of(rotation))
 
 
 def frequencies(model: Model, device: torch.device) -> Tensor:
@@ -214,7 +214,7 @@ class RotaryPosition(nn.Module):
     """Rotates queries and keys."""
 
     def forward(self, query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        return rotate(query, rotary.turn), rotate(key, rotary.turn)
+        return rotate(query, rotary.factors), rotate(key, rotary.factors)
 
 
 class TemperaturePosition(nn.Module):

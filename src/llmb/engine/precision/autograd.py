@@ -18,7 +18,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from llmb.engine.kernels.arguments import Activation, Heads, Normalized, NormGradients, NormOf, Rotation
 from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient, cast_both_ways, transpose
 from llmb.engine.kernels.norm import normalize_and_cast, normalize_backward, normalize_backward_and_cast
-from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate, rotate_in_place, turn_of
+from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate, rotate_in_place
 from llmb.engine.model.sequence_shard import SEQUENCE, gathered, overlapped
 from llmb.engine.parallel.collectives import Group, finish, start_scatter
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, Scaled, cast_tensor, multiply
@@ -397,8 +397,8 @@ class Fp8Rotated(torch.autograd.Function):
         query, key, value = torch.split(heads, [of_query, of_key, of_value], -2)
         if in_place:
             return query, key, value
-        turn = turn_of(rotation)
-        return rotate(query, turn), rotate(key, turn), value
+        factors = factors_of(rotation)
+        return rotate(query, factors), rotate(key, factors), value
 
     @staticmethod
     @once_differentiable
