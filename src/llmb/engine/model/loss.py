@@ -8,6 +8,8 @@ which is the same size for Llama 3.1 8b with 4,096 rows and four times that for 
 logits instead, some columns at a time, so each chunk yields its rows of that gradient at once. That is a fourth product
 of this size in addition to three. If all logits are one chunk, the gradient of the logits is kept, and the fourth
 product is not needed. What is computed on a chunk between the products is in fp32 for any dtype of the logits.
+
+Small logits take torch's cross entropy on a CPU, where each operator has a price of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn import functional
 
 from llmb.engine.model.linear import Linear
 from llmb.engine.model.local_shard import local_shard
@@ -153,6 +156,10 @@ class Head(Linear):
             return super().forward(hidden)
         weight = local_shard(self.weight)
         shares = label_shares(labels, count).flatten()
+        if self._suits_torch(hidden, weight):
+            logits = self.multiply(hidden).flatten(0, 1).float()
+            each = functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")
+            return _total(each, shares)
         places = labels.flatten() - self.vocabulary.first
         loss: Tensor = apply(
             _Loss,
@@ -163,6 +170,11 @@ class Head(Linear):
             self,
         )
         return loss
+
+    def _suits_torch(self, hidden: Tensor, weight: Tensor) -> bool:
+        """Whether torch's cross entropy is faster, and its memory does not matter."""
+        small = hidden.shape[:-1].numel() * len(weight) * hidden.itemsize <= min(self.smallest_bytes, SMALLEST_BYTES)
+        return small and hidden.is_cpu and type(self.vocabulary) is Vocabulary
 
 
 def label_shares(labels: Tensor, count: Tensor | float | None) -> Tensor:
@@ -203,8 +215,7 @@ class _Loss(torch.autograd.Function):
             del logits  # before the next chunk needs the memory
         save_for_backward(ctx, hidden, weight, places, shares, log_sums, gradient, kept)
         ctx.head = head
-        # In fp64, because the sum of a few thousand fp32 terms would depend on their order in its last digits.
-        return ((log_sums - label).double() * shares).sum().float()
+        return _total(log_sums - label, shares)
 
     @staticmethod
     @once_differentiable
@@ -217,6 +228,11 @@ class _Loss(torch.autograd.Function):
         elif ctx.needs_input_grad[1]:
             of_weight = _from_columns(ctx.head, hidden, places, log_sums, scaled, weight)
         return of_hidden.mul_(gradient), of_weight, None, None, None
+
+
+def _total(losses: Tensor, shares: Tensor) -> Tensor:
+    """In fp64, because the sum of a few thousand fp32 terms would depend on their order in its last digits."""
+    return (losses.double() * shares).sum().float()
 
 
 def within(places: Tensor, columns: int) -> Tensor:
