@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def sized_model(size: float) -> Model:
-    """Of at most ``size`` bytes in bf16, if that is enough for the vocabulary, which is cut for less than 2 GB."""
+    """A model of at most ``size`` bytes in bf16 if its vocabulary allows, which is cut for less than 2 GB."""
     model = find_model(Catalogue(), WORKLOAD, "8b")
     if size < 2 * GB:
         model = model.model_copy(update={"vocab_size": 16384})

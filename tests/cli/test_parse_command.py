@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 from llmb.cli.parse import _encoded_runs, _runs, app
 from llmb.errors import RunFailed, UsageError
 from llmb.logs.files import find_all_logs
-from llmb.report.output import json_text
-from llmb.report.parse_document import parse_document
+from llmb.report.parse_document import parse_text
 from llmb.report.parse_report import EncodedRun, parse_report
 
 REFERENCE_COLUMNS = (
@@ -487,7 +486,7 @@ def assert_written_as_together(folder: Path) -> dict:
     encoded = _encoded_runs([folder], "reference", 1)
     assert any(isinstance(run, EncodedRun) for run in encoded)
     written = [
-        json_text(parse_document(parse_report([folder], "reference", runs, full_names=False)))
+        parse_text(parse_report([folder], "reference", runs, full_names=False))
         for runs in (together, encoded)
     ]
     assert written[0] == written[1]

@@ -24,7 +24,7 @@ from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 from llmb.report.output import print_output
-from llmb.report.parse_document import dependent_on_others, parse_document, read_runs
+from llmb.report.parse_document import dependent_on_others, parse_document, parse_text, read_runs
 from llmb.report.parse_report import EncodedRun, ParseReport, parse_csv, parse_report, parse_tables
 from llmb.runs.host import usable_cores
 
@@ -273,7 +273,7 @@ def _print(report: ParseReport, output: CompatFormat, *, wide: bool) -> None:
         case CompatFormat.CSV:
             print_output(parse_csv(report))
         case CompatFormat.JSON:
-            print_output(parse_document(report))
+            print_output(parse_text(report))
 
 
 def _print_groups(report: ParseReport, output: CompatFormat, *, scaling: bool) -> None:

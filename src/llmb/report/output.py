@@ -2,17 +2,16 @@
 """Writes results to standard output; the only module that does."""
 
 import json
-import math
 import os
 import re
 import shutil
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
-from json.encoder import encode_basestring_ascii
+from collections.abc import Callable, Iterable
 from textwrap import fill
 from typing import Any
+
+from pydantic_core import PydanticSerializationError, to_json
 
 from llmb.errors import EnvironmentProblem
 from llmb.report.sparkline import PLAIN_BLOCKS
@@ -43,51 +42,15 @@ def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
     _write(json_text(document) + "\n")
 
 
-class JsonText(str):
-    """A value of a document that is its JSON already, indented for its place."""
-
-    __slots__ = ()
-
-
-def json_text(value: Any, line_start: str = "\n") -> str:  # noqa: ANN401 (any JSON value)
-    """JSON with an indent of 2, as ``json.dumps`` has it, in half of its time: its own encoder does not indent in C.
-
-    Keys are text or integers. ``line_start`` is a line end and the indent of the value. Raises ValueError for a number
-    that is not finite.
-    """
-    if leaf := _LEAVES.get(type(value)):
-        return leaf(value)
-    inner = line_start + "  "
-    if isinstance(value, dict):
-        items = [leaf(item) if (leaf := _LEAVES.get(type(item))) else json_text(item, inner) for item in value.values()]
-        return _json_object(tuple(value), line_start) % tuple(items) if items else "{}"
-    if isinstance(value, list | tuple):
-        items = [leaf(item) if (leaf := _LEAVES.get(type(item))) else json_text(item, inner) for item in value]
-        return f"[{inner}{f',{inner}'.join(items)}{line_start}]" if items else "[]"
-    return json.dumps(value, allow_nan=False)
-
-
-def _json_number(value: float) -> str:
-    if not math.isfinite(value):
-        raise ValueError("JSON has no number that is not finite")
-    return repr(value)
-
-
-_LEAVES: Mapping[type, Callable[[Any], str]] = {
-    str: encode_basestring_ascii,
-    float: _json_number,
-    int: repr,
-    bool: lambda value: "true" if value else "false",
-    type(None): lambda _: "null",
-    JsonText: str,
-}
-
-
-@lru_cache(maxsize=256)
-def _json_object(keys: tuple[Any, ...], line_start: str) -> str:
-    """An object with a format code for each value. Most objects of a document have the keys of others."""
-    names = [json.dumps({key: 0})[1:-2].replace("%", "%%") for key in keys]
-    return "{" + ",".join(f"{line_start}  {name}%s" for name in names) + line_start + "}"
+def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value)
+    """JSON with an indent of 2. Raises ValueError for a number that is not finite, TypeError for what is not JSON."""
+    try:
+        text = to_json(value, indent=2, ensure_ascii=True, inf_nan_mode="constants").decode()
+    except PydanticSerializationError:  # also of text with half a surrogate pair, which JSON can express
+        return json.dumps(value, indent=2, allow_nan=False)
+    if "NaN" in text or "Infinity" in text:  # may be a word of a text
+        json.dumps(value, allow_nan=False)
+    return text
 
 
 def terminal_lines(table: Table, width: int | None) -> list[str]:

@@ -12,7 +12,7 @@ from llmb.analysis.logged_run import known_run
 from llmb.logs.configuration import INFERRED_RELEASE
 from llmb.logs.files import parse_file
 from llmb.metrics.anomalies import Anomalies
-from llmb.report.output import JsonText, json_text
+from llmb.report.output import json_text
 from llmb.report.parse_report import (
     EncodedRun,
     ParseReport,
@@ -24,6 +24,7 @@ from llmb.report.parse_report import (
 
 _RESULT_START = "\n" + 4 * " "
 _NAME = f',{_RESULT_START}  "filename": '
+_NO_RESULTS = '"results": []'
 
 
 def read_runs(paths: Sequence[Path], rule: str) -> list[AnalyzedRun | EncodedRun]:
@@ -36,7 +37,7 @@ def read_runs(paths: Sequence[Path], rule: str) -> list[AnalyzedRun | EncodedRun
     runs = [known_run(file, rule) for file in files]
     alone = [run for run in runs if _is_alone(run)]
     results = [_result(run, "") for run in alone]
-    texts = [json_text(result, _RESULT_START) for result in results]
+    texts = [_as_item(result) for result in results]
     others = [run for run in runs if not _is_alone(run)]
     return [*others, *map(_encoded, alone, texts)]
 
@@ -65,30 +66,49 @@ def dependent_on_others(encoded: Sequence[EncodedRun], runs: Sequence[AnalyzedRu
     return [run for run in encoded if (run.digest and digests[run.digest] > 1) or (of_catalogue and run.is_named)]
 
 
+def parse_text(report: ParseReport) -> str:
+    """The JSON document, whose results may be written already."""
+    items = {run.log_path: _as_item(_result(run, report.name(run))) for run in report.runs}
+    items |= {run.log_path: _named(run, report.names[run.log_path]) for run in report.encoded}
+    sorted_items = [items[path] for path in sorted(items, key=lambda path: path.parts)]
+    results = f'"results": [{_RESULT_START}{f",{_RESULT_START}".join(sorted_items)}\n  ]' if items else _NO_RESULTS
+    return json_text(_document(report, [])).replace(_NO_RESULTS, results, 1) + "\n"
+
+
 def parse_document(
     report: ParseReport, groups: list[dict[str, Any]] | None = None, scaling: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The JSON document; an unknown value is null, and so are ``groups`` and ``scaling`` unless they are wanted."""
-    runs: list[AnalyzedRun | EncodedRun] = [*report.runs, *report.encoded]
-    runs.sort(key=lambda run: run.log_path.parts)
+    """The JSON document of runs of which none is encoded; see ``_document``."""
+    runs = sorted(report.runs, key=lambda run: run.log_path.parts)
+    return _document(report, [_result(run, report.name(run)) for run in runs], groups, scaling)
+
+
+def _document(
+    report: ParseReport,
+    results: list[dict[str, Any]],
+    groups: list[dict[str, Any]] | None = None,
+    scaling: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """An unknown value is null, and so are ``groups`` and ``scaling`` unless they are wanted."""
     return {
         "analysis": {
             "directories": list(report.directories),
             "window_rule": report.rule,
             "files": report.files,
         },
-        "results": [
-            _result(run, report.name(run)) if isinstance(run, AnalyzedRun) else _named(run, report.names[run.log_path])
-            for run in runs
-        ],
+        "results": results,
         "groups": groups,
         "scaling": scaling,
         "summary": report.counts | {"files": report.files},
     }
 
 
-def _named(run: EncodedRun, name: str) -> JsonText:
-    return JsonText(f"{run.before_name}{json_text(name)}{run.after_name}")
+def _as_item(result: dict[str, Any]) -> str:
+    return json_text(result).replace("\n", _RESULT_START)
+
+
+def _named(run: EncodedRun, name: str) -> str:
+    return f"{run.before_name}{json_text(name)}{run.after_name}"
 
 
 def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
