@@ -100,8 +100,8 @@ class AdamW:
     @torch.no_grad()
     def step(self) -> None:
         due = [each for each in self.trained if each.gradient is not None]
-        for each in due:
-            each.steps.add_(1)
+        if due:
+            torch._foreach_add_([each.steps for each in due], 1)
         if self.divisor.is_cpu:  # one call for many: the time of small models goes into calls
             together = [each for each in due if each.fp8 is None]
             for decay in {each.weight_decay for each in together}:
@@ -207,7 +207,8 @@ def squared_norm(gradients: list[Tensor]) -> Tensor:
 
 def _runs(values: Tensor) -> Sequence[Tensor]:
     """Parts that a CPU converts to fp64 one by one, in memory that stays in its cache; few of a large tensor."""
-    return values.chunk(max(1, min(MOST_RUNS, values.numel() // RUN)))
+    count = min(MOST_RUNS, values.numel() // RUN)
+    return values.chunk(count) if count > 1 else (values,)
 
 
 def _squared_sum(values: Tensor) -> Tensor:
