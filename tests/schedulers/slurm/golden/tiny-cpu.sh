@@ -13,6 +13,8 @@
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
 export GOMP_SPINCOUNT=10000  # engine
+export MALLOC_TRIM_THRESHOLD_=1099511627776  # engine
+export MALLOC_MMAP_THRESHOLD_=33554432  # engine
 export GLOO_SOCKET_IFNAME=lo  # cluster_config.yaml
 llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 2))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"
