@@ -485,9 +485,6 @@ def assert_written_as_together(folder: Path) -> dict:
     together = _runs(find_all_logs([folder]), "reference", 1, None)
     encoded = _encoded_runs([folder], "reference", 1)
     assert any(isinstance(run, EncodedRun) for run in encoded)
-    written = [
-        parse_text(parse_report([folder], "reference", runs, full_names=False))
-        for runs in (together, encoded)
-    ]
+    written = [parse_text(parse_report([folder], "reference", runs, full_names=False)) for runs in (together, encoded)]
     assert written[0] == written[1]
     return json.loads(written[1])

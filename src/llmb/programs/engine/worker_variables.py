@@ -30,8 +30,8 @@ SHIPPED = (
     ShippedVariable(
         "MALLOC_TRIM_THRESHOLD_",
         str(2**40),
-        "memory that a step frees is there for the next: returned to the kernel and taken anew, page by page, it made "
-        "a bf16 step of 90 million parameters 7 % longer",
+        "memory that a step frees is there for the next: returned to the kernel and fetched again, page by page, it "
+        "made a bf16 step of 90 million parameters 7 % longer",
         device="cpu",
     ),
     ShippedVariable(
