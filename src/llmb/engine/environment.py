@@ -16,10 +16,11 @@ from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.store import STORE
 from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, RdmaPort, command, of_run, parse_states
 from llmb.runs.host import host_name
+from llmb.runs.recorded_identity import SPEED_PREFIXES
 from llmb.secrets import without_secrets
 from llmb.tools import ask_program
 
-RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
+RECORDED = (*SPEED_PREFIXES, "LLMB_", "SLURM_")
 QUERY_S = 20.0
 """How long nvidia-smi may take: without persistence mode it waits for the driver."""
 RDMA_DEVICES = Path("/sys/class/infiniband")
