@@ -117,8 +117,9 @@ def variables_of(plan: Plan, cores: int, environ: dict[str, str]) -> dict[str, s
 def test_workers_share_the_cores_and_what_the_user_has_set_stays(tiny_plan: Callable[..., Plan]) -> None:
     assert variables_of(tiny_plan(scale=2), 8, {})["OMP_NUM_THREADS"] == "4"
     assert variables_of(tiny_plan(scale=8), 2, {})["OMP_NUM_THREADS"] == "1"
-    environ = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "1"}
-    assert not environ.keys() & variables_of(tiny_plan(scale=2), 8, environ).keys()
+    memory = {"MALLOC_TRIM_THRESHOLD_": "1", "MALLOC_MMAP_THRESHOLD_": "1"}
+    environ = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "1", **memory}
+    assert variables_of(tiny_plan(scale=2), 8, environ) == {"PYTHONUNBUFFERED": "1"}
 
 
 def test_a_gpu_gets_memory_that_does_not_fall_apart_unless_the_user_configured_it() -> None:
