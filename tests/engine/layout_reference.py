@@ -16,11 +16,11 @@ from torch import Tensor
 
 from llmb.engine.data.build import build_data
 from llmb.engine.expert_load import moe_layers
-from llmb.engine.lora import add_dropout, apply_lora, token_keys
 from llmb.engine.model.attention import Documents, Rotary
 from llmb.engine.model.decoder import MoEBlock, build_model
 from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
+from llmb.engine.transformations import add_dropout, apply_lora, token_keys
 from llmb.runs.plan import EnginePlan
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from llmb.engine import transformations
 from llmb.engine.attention_backend import varlen_problem
-from llmb.engine.compile import apply_compile
 from llmb.engine.data.build import build_data
 from llmb.engine.data.steps import rank_data
 from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
@@ -27,6 +26,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.transformations import apply_compile
 from llmb.runs.plan import EnginePlan
 
 CPU = torch.device("cpu")

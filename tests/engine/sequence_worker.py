@@ -23,7 +23,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from llmb.engine.data.batches import rank_samples
 from llmb.engine.loop import prepare_stages
-from llmb.engine.lora import token_keys
 from llmb.engine.model.adapter import Dropout
 from llmb.engine.model.attention import Attention, rotary_tables
 from llmb.engine.model.decoder import Decoder
@@ -35,6 +34,7 @@ from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.precision.step import fp8_step
+from llmb.engine.transformations import token_keys
 from llmb.runs.plan import EnginePlan
 
 CPU = torch.device("cpu")

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from llmb.catalogue.records import Model
-from llmb.engine.compile import with_varying_segments
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model import attention
 from llmb.engine.model.attention import (
@@ -25,6 +24,7 @@ from llmb.engine.model.attention import (
 from llmb.engine.model.documents import Segments, document_segments
 from llmb.engine.parallel.collectives import Group
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
+from llmb.engine.transformations import with_varying_segments
 
 SEQ = 80
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from llmb.engine.precision import experts as expert_products
 from llmb.engine.precision.apply import layers_of
 from llmb.engine.precision.experts import FusedFp8Products, fp8_stacks
 from llmb.engine.precision.scaling import LayerScales, Scales
-from llmb.engine.recompute import _policy
+from llmb.engine.transformations import _policy
 from llmb.runs.attention import ProductDtype
 
 COUNTS = [[16, 0, 32], [5, 0, 11], [7, 8, 9]]

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from llmb.catalogue.records import Model
-from llmb.engine.compile import apply_compile
 from llmb.engine.kernels import norm
 from llmb.engine.model.attention import rotary_tables
 from llmb.engine.model.decoder import Decoder
@@ -27,7 +26,7 @@ from llmb.engine.precision.apply import (
     rotates_in_place,
 )
 from llmb.engine.precision.scaling import LayerScales, Scales
-from llmb.engine.recompute import apply_recompute
+from llmb.engine.transformations import apply_compile, apply_recompute
 from llmb.runs.attention import ProductDtype
 
 Randomised = Callable[[Model], Decoder]

@@ -12,10 +12,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from llmb.catalogue.records import Model
 from llmb.engine.gradient_accumulation import sum_in_products
-from llmb.engine.lora import freeze
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.linear import add_product, join_products
-from llmb.engine.recompute import apply_recompute
+from llmb.engine.transformations import apply_recompute, freeze
 
 Randomised = Callable[[Model], Decoder]
 STEPS, MICRO_BATCHES = 2, 3

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from llmb.catalogue.records import Lora, LoraTargets, Model
-from llmb.engine.lora import apply_lora
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.linear import Joined, Linear, join_products, joined_layers
-from llmb.engine.recompute import apply_recompute
+from llmb.engine.transformations import apply_lora, apply_recompute
 
 Randomised = Callable[[Model], Decoder]
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.03}

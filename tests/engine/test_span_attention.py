@@ -15,7 +15,7 @@ from llmb.engine.attention_backend import accuracy_problem, exact_attention
 from llmb.engine.kernels import span_attention
 from llmb.engine.parallel.collectives import Group
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, span_kernel
-from llmb.engine.recompute import _policy
+from llmb.engine.transformations import _policy
 
 SEQ = 128
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from llmb.cli.main import app, exit_code_of
 from llmb.errors import InfrastructureError, UsageError
 from llmb.health import check_nodes
 from llmb.health.check_nodes import CheckTerms, NodesCheck, Problem, check_order, compared, stored
-from llmb.health.checks.clock import TICK_S, read_shared_clock, reading
+from llmb.health.checks.host import TICK_S, read_shared_clock, reading
 from llmb.health.exclusion import excluded_nodes
 from llmb.health.kept_checks import (
     CheckFolder,
@@ -339,7 +339,7 @@ def test_a_job_asks_for_the_whole_node_that_it_is_for() -> None:
     assert "partition=debug" in found
     assert not [line for line in found if line.startswith(("exclude", "array", "cpus-per-task"))]
     assert "output=/lustre/bench/.llmb/health/T/.jobs/node7/doctor/sbatch_doctor.out" in found
-    assert "-m llmb.health.node_task /lustre/bench/.llmb/health/T node7" in script.replace(" \\\n    ", " ")
+    assert "-m llmb.health.node /lustre/bench/.llmb/health/T node7" in script.replace(" \\\n    ", " ")
 
 
 def test_a_node_is_asked_for_in_a_partition_that_has_it() -> None:

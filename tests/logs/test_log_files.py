@@ -8,7 +8,7 @@ import pytest
 
 from llmb import worker_pool
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.logs import files, parallel_reader
+from llmb.logs import files
 from llmb.logs.files import find_logs, parse_file
 
 
@@ -109,10 +109,10 @@ def test_a_missing_path_and_a_directory_without_logs_are_errors(tmp_path):
 
 def test_batches_hold_every_file_once_and_spread_the_large_ones():
     paths = [Path(str(number)) for number in range(1000)]
-    batches = parallel_reader._batches(paths, 4)
+    batches = files._batches(paths, 4)
     assert sorted(path for batch in batches for path in batch) == sorted(paths)
     assert [batch[0] for batch in batches] == paths[: len(batches)]
-    assert len(parallel_reader._batches(paths[:3], 64)) == 3
+    assert len(files._batches(paths[:3], 64)) == 3
 
 
 def test_a_killed_worker_is_told(tmp_path, monkeypatch):
@@ -120,4 +120,4 @@ def test_a_killed_worker_is_told(tmp_path, monkeypatch):
         (tmp_path / f"{number}.out").touch()
     monkeypatch.setattr(worker_pool, "_begin_worker", os._exit)
     with pytest.raises(EnvironmentProblem, match="a process that read logs was killed"):
-        list(parallel_reader.parse_logs(find_logs(tmp_path), "reference", 2))
+        list(files.parse_logs(find_logs(tmp_path), "reference", 2))

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from llmb.bench.jobs import PROGRAM, BenchProgress, CaseList, Timings
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem
+from llmb.processes.families import run_talking
 from llmb.processes.ranks import words
-from llmb.processes.talking import run_talking
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.runs.host import Device
 

@@ -18,11 +18,9 @@ from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.logs.configuration import document_of_log
-from llmb.logs.files import FoundFiles, find_all_logs, find_logs
-from llmb.logs.parallel_reader import expect_logs, read_batches, read_in_parallel
-from llmb.logs.window_samples import read_samples
+from llmb.logs.files import FoundFiles, expect_logs, find_all_logs, find_logs, read_batches, read_in_parallel
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
-from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
+from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.report.output import print_output
 from llmb.report.parse_document import dependent_on_others, parse_document, parse_text, read_runs
 from llmb.report.parse_report import EncodedRun, ParseReport, parse_csv, parse_report, parse_tables

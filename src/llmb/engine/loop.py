@@ -18,7 +18,6 @@ from llmb.checkpoints.times import CheckpointTime, add_checkpoint_time
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint, load_weights, verify_checkpoint
 from llmb.engine.checkpoint.save import Saver
-from llmb.engine.compile import INDUCTOR, CompilerBackend, with_varying_segments
 from llmb.engine.data.batches import MicroBatch, on_device, rank_samples
 from llmb.engine.data.build import build_data, check_dataset
 from llmb.engine.data.steps import Loader, StepData, StepSource, rank_data
@@ -34,7 +33,6 @@ from llmb.engine.gradient_accumulation import (
     reduce_gradients,
     sum_in_products,
 )
-from llmb.engine.lora import token_keys
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialize import initialize
 from llmb.engine.model.linear import join_products
@@ -54,7 +52,7 @@ from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
 from llmb.engine.timing import KnownStep, LayerTimes, StepReader
-from llmb.engine.transformations import transform
+from llmb.engine.transformations import INDUCTOR, CompilerBackend, token_keys, transform, with_varying_segments
 from llmb.engine.watchdog.heartbeat import Progress
 from llmb.logs.step_line import format_invalid_line, format_step_line
 from llmb.metrics.throughput import throughput

@@ -2,20 +2,68 @@
 """The transformations of a model before training, in the one order that works, with the reason for each place in it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial, wraps
+from typing import Any, Literal
 
-from llmb.engine.compile import CompilerBackend, apply_compile
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    _CachedTorchDispatchMode,
+    _CachingTorchDispatchMode,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from llmb.catalogue.records import ADAPTED, Lora
+from llmb.engine.data.batches import MicroBatch
 from llmb.engine.expert_load import force_load_balancing, set_capacity
-from llmb.engine.lora import add_dropout, apply_lora
-from llmb.engine.model.decoder import Decoder
+from llmb.engine.kernels.span_attention import forward as span_attention
+from llmb.engine.model.adapter import OWN, Adapter, Dropout, FusedAdapter, TokenKeys
+from llmb.engine.model.attention import Attention
+from llmb.engine.model.decoder import Decoder, MoEBlock
+from llmb.engine.model.loss import Softmax
 from llmb.engine.parallel.context_parallel import apply_context_parallel
 from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard, uses_fsdp
 from llmb.engine.parallel.expert_parallel import apply_expert_parallel
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.precision.apply import apply_fp8
-from llmb.engine.recompute import apply_recompute, hide_gathering
+from llmb.engine.precision.experts import expert_products
 from llmb.runs.plan import EnginePlan
+
+CompilerBackend = str | Callable[..., Any]
+"""The name of one of torch's backends, or a function that is one."""
+INDUCTOR = "inductor"
+
+
+aten = torch.ops.aten
+KEPT = frozenset(
+    {
+        aten.mm.default,
+        aten._scaled_mm.default,
+        aten._grouped_mm.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._efficient_attention_forward.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.torch_attn._varlen_attn.default,
+        expert_products._opoverload,
+        span_attention._opoverload,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        torch.ops._c10d_functional.all_to_all_single.default,
+        torch.ops._c10d_functional.wait_tensor.default,
+    }
+)
+"""What ``selective`` keeps if it is needed again: the results that are most expensive to compute for their size.
+
+What is reduced and scattered is a fraction of the products that are summed. An exchange of rows is kept as what waits
+for it is: begun again, nothing would wait for it."""
 
 
 def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend: CompilerBackend) -> None:
@@ -83,3 +131,117 @@ def shard_parameters(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
 def keeps_parameters(plan: EnginePlan, ranks: Ranks) -> bool:
     """True if parameters stay gathered between a step's micro-batches."""
     return not uses_fsdp(plan, ranks) or plan.recipe.layout.pp > 1
+
+
+def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
+    """Compiles the forward pass of every block, and the part of the loss between its matrix products.
+
+    Blocks of the same kind share their code. Of experts only the activation is compiled, whose number of rows depends
+    on the tokens.
+    """
+    compiled = partial(torch.compile, dynamic=False, backend=backend)
+    for block in model.blocks():
+        if isinstance(block, MoEBlock):
+            block.wrap("before_experts", compiled)
+            experts = block.mlp.experts
+            experts.activate = torch.compile(experts.activate, dynamic=True, backend=backend)
+            if block.mlp.shared_expert is not None:
+                block.wrap("run_shared_expert", compiled)
+            block.wrap("after_experts", compiled)
+        else:
+            block.wrap("compute", compiled)
+    if model.lm_head is not None:
+        model.lm_head.softmax = Softmax(backend)
+
+
+def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+    """Passes micro-batches on; their segments, whose number differs, do not make blocks compile again."""
+    for batch in batches:
+        if batch.segments is not None:
+            for part in {*batch.segments.document, *batch.segments.chunk}:
+                for tensor in part:
+                    if tensor is not None:
+                        torch._dynamo.mark_dynamic(tensor, 0)
+        yield batch
+
+
+def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
+    """Every block keeps only its input (``full``), or also results of matrix products and attention (``selective``).
+
+    ``by_part`` treats the parts of a block that are compiled separately as blocks.
+    """
+    if mode == "none":
+        return
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if mode == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    for block in model.blocks():
+        for stage in MoEBlock.PARTS if by_part and isinstance(block, MoEBlock) else ("compute",):
+            block.wrap(stage, lambda function: partial(checkpoint, function, **options))
+
+
+def hide_gathering(model: Decoder) -> None:
+    """Hides from ``selective`` what FSDP does before and after a module inside a block, such as routed experts.
+
+    Recomputation has to run the same operations as the forward pass, but parameters may already be gathered then.
+    """
+    for block in model.blocks():
+        for module in [part for part in block.modules() if part is not block and isinstance(part, FSDPModule)]:
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                hooks.update({key: _unseen(hook) for key, hook in hooks.items()})
+
+
+def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(hook)
+    def unseen(*args: Any, **options: Any) -> Any:  # noqa: ANN401 (whatever the hook takes and returns)
+        selective = isinstance(_get_current_dispatch_mode(), _CachingTorchDispatchMode | _CachedTorchDispatchMode)
+        with _pop_mode_temporarily() if selective else nullcontext():
+            return hook(*args, **options)
+
+    return unseen
+
+
+def _policy(context: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:  # noqa: ARG001
+    return CheckpointPolicy.PREFER_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:
+    """Freezes all parameters of ``model``, which are then held in ``dtype``, and adds fp32 adapters.
+
+    In place, before parameters are sharded or have values.
+    """
+    freeze(model, dtype)
+    names = ADAPTED[lora.targets]
+    for block in model.layers.values():
+        for owner in list(block.modules()):
+            layers = {name: layer for name, layer in owner.named_children() if name in names}
+            if lora.fused and isinstance(owner, Attention):
+                owner.qkv_adapter = FusedAdapter(_linear(layers), lora)
+            elif not lora.fused:
+                for layer in _linear(layers).values():
+                    setattr(layer, OWN, Adapter(layer, lora))
+
+
+def add_dropout(model: Decoder, probability: float, seed: int) -> None:
+    """Gives all adapters of ``model`` dropout of their inputs, with one ``TokenKeys`` for all."""
+    tokens = TokenKeys()
+    for name, module in model.named_modules():
+        if isinstance(module, Adapter | FusedAdapter):
+            module.dropout = Dropout(probability, name, seed, tokens)
+
+
+def token_keys(model: Decoder) -> TokenKeys | None:
+    """What the dropout of a model's adapters depends on; None without dropout."""
+    return next((module.tokens for module in model.modules() if isinstance(module, Dropout)), None)
+
+
+def freeze(model: Decoder, dtype: torch.dtype) -> None:
+    """No gradients, and so neither optimizer state nor fp32 master weights: parameters have the dtype of their use."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(parameter.detach().to(dtype), requires_grad=False))
+    model.tie()
+
+
+def _linear(layers: dict[str, nn.Module]) -> dict[str, nn.Linear]:
+    return {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}

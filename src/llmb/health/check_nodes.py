@@ -354,7 +354,7 @@ def check_order(terms: CheckTerms, folder: CheckFolder, node: str, state: NodeSt
         title=f"check of {node} by llmb doctor",
         placement=Placement(1, state.gpus or 1, whole_nodes=True),
         time_limit_min=terms.time_limit_min,
-        work=(PYTHON, "-P", "-m", "llmb.health.node_task", str(folder.path), node),
+        work=(PYTHON, "-P", "-m", "llmb.health.node", str(folder.path), node),
         node=node,
         in_container=False,
         options=replace(terms.options, flags=flags),

@@ -1,28 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All checks of this node."""
+"""All checks of this node.
 
+``python -m llmb.health.node FOLDER NODE`` writes the report of one node of several into the folder. It waits for no
+other node, and knows none.
+"""
+
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
-from llmb.errors import EnvironmentProblem, InfrastructureError
-from llmb.health.checks.clock import ClockReading, clock_checks, read_shared_clock
-from llmb.health.checks.containers import container_checks
+from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
 from llmb.health.checks.disk import NOT_MEASURED, DiskFacts, disk_checks, read_disk
 from llmb.health.checks.gpus import gpu_checks
-from llmb.health.checks.host import cpu_checks, kernel_checks, limit_checks, memory_checks
+from llmb.health.checks.host import (
+    ClockReading,
+    clock_checks,
+    cpu_checks,
+    kernel_checks,
+    limit_checks,
+    memory_checks,
+    read_shared_clock,
+)
 from llmb.health.checks.network import Port, network_checks, read_ports
 from llmb.health.checks.nvidia_smi import GpuFacts, read_gpus
 from llmb.health.checks.scheduler import Silent, scheduler_checks
-from llmb.health.checks.software import software_checks
+from llmb.health.checks.software import container_checks, software_checks
+from llmb.health.kept_checks import CheckFolder
 from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
+from llmb.health.snapshots import settings_here
 from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts, named_places, wanted_of
 from llmb.missing import Missing
+from llmb.runs.folder import write_atomically
 from llmb.runs.host import host_name
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, scheduler_of
@@ -160,3 +175,36 @@ class Node:
             return Missing(error.what)
         except InfrastructureError as error:
             return Silent(error.what)
+
+
+def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeReport:
+    """Raises UsageError, OSError and BrokenRecord."""
+    install, request = Path(environ["LLMB_INSTALL"]), folder.read_request()
+    if request.settings:
+        read = settings_here(install, environ)
+        write_atomically(folder.settings(node), read.model_dump_json(indent=2) + "\n")
+        return NodeReport(node=node, checked_at=now(), status="pass", checks=())
+    report = check_node(check_request(install, request, environ))
+    clock: dict[str, float] = {}
+    with suppress(OSError):  # a folder that cannot be written takes no report either, which says so
+        ahead_s, unsure_s = read_shared_clock(folder.path, f".clock-{node}")
+        clock = {"clock_ahead_s": ahead_s, "clock_uncertainty_s": unsure_s}
+    return report.model_copy(update={"node": node, **clock})
+
+
+def main(path: str, node: str) -> int:
+    folder = CheckFolder(Path(path))
+    try:
+        report = checked(folder, node, os.environ)
+        write_atomically(folder.report(node), report.model_dump_json(indent=2) + "\n")
+    except LlmbError as error:
+        sys.stderr.write(f"{error.what}\n")
+        return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or path}: {error.strerror}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -13,8 +13,7 @@ from llmb.analysis.judge_run import Against, Judged, judge_runs, title_of_run
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
 from llmb.missing import Missing
-from llmb.page.figure import Figure
-from llmb.page.figures import run_figures
+from llmb.page.figures import Figure, run_figures
 from llmb.page.overview import differences_figure, history_figure, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time

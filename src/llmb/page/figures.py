@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of one run."""
+"""The figures of one run, and what is drawn beside them: what is published of its recipe, and predicted."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
@@ -12,6 +12,8 @@ from llmb.metrics.anomalies import find_anomalies
 from llmb.missing import Missing
 from llmb.page.charts import (
     MOST_POINTS,
+    PREDICTED,
+    PUBLISHED,
     Line,
     Marked,
     grid_chart,
@@ -20,8 +22,7 @@ from llmb.page.charts import (
     points_of,
     series_chart,
 )
-from llmb.page.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED
-from llmb.page.figure import NO_STEPS, STEP, Beside, Figure, add_first, figures_beside
+from llmb.page.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, Drawing
 from llmb.report.table import Table, interval_of, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.resources.read import read_samples
@@ -33,6 +34,63 @@ from llmb.runs.result import GIB
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.shown_text import counted
 from llmb.traces.breakdown import shares
+
+STEP = "step"
+NO_STEPS = "the steps are not recorded one by one; a log has them as text"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A plot, what it shows in a sentence, and its data."""
+
+    title: str
+    caption: str
+    drawing: Drawing
+    table: Table
+
+    @property
+    def name(self) -> str:
+        """Unique on a page; users may ask for it."""
+        return self.drawing.name
+
+
+def add_first(table: Table, rows: Sequence[tuple[str, ...]]) -> None:
+    """Adds the first of more rows than a page can bear, which the table then says."""
+    table.rows.extend(rows[:MOST_POINTS])
+    if len(rows) > MOST_POINTS:
+        table.caption = f"the first {MOST_POINTS:,} of {len(rows):,}; llmb export has all"
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Figures of one source; None for what it does not state."""
+
+    name: str
+    """Decides the mark."""
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    source: str
+
+
+def figures_beside(run: AnalyzedRun) -> list[Beside]:
+    return [*_published(run), *_predicted(run)]
+
+
+def _published(run: AnalyzedRun) -> Iterator[Beside]:
+    for expected in run.recipe.expectations[:1] if run.recipe else ():
+        tokens, gpus = expected.tokens_per_s, run.recipe.layout.gpus if run.recipe else 1
+        source = f"{expected.source} line {expected.line}"
+        yield Beside(PUBLISHED, expected.step_time_s, None if tokens is None else tokens / gpus, source)
+
+
+def _predicted(run: AnalyzedRun) -> Iterator[Beside]:
+    plan = run.record.plan if run.record else None
+    if plan and (found := plan.predicted):
+        layout, (low, high) = plan.recipe.layout, found.ci95_s
+        tokens = layout.gbs * layout.seq_len / found.step_time_s / layout.gpus
+        source = f"by llmb before the run, from {low:.4g} to {high:.4g} s"
+        yield Beside(PREDICTED, found.step_time_s, tokens, source)
+
 
 FEWEST = 3
 """Values whose distribution is drawn."""

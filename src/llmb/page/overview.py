@@ -20,7 +20,7 @@ from llmb.page.charts import (
     series_chart,
 )
 from llmb.page.drawing import BLUE
-from llmb.page.figure import Beside, Figure, figures_beside
+from llmb.page.figures import Beside, Figure, figures_beside
 from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import cut, interval_of, known, number, result_table
 from llmb.runs.drift import known_differences

@@ -50,7 +50,7 @@ from llmb.huggingface.config import ExportDtype, config_differences, config_of, 
 from llmb.huggingface.folder import HuggingFaceFolder, corrupt_files, hub_checksums, read_folder, read_json
 from llmb.huggingface.tensors import CONFIG, INDEX
 from llmb.input_files import open_file
-from llmb.processes.talking import run_talking
+from llmb.processes.families import run_talking
 from llmb.runs.checkpoint_disk import check_weights_space
 from llmb.runs.folder import write_atomically
 from llmb.runs.host import usable_cores

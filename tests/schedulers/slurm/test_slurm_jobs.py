@@ -16,8 +16,7 @@ from llmb.jobs.order import Order
 from llmb.runs.failure import first_failure
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.slurm.client import cancel_jobs, not_exported, submit
-from llmb.schedulers.slurm.script import batch_script, worker_step
-from llmb.schedulers.slurm.shell import Shell, command_lines
+from llmb.schedulers.slurm.script import Shell, batch_script, command_lines, worker_step
 
 pytestmark = pytest.mark.slurm
 FOLDER = Shell('"$llmb_folder"')

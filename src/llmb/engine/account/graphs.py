@@ -26,11 +26,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
 from llmb.engine.account.operators import Message, collectives_in, flops_of, kind_of
-from llmb.engine.compile import CompilerBackend
 from llmb.engine.model.linear import add_shard_product
 from llmb.engine.model.sequence_shard import shard_gradients
 from llmb.engine.precision.autograd import cast_product
 from llmb.engine.precision.autograd import shard_gradients as fp8_shard_gradients
+from llmb.engine.transformations import CompilerBackend
 
 CHANGES = torch.ops.higher_order.auto_functionalized_v2
 """Calls an operator that changes arguments: its results are those of the operator, then what was changed."""

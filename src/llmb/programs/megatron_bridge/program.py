@@ -12,13 +12,14 @@ from llmb.logs.outcome import LogOutcome
 from llmb.predict.prediction import predicted_step
 from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log, samples_beside
 from llmb.programs.megatron_bridge.command import (
+    OFFLINE,
     bridge_command,
     bridge_origin,
     bridge_plan,
     bridge_variables,
+    prepared_squad,
     trains_packed,
 )
-from llmb.programs.megatron_bridge.squad import OFFLINE, prepared_squad
 from llmb.programs.megatron_bridge.versions import bridge_data, check_image
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
