@@ -76,6 +76,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/report_page.py
 	$(BIN)/python -m benchmarks.generated_code
 	$(BIN)/python -m benchmarks.predict.speed
+	$(BIN)/python -m benchmarks.engine.pairs
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev

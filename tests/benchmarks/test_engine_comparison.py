@@ -198,3 +198,14 @@ def test_one_proxy_on_a_gpu(needs, tmp_path) -> None:
     (case,) = document["cases"]
     assert case["status"] == "done", case
     assert 0 < case["kernel_share_pct"] <= 105
+
+
+def test_a_step_of_each_engine_is_timed_in_turn():
+    command = [sys.executable, "-m", "benchmarks.engine.pairs", "--quick", "--json", "--engines=huggingface"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["turns"], found["tokens_per_step"]) == (3, 256)
+    own, other = found["engines"]
+    assert (own["engine"], own["beside_llmb"], other["engine"]) == ("llmb", 1.0, "huggingface")
+    assert min(own["quartile_ms"], other["quartile_ms"], other["beside_llmb"]) > 0
