@@ -47,6 +47,7 @@ from llmb.programs.conclude import EndedRun
 from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
 from llmb.reference_suite.prepared_data import NemoItem
 from llmb.report.campaign_report import campaign_document, submit_document
+from llmb.report.catalogue_report import list_document
 from llmb.report.doctor_report import DriftReport, SavedReport
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import checked_document, image_document, install_document, settings_document
@@ -56,7 +57,7 @@ from llmb.report.parse_document import parse_document
 from llmb.report.parse_report import parse_report
 from llmb.report.predict_report import Foreseen, Proposed, memory_document, predict_document, proposed_document
 from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
-from llmb.report.recipe_report import list_document, metrics_document, recipe_document
+from llmb.report.recipe_report import metrics_document, recipe_document
 from llmb.report.run_report import repeats_document, run_document
 from llmb.report.trace_report import nccl_document, trace_document
 from llmb.report.watch_report import WatchedTitle, watch_document

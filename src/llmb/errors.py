@@ -5,6 +5,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 from llmb.secrets import redacted
@@ -138,3 +139,11 @@ def did_you_mean(value: object, names: Iterable[str]) -> str:
 def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -> list[str]:
     """Names like ``value``, the closest first; ``cutoff`` is from 0, anything, to 1, the same."""
     return difflib.get_close_matches(value, list(names), n=most, cutoff=cutoff)
+
+
+def check_installed(what: str, *names: str) -> None:
+    """Raises EnvironmentProblem where this Python lacks packages of the extra ``prepare`` that ``what`` needs."""
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        text = f"{what} needs {' and '.join(missing)}, which this Python does not have"
+        raise EnvironmentProblem(text, do="pip install 'llmb[prepare]'")

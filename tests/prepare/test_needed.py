@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llmb import errors
 from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem
-from llmb.prepare import needed
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.prepare.hub import Hub
 from llmb.prepare.small_files import write_small_files
@@ -38,7 +38,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("package", CALLS)
 def test_a_missing_package_is_named(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needed, "find_spec", lambda name: None if name == package else find_spec(name))
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else find_spec(name))
     with pytest.raises(EnvironmentProblem, match=f"needs {package}, which this Python does not have") as error:
         CALLS[package](tmp_path)
     assert "llmb[prepare]" in str(error.value.do)

@@ -1,37 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb list``, ``show`` and ``metrics``: what the catalogue has and knows, without running anything."""
+"""``llmb list``: what the catalogue has."""
 
-from itertools import chain
 from typing import Annotated
 
 import typer
 
-from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
-from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import Request, all_scales, resolve
 from llmb.catalogue.schema import WorkloadFile
-from llmb.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.cli.common import Json
 from llmb.cli.completion import workloads
-from llmb.cli.options import given_once, takes_recipe
-from llmb.cli.root import install_here, print_for_recipe
-from llmb.errors import UsageError
-from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
-from llmb.metrics.throughput import throughput
+from llmb.cli.options import given_once
+from llmb.report.catalogue_report import list_document, list_table
 from llmb.report.output import print_output
-from llmb.report.recipe_report import (
-    list_document,
-    list_table,
-    metrics_document,
-    recipe_document,
-    recipe_tables,
-    scales_document,
-    scales_table,
-    throughput_table,
-)
-from llmb.runs.planning import origin_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -68,70 +49,3 @@ def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:
     found = catalogue.workloads[workload]
     layouts = tuple(table for table in found.layouts if size in (None, table.size))
     return found.model_copy(update={"layouts": layouts})
-
-
-@app.command()
-@takes_recipe
-def show(
-    request: Request,
-    all_scales: Annotated[
-        bool,
-        typer.Option("--all-scales", help="Show the layout and the published figures at every scale, in one table."),
-    ] = False,
-    json: Json = False,
-) -> None:
-    """One recipe, fully resolved: model, layout, FLOPs, published figures and job resources.
-
-    Examples:
-
-    - `llmb show -w pretrain_llama3.1 -s 405b --scale 576 --release 24.11`
-
-    - `llmb show -w pretrain_nemotron4 -s 15b --dtype fp8 --scale 64 --json`
-
-    - `llmb show -w pretrain_llama3.1 -s 70b --all-scales`
-    """
-    catalogue = Catalogue()
-    if all_scales:
-        _show_scales(catalogue, request, json=json)
-        return
-    recipe = resolve(catalogue, request)
-    job = job_defaults(catalogue, recipe)
-    found = _origin(catalogue, recipe)
-    shown = recipe_document(recipe, job, found) if json else recipe_tables(recipe, job, found)
-    print_for_recipe(recipe.unspecified, shown)
-
-
-def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
-    if recipe.task == "pretrain":
-        return OriginHere(origin=random_and_synthetic(recipe.training))
-    return origin_here(catalogue, install_here(), recipe)
-
-
-def _show_scales(catalogue: Catalogue, request: Request, *, json: bool) -> None:
-    by_dtype = all_scales(catalogue, request).values()
-    recipes = list(chain.from_iterable(by_dtype))
-    print_for_recipe(recipes[0].unspecified, scales_document(recipes) if json else map(scales_table, by_dtype))
-
-
-@app.command()
-@takes_recipe
-def metrics(
-    request: Request,
-    step_time: Annotated[float, typer.Option("--step-time", help="Seconds per training step.")],
-    json: Json = False,
-) -> None:
-    """Throughput, TFLOPS per GPU, MFU and time to train for a given step time.
-
-    MFU is printed in every FLOP convention: 'published' as in the reference document, 'full' with the full attention
-    matrix, 'causal' with only the half that is needed.
-
-    Example:
-
-    - `llmb metrics -w pretrain_llama3.1 -s 8b --scale 8 --gpu-type h100 --step-time 12.27`
-    """
-    if not SHORTEST_STEP_S < step_time < LONGEST_STEP_S:
-        raise UsageError(f"step time {step_time} s is invalid", do="specify --step-time in seconds, above 0")
-    recipe = resolve(Catalogue(), request)
-    result = throughput(recipe, step_time)
-    shown = metrics_document(recipe, result) if json else throughput_table(recipe, result)
-    print_for_recipe(recipe.unspecified, shown)

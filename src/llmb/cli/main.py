@@ -25,7 +25,7 @@ from llmb.secrets import has_secret
 PANELS = {
     "Start": {
         "list": ("llmb.cli.catalogue", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
-        "show": ("llmb.cli.catalogue", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
+        "show": ("llmb.cli.recipe", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
         "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
         "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
         "result": ("llmb.cli.runs", "The result of a finished run."),
@@ -39,7 +39,7 @@ PANELS = {
         "predict": ("llmb.cli.predict", "How long a step will take, and why, before anything is queued."),
         "plan": ("llmb.cli.predict", "The fastest layouts of a training that fit, before anything is queued."),
         "memory": ("llmb.cli.predict", "Memory, FLOPs and collectives of a rank, before anything is queued."),
-        "metrics": ("llmb.cli.catalogue", "Throughput, TFLOPS, MFU and time to train for a given step time."),
+        "metrics": ("llmb.cli.recipe", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     },
     "Share": {
         "export": ("llmb.cli.share", "Results and steps as files that other tools read."),

@@ -12,10 +12,9 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.checkpoints.checksums import damaged_files, file_checksum
-from llmb.errors import UsageError, itemized
+from llmb.errors import UsageError, check_installed, itemized
 from llmb.jobs.locks import file_lock
 from llmb.prepare.hub import DATASETS, OnBytes, fetch_dataset, fetch_model
-from llmb.prepare.needed import check_installed
 from llmb.prepare.packed_files import read_packed, tokenize, write_packed
 from llmb.prepare.sample_files import OnCount, SampleFiles, lines_file, read_samples_record, write_samples
 from llmb.prepare.samples import TEMPLATE

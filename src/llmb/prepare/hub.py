@@ -15,8 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
-from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt
-from llmb.prepare.needed import check_installed
+from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt, check_installed
 from llmb.prepare.tokenizer import FILES as TOKENIZER_FILES
 from llmb.prepare.tokenizer import TOKENIZER
 from llmb.prepared.folders import PreparedFolders

@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from typing import Literal
 
 from llmb.catalogue.load import Catalogue
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.errors import EnvironmentProblem, UsageError, check_installed
 from llmb.prepare.dataset import source_of
 from llmb.prepare.hub import DATASETS, LOG_IN, AccessState, Kind, access_refusal
-from llmb.prepare.needed import check_installed
 
 DATASET_PAGE = "https://huggingface.co/datasets/"
 VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

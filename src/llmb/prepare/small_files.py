@@ -13,12 +13,11 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.new_folder import new_folder
-from llmb.errors import UsageError
+from llmb.errors import UsageError, check_installed
 from llmb.huggingface.config import config_of
 from llmb.huggingface.formats import WeightsFormat, format_of
 from llmb.huggingface.tensors import CONFIG, SINGLE_FILE, Shape, stored_tensors
 from llmb.prepare.dataset import source_of
-from llmb.prepare.needed import check_installed
 from llmb.prepare.tokenizer import NAMING, TOKENIZER
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmb.errors import UsageError
+from llmb.errors import UsageError, check_installed
 from llmb.input_files import list_folder, open_file
-from llmb.prepare.needed import check_installed
 from llmb.prepare.samples import DatasetSample, Malformed, from_row, from_squad_document
 from llmb.prepared.packed_dataset import Split
 
