@@ -117,7 +117,9 @@ def plan_of(options: argparse.Namespace) -> EnginePlan:
         sizes = {**WIDE, "ffn_hidden_size": WIDE_FFN[options.model]}
         layout = recipe.layout.model_copy(update={"layers": sizes["layers"]})
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes), "layout": layout})
-    choices = Choices(steps=WARM_UPS + options.turns, window="all", compiled=options.compile)
+    # Gradients of the tiny recipe are summed in fp32; those of the published ones are not.
+    summed = "bf16" if options.wide and recipe.dtype is Dtype.BF16 else None
+    choices = Choices(steps=WARM_UPS + options.turns, window="all", compiled=options.compile, grad_reduce_dtype=summed)
     return make_plan(recipe, choices, device="cpu")
 
 

@@ -159,12 +159,13 @@ def llmb_conventions(plan: EnginePlan, attention: str | None) -> tuple[str, ...]
     fp32 = plan.recipe.dtype is Dtype.FP32
     weights = "weights and moments in fp32" if fp32 else "weights in bf16, fp32 master weights and moments"
     fp8 = (f"linear layers but the head in fp8, {plan.fp8_recipe} scaling",) if plan.fp8_recipe else ()
+    small = ", of small logits by torch" if plan.device == "cpu" else ""
     return (
         f"{weights}, gradients accumulated in {plan.recipe.training.grad_reduce_dtype}",
         *fp8,
         *((f"attention by {attention}",) if attention else ()),
         f"logits {'kept' if plan.keep_logits else 'recomputed in chunks'}",
-        "compiled block by block, and the loss between its products" if plan.compiled else "not compiled",
+        f"compiled block by block, and the loss between its products{small}" if plan.compiled else "not compiled",
         "gradients clipped by their norm in fp64, AdamW in one pass, no weight decay of norms",
         "run by llmb run, step times as it logs them",
     )
