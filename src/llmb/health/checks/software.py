@@ -164,29 +164,29 @@ def _nccl(facts: SoftwareFacts, gpus: int) -> Finding:
 
 
 RUNTIME_LIMIT_S = 20.0
-VERSIONS = {
+RUNTIMES = {
     "enroot": ("enroot", "version"),
     "apptainer": ("apptainer", "--version"),
     "singularity": ("singularity", "--version"),
     "docker": ("docker", "--version"),
     "podman": ("podman", "--version"),
 }
-NEEDED = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
+RUNTIMES_NEEDED = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
 """A runtime of cluster_config.yaml needs one of its programs."""
-DEFAULTS = {
+ENROOT_DEFAULTS = {
     "ENROOT_CACHE_PATH": "${XDG_CACHE_HOME:-${HOME}/.cache}/enroot",
     "ENROOT_DATA_PATH": "${XDG_DATA_HOME:-${HOME}/.local/share}/enroot",
     "ENROOT_TEMP_PATH": "${TMPDIR:-/tmp}",
 }
 """Enroot's own, of its documentation; names of files in the configuration begin where these point to."""
-CONFIGURATION = ("/etc/enroot/enroot.conf", "/etc/enroot/enroot.conf.d")
+ENROOT_CONFIGURATION = ("/etc/enroot/enroot.conf", "/etc/enroot/enroot.conf.d")
 _SETTING = re.compile(r"^\s*(ENROOT_\w+)\s+(\S.*?)\s*$")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^{}]*))?\}|(\w+))")
 
 
 def container_checks(source: FactSource, wanted: WantedFacts) -> Iterator[Finding]:
     versions = {}
-    for name, command in VERSIONS.items():
+    for name, command in RUNTIMES.items():
         said = source.ask(command, RUNTIME_LIMIT_S)
         found = re.search(r"\d+(\.\d+)+", said.text)
         if said.problem is None and found:
@@ -198,7 +198,7 @@ def container_checks(source: FactSource, wanted: WantedFacts) -> Iterator[Findin
 def _runtime(versions: Mapping[str, str], wanted: WantedFacts) -> Finding:
     of = rule("container_runtime")
     shown = listed(f"{name} {version}" for name, version in versions.items())
-    needed = NEEDED.get(wanted.runtime, ())
+    needed = RUNTIMES_NEEDED.get(wanted.runtime, ())
     if needed and not set(needed) & versions.keys():
         has = f"; only {shown}" if shown else ""
         return of.found("fail", f"no {needed[0]}{has}; cluster_config.yaml has runtime: {wanted.runtime}")
@@ -226,12 +226,14 @@ def _enroot(source: FactSource, *, installed: bool) -> Finding:
 
 def enroot_folders(source: FactSource) -> dict[str, Path]:
     """By the setting; of the system's configuration, later files replace what earlier ones set."""
-    main, more = CONFIGURATION
+    main, more = ENROOT_CONFIGURATION
     files = [main, *(f"{more}/{name}" for name in sorted(source.names(more)) if name.endswith(".conf"))]
     lines = (line for name in files for line in (source.text(name) or "").splitlines())
     found = (_SETTING.match(line) for line in lines)
     configured = {setting[1]: setting[2].strip("\"'") for setting in found if setting}
-    values = ((name, source.environ.get(name) or configured.get(name, default)) for name, default in DEFAULTS.items())
+    values = (
+        (name, source.environ.get(name) or configured.get(name, default)) for name, default in ENROOT_DEFAULTS.items()
+    )
     return {name: path for name, value in values if (path := expanded(value, source.environ))}
 
 

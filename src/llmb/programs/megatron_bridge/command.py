@@ -30,12 +30,12 @@ from llmb.traces.folders import NSYS_FOLDER
 
 PACKED = "squad_packed"
 CONTEXT = "context"
-TRAINING, VALIDATION, TOKENIZER = "training.jsonl", "validation.jsonl", "tokenizer.json"
+SQUAD_TRAINING, VALIDATION, TOKENIZER = "training.jsonl", "validation.jsonl", "tokenizer.json"
 WORKING_FOLDER = "data"
 """In the run folder."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 # The arguments are the working folder and the training samples.
-ENTER = (
+ENTER_FOLDER = (
     '[ "$RANK" != 0 ] || { mkdir -p "$1/squad" "$1/rajpurkar" && ln -sfn "$2" "$1/squad/train.jsonl" &&'
     ' ln -sfn ../squad "$1/rajpurkar/squad" && cd "$1"; } || exit 1; shift 2'
 )
@@ -51,7 +51,7 @@ class Squad:
 
     @property
     def training(self) -> Path:
-        return self.root / TRAINING
+        return self.root / SQUAD_TRAINING
 
     def arguments(self) -> Iterator[tuple[str, str]]:
         """Names and values of the script's arguments."""
@@ -147,7 +147,7 @@ def bridge_command(
     bind = f'exec numactl --cpunodebind=$((LOCAL_RANK/{per_numa})) --membind=$((LOCAL_RANK/{per_numa})) "$@"'
     known = {**dict(_arguments(plan, choices, save_dir)), **dict(squad.arguments() if squad else ())}
     checked = version_check(data, own, bridge_variables(recipe))
-    text = "; ".join(filter(None, (checked, nsys_prefix(plan), ENTER if squad else "", bind)))
+    text = "; ".join(filter(None, (checked, nsys_prefix(plan), ENTER_FOLDER if squad else "", bind)))
     words: list[Word] = ["bash", "-c", text, "llmb-bind", *_report_folder(plan)]
     if squad:
         words += [RUN_FOLDER.model_copy(update={"after": f"/{WORKING_FOLDER}"}), str(squad.training)]

@@ -116,7 +116,7 @@ SAMPLER_ENDS = r"""if [ -n "${llmb_sampler:-}" ]; then
 fi"""
 
 
-def files(spec: JobSpec) -> Iterator[str]:
+def write_node_files(spec: JobSpec) -> Iterator[str]:
     """What the workers need in the run folder."""
     if spec.binding.binds and not spec.control_in_container:
         yield f"cat >{BIND_FILE} <<'llmb_bind_ends'"
@@ -154,7 +154,7 @@ def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
     yield "}"
 
 
-def bound(spec: JobSpec, python: ShellWord, words: Sequence[ShellWord]) -> list[ShellWord]:
+def bound_words(spec: JobSpec, python: ShellWord, words: Sequence[ShellWord]) -> list[ShellWord]:
     """The command of a worker, which binds itself first."""
     if not spec.binding.binds:
         return list(words)
@@ -271,9 +271,9 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
     elif spec.start == "agents":
         words = ["sh", "-c", AGENT, "llmb-agent", *work]
     elif spec.start == "torchrun":
-        words = [python, *ranks.words(placement.nodes, placement.processes_per_node), *bound(spec, python, work)]
+        words = [python, *ranks.words(placement.nodes, placement.processes_per_node), *bound_words(spec, python, work)]
     else:
-        words = ["sh", "-c", TASK, "llmb-task", *bound(spec, python, work)]
+        words = ["sh", "-c", TASK, "llmb-task", *bound_words(spec, python, work)]
     return (*srun, *inside(spec.container, gpu=spec.gpus), *words)
 
 
@@ -383,7 +383,7 @@ def _work(spec: JobSpec) -> Iterator[str]:
     yield '[ -z "$llmb_signal" ] || exit 143'
     yield ""
     log = f'"$llmb_folder"/{shlex.quote(spec.log)}'
-    yield from files(spec)
+    yield from write_node_files(spec)
     work = "\n".join(with_setup(spec, command_lines(worker_step(spec))))
     yield f"{work} \\\n    >>{log} 2>&1 </dev/null &"
     yield WAIT
