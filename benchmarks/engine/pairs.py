@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.data_loading import Premade
 from benchmarks.engine.engines import huggingface, torchtitan
 from benchmarks.engine.engines.job import Job
 from benchmarks.engine.engines.loop import Trainee
@@ -31,7 +32,7 @@ from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import StepData, rank_data
+from llmb.engine.data.steps import rank_data
 from llmb.engine.device import exact_fp32
 from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
@@ -104,6 +105,8 @@ def _options() -> argparse.Namespace:
         parser.error(f"--engines: no engine {', '.join(sorted(unknown))}; there are {', '.join(OTHERS)}")
     if options.quick:
         options.turns = 3
+    if options.turns < 2:
+        parser.error("--turns: a quartile needs at least 2")
     return options
 
 
@@ -168,16 +171,6 @@ def job_of(plan: EnginePlan, turns: int) -> Job:
         device="cpu",
         compiled=plan.compiled,
     )
-
-
-class Premade:
-    """The same batches in every step."""
-
-    def __init__(self, data: StepData) -> None:
-        self.data = data
-
-    def step(self, number: int) -> StepData:  # noqa: ARG002 (as a source of steps has it)
-        return self.data
 
 
 def own_steps(plan: EnginePlan) -> Iterator[None]:
