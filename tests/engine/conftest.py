@@ -4,7 +4,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import ChunkedAttention, MixtureOfExperts, Model, RopeScaling
 from llmb.engine.model.decoder import Decoder, build_model
+from llmb.runs.plan import Plan
 
 HERE = Path(__file__).parent
 LLAMA = Model(
@@ -172,3 +173,18 @@ def distances(
         return json.loads(run_ranks(HERE / "layout_worker.py", plan["recipe"]["layout"]["gpus"], folder)[0])
 
     return found
+
+
+@pytest.fixture(scope="session")
+def train_plans(
+    run_ranks: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., list[dict[str, Any]]]:
+    """What ``training_worker.py`` finds of plans that are for the same number of ranks."""
+
+    def train(plans: Sequence[Plan], backend: str = "aot_eager", *, late: bool = False) -> list[dict[str, Any]]:
+        folder, ranks = tmp_path_factory.mktemp("trained"), plans[0].recipe.layout.gpus
+        (folder / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
+        run_ranks(HERE / "training_worker.py", ranks, folder, ranks, backend, *(["late"] if late else []))
+        return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(len(plans))]
+
+    return train

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that hold parameters whole and exchange what they update train as FSDP does, and either resumes the other."""
 
-import json
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -14,7 +13,6 @@ from llmb.engine.checkpoint.parts import PartPlace, boxes
 from llmb.runs.parallelism import DpSharding, Parallelism
 from llmb.runs.plan import Plan, Start
 
-WORKER = Path(__file__).parent / "training_worker.py"
 LLAMA, MAVERICK = "pretrain_llama3.1", "finetune_llama4-maverick"
 STEPS, SAVED = 3, 2
 WAYS: tuple[DpSharding, ...] = ("full", "optimizer", "none")
@@ -24,21 +22,15 @@ Trains = Callable[..., list[Found]]
 
 
 @pytest.fixture
-def train(tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path: Path) -> Trains:
+def train(tiny_plan: Callable[..., Plan], train_plans: Callable[..., list[Found]]) -> Trains:
     """What plans on two ranks found, each given by how it shares, where it starts and other options."""
 
-    def run(name: str, *cases: tuple[DpSharding, Start | None, dict[str, Any]]) -> list[Found]:
-        folder = tmp_path / name
-        folder.mkdir()
-        plans = [
-            tiny_plan(scale=2, parallelism=Parallelism(dp_sharding=sharding), overrides=SIZES, **options).model_copy(
-                update={"start": start}
-            )
-            for sharding, start, options in cases
-        ]
-        (folder / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
-        run_ranks(WORKER, 2, folder, 2, "aot_eager")
-        return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(len(plans))]
+    def run(*cases: tuple[DpSharding, Start | None, dict[str, Any]]) -> list[Found]:
+        return train_plans([plan(*case) for case in cases])
+
+    def plan(sharding: DpSharding, start: Start | None, options: dict[str, Any]) -> Plan:
+        made = tiny_plan(scale=2, parallelism=Parallelism(dp_sharding=sharding), overrides=SIZES, **options)
+        return made.model_copy(update={"start": start})
 
     return run
 
@@ -64,7 +56,6 @@ def test_ranks_train_alike_however_they_share_parameters_and_resume_each_other(t
 
     experts = {"workload": MAVERICK, "steps": 2}
     full, *others = train(
-        "begin",
         *((way, None, {"workload": LLAMA, **saving(way)}) for way in WAYS),
         *((way, None, experts) for way in WAYS),
     )
@@ -76,7 +67,6 @@ def test_ranks_train_alike_however_they_share_parameters_and_resume_each_other(t
     rest = {name: each[SAVED:] if isinstance(each, list) else each for name, each in full.items()}
     rest["gradients"] = full["last_gradients"]
     for found in train(
-        "resumed",
         *(
             (way, saved(other), {"workload": LLAMA, "steps": STEPS - SAVED})
             for way in WAYS

@@ -5,7 +5,6 @@ Exactly, where the same is computed. Where rounding in bf16 differs, a value may
 lies up to an eighth away, so that the bounds are those of FP8 and not of bf16.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from llmb.engine.precision import scaling
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import Plan, Start
 
-WORKER = Path(__file__).parent / "training_worker.py"
-LIMIT_S = 600
 LONG, STEPS, FEW, SAVED = 20, 6, 3, 3
 SIZES = {"gbs": 4, "seq_len": 64}
 SHALLOW = {"layers": 2}
@@ -46,17 +43,11 @@ Trains = Callable[..., list[Found]]
 
 
 @pytest.fixture(scope="module")
-def train(
-    tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory
-) -> Trains:
+def train(tiny_plan: Callable[..., Plan], train_plans: Callable[..., list[Found]]) -> Trains:
     """What plans on the same number of ranks found; options are those of ``tiny_plan``."""
 
     def run(ranks: int, *cases: dict[str, Any], backend: str = "aot_eager") -> list[Found]:
-        folder = tmp_path_factory.mktemp("fp8")
-        plans = [make(tiny_plan, ranks, **case) for case in cases]
-        (folder / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
-        run_ranks(WORKER, ranks, folder, ranks, backend, limit_s=LIMIT_S)
-        return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(len(plans))]
+        return train_plans([make(tiny_plan, ranks, **case) for case in cases], backend)
 
     return run
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that trains as plans say, one after the other, and writes what it found.
 
-Arguments: folder with plans.json and room for the rendezvous, number of ranks, compiler, rank. For the plan
-number N the first rank writes N.pt, with losses, gradient norms and counts of every step, the first and the
-last step's gradients, and the last scales.
+Arguments: folder with plans.json and room for the rendezvous, number of ranks, compiler, "late" for collectives that
+complete when they are waited for, rank. For the plan number N the first rank writes N.pt, with losses, gradient norms
+and counts of every step, the first and the last step's gradients, and the last scales.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from late_collectives import LateWork, make_collectives_late
 from layout_values import gradients, mean_loss
 
 from llmb.engine import transformations
@@ -61,6 +62,8 @@ def train_stages(stages: list[Decoder], source: RankData, ranks: Ranks, folder: 
         of_step = fp8_counts(plan, stages, ranks)
         counts += [] if of_step is None else [of_step.int().tolist()]
         saver.after_step(number)
+    for stage in stages:
+        stage.await_updates()
     saver.finish()
     scales = {name: tensor.clone() for stage in stages for name, tensor in scale_state(stage).items()}
     found = everybody({"gradients": first, "last_gradients": last, "scales": scales}, ranks)
@@ -86,6 +89,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         if rank == 0:
             torch.save(found, folder / f"{number}.pt")
     dist.barrier()
+    assert [work.name for work in LateWork.unfinished] == [], "nobody waits for these"
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
@@ -93,4 +97,6 @@ def main(folder: Path, rank: int, world_size: int) -> None:
 
 warnings.simplefilter("ignore")
 transformations.apply_compile = lambda stage, _backend: apply_compile(stage, sys.argv[3])
-main(Path(sys.argv[1]), rank=int(sys.argv[4]), world_size=int(sys.argv[2]))
+if "late" in sys.argv[4:]:
+    make_collectives_late()
+main(Path(sys.argv[1]), rank=int(sys.argv[-1]), world_size=int(sys.argv[2]))

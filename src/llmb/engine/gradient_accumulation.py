@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.linear import GradientSum, Joined, Linear, is_plain, joined_layers
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.parallel.data_parallel import accumulate
-from llmb.engine.parallel.exchange import BlockEntry, Reduction, Unit, reduce_partial_gradient
-from llmb.engine.typed_autograd import apply
+from llmb.engine.parallel.exchange import Reduction, Unit, reduce_partial_gradient
 
 
 def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
@@ -80,19 +79,9 @@ def overlap_exchange(stages: Sequence[Decoder]) -> None:
             unit = Unit.of(list(buckets), stage.gradient_sums)
             reduction.units.append(unit)
             if layer is None:
-                stage.register_forward_pre_hook(partial(_await_updates, unit))
+                stage.outer = unit
             else:
-                stage.layers[layer].register_forward_pre_hook(partial(_enter_block, reduction, unit))
-
-
-def _await_updates(unit: Unit, _module: nn.Module, _inputs: tuple[Any, ...]) -> None:
-    for bucket in unit.buckets:
-        bucket.finish_gather()
-
-
-def _enter_block(reduction: Reduction, unit: Unit, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    _await_updates(unit, block, inputs)
-    return apply(BlockEntry, inputs[0], reduction, unit), *inputs[1:]
+                stage.block(layer).exchanged = unit, reduction
 
 
 def reduce_gradients(stages: Sequence[Decoder], tp: int) -> None:

@@ -165,8 +165,8 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
             saver.after_step(number)
             progress.enter("step", number + 1)
         gpus = gpus_after(ranks)
-        for bucket in (bucket for stage in stages for bucket in stage.buckets):
-            bucket.finish_gather()
+        for stage in stages:
+            stage.await_updates()
         saver.finish()
     profiler.close()
     if gpus:

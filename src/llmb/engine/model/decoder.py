@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder: embedding, blocks, final norm and head, or the part of them in one pipeline stage."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -13,12 +13,13 @@ from llmb.engine.model.attention import Attention, Documents, Rotary, document_m
 from llmb.engine.model.biases import BiasedAttention, BiasedGatedMLP, BiasedSquaredReluMLP
 from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
-from llmb.engine.model.linear import GradientSum
+from llmb.engine.model.linear import GradientSum, KeptWeight
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
 from llmb.engine.model.norms import LayerNorm1P, Norm, RMSNorm
-from llmb.engine.parallel.exchange import Bucket, OwnPart, Reduction
+from llmb.engine.parallel.exchange import BlockEntry, Bucket, OwnPart, Reduction, Unit
+from llmb.engine.typed_autograd import apply
 
 EMBEDDING = "embed_tokens.weight"
 NORMS: dict[NormName, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm1p": LayerNorm1P}
@@ -30,10 +31,13 @@ BIASED_MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {
 
 
 class Staged(nn.Module):
-    """A module whose forward pass consists of stages: methods, each of which is compiled, recomputed or timed whole.
+    """A block whose forward pass consists of stages: methods, each of which is compiled, recomputed or timed whole.
 
     The module itself is not replaced for that: parameters keep their names, and what FSDP does before and after the
     module stays outside, where the compiler cannot reorder it.
+
+    exchanged: its parameters that other ranks update, too, and what sums their gradients. kept: its layers whose
+    weights are cast once for a step, without those of routed experts, which FSDP gathers later.
     """
 
     STAGES: ClassVar[tuple[str, ...]] = ("compute",)
@@ -41,6 +45,26 @@ class Staged(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stages: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in self.STAGES}
+        self.exchanged: tuple[Unit, Reduction] | None = None
+        self.kept: Sequence[KeptWeight] = ()
+
+    def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
+        output: Tensor = self.stages["compute"](self.enter(hidden), rotary, documents)
+        return output
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """Everything that comes before a block computes, in its order: other ranks' updates arrive, weights are cast.
+
+        Outside of compiled code, and before any part of the block reads a parameter.
+        """
+        if self.exchanged is not None:
+            self.exchanged[0].await_updates()
+        for layer in self.kept:
+            layer.keep_weight()
+        if self.exchanged is None:
+            return hidden
+        entered: Tensor = apply(BlockEntry, hidden, *self.exchanged)
+        return entered
 
     def wrap(self, stage: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self.stages[stage] = wrapper(self.stages[stage])
@@ -55,10 +79,6 @@ class Block(Staged):
         self.self_attn = build_attention(model, layer)
         self.post_attention_layernorm = build_norm(model)
         self.mlp = build_mlp(model)
-
-    def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        output: Tensor = self.stages["compute"](hidden, rotary, documents)
-        return output
 
     def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
         hidden, normalized = self.with_attention(hidden, rotary, documents)
@@ -87,10 +107,6 @@ class MoEBlock(Staged):
         self.self_attn = build_attention(model, layer)
         self.post_attention_layernorm = build_norm(model)
         self.mlp = MoELayer(model.hidden_size, experts)
-
-    def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        output: Tensor = self.stages["compute"](hidden, rotary, documents)
-        return output
 
     def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
         hidden, routed = self.stages["before_experts"](hidden, rotary, documents)
@@ -127,7 +143,8 @@ class Decoder(nn.Module):
 
     ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them. ``buckets``: trained
     parameters that other ranks hold, too. ``reduction``: what sums their gradients, if there are any.
-    ``gradient_sums``: the gradients that products add to. ``tables``: the rotations of the latest positions.
+    ``outer``: those outside of blocks. ``gradient_sums``: the gradients that products add to. ``tables``: the rotations
+    of the latest positions.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
@@ -137,6 +154,7 @@ class Decoder(nn.Module):
         self.masters: dict[nn.Parameter, Tensor] = {}
         self.buckets: list[Bucket] = []
         self.reduction: Reduction | None = None
+        self.outer: Unit | None = None
         self.gradient_sums: list[GradientSum] = []
         self.tables: Rotary | None = None
         has_embedding = embedding or (head and model.tied_embeddings)
@@ -181,9 +199,18 @@ class Decoder(nn.Module):
                 yield name, self.masters.get(parameter, parameter.detach())
 
     def blocks(self) -> Iterator[Staged]:
-        for block in self.layers.values():
-            assert isinstance(block, Staged)
-            yield block
+        return map(self.block, self.layers)
+
+    def block(self, layer: str) -> Staged:
+        """By its name, the number of the layer in the full model."""
+        block = self.layers[layer]
+        assert isinstance(block, Staged)
+        return block
+
+    def await_updates(self) -> None:
+        """Before any parameter is read outside of a forward pass: other ranks' updates arrive."""
+        for bucket in self.buckets:
+            bucket.finish_gather()
 
     def rotary(self, positions: Tensor) -> Rotary:
         """Computed once for the positions that all micro-batches have, which are one tensor."""
@@ -227,6 +254,8 @@ class Decoder(nn.Module):
         alone: by masks, or without them if the ``segments`` of its documents are given. count: divisor of the loss, by
         default its number of labels.
         """
+        if self.outer is not None:
+            self.outer.await_updates()
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         documents: Documents | None = segments

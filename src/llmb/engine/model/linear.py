@@ -30,6 +30,12 @@ from llmb.engine.parallel.collectives import Group
 from llmb.engine.typed_autograd import apply
 
 
+class KeptWeight(Protocol):
+    """A layer that casts its weight once, for all micro-batches of a step."""
+
+    def keep_weight(self) -> None: ...
+
+
 class GradientSum:
     """The gradient of one matrix, whose rows are the local shards of ``parameters``.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixture of experts: routers, which choose the experts of each token, and the experts, with or without a capacity."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from typing import NamedTuple, Protocol
@@ -14,6 +14,7 @@ from torch.nn import functional
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
 from llmb.engine.model.feedforward import GatedMLP
+from llmb.engine.model.linear import KeptWeight
 from llmb.engine.model.local_shard import local_shard
 from llmb.engine.typed_autograd import apply
 
@@ -135,7 +136,11 @@ class Experts(nn.Module):
     """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts.
 
     Gate and up are one matrix, for one product, with a separate dimension, so that both can be sharded by features.
+
+    kept: those of its layers whose weights are cast once for a step.
     """
+
+    kept: Sequence[KeptWeight] = ()
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
         super().__init__()
@@ -148,6 +153,9 @@ class Experts(nn.Module):
         """counts: rows for each expert, on the device. known: the same on the host, unless it would have to wait."""
         if known is None and self.products.needs_known_counts:
             known = counts.tolist()
+        # FSDP gathers experts after the block that they are in, where other weights are cast.
+        for layer in self.kept:
+            layer.keep_weight()
         return self.products(self, rows, counts, known)
 
     def complete(self, outputs: Tensor) -> Tensor:

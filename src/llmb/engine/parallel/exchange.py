@@ -209,6 +209,11 @@ class Unit:
         parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
         return cls(buckets, [each for each in sums if parameters.issuperset(each.parameters)])
 
+    def await_updates(self) -> None:
+        """Before any parameter is read: what other ranks updated in the last step arrives."""
+        for bucket in self.buckets:
+            bucket.finish_gather()
+
 
 class Reduction:
     """Sums the gradients of all stages of this rank over ranks, those of a block while earlier ones are computed.
@@ -253,8 +258,8 @@ class Reduction:
 
 
 class _BlockEntryContext(FunctionCtx):
-    reduction: Reduction
     unit: Unit
+    reduction: Reduction
 
 
 class BlockEntry(torch.autograd.Function):
@@ -262,8 +267,8 @@ class BlockEntry(torch.autograd.Function):
     what was recorded later, and gradients of parameters to all else."""
 
     @staticmethod
-    def forward(ctx: _BlockEntryContext, hidden: Tensor, reduction: Reduction, unit: Unit) -> Tensor:
-        ctx.reduction, ctx.unit = reduction, unit
+    def forward(ctx: _BlockEntryContext, hidden: Tensor, unit: Unit, reduction: Reduction) -> Tensor:
+        ctx.unit, ctx.reduction = unit, reduction
         return hidden.view_as(hidden)
 
     @staticmethod

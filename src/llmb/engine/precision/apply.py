@@ -10,7 +10,7 @@ from torch import nn
 
 from llmb.engine.kernels.fp8_cast import CAPABILITY
 from llmb.engine.model.attention import Attention
-from llmb.engine.model.decoder import Block, Decoder, MoEBlock
+from llmb.engine.model.decoder import Block, Decoder, MoEBlock, Staged
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
@@ -95,10 +95,10 @@ def check_device(device: torch.device) -> None:
         )
 
 
-def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[nn.Module]:
+def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[Staged]:
     """All blocks; with the recipe ``current`` the first and the last one of the model stay in bf16."""
     ends = (0, stage.model.layers - 1) if plan.fp8_recipe == "current" else ()
-    return [block for number, block in stage.layers.items() if int(number) not in ends]
+    return [stage.block(number) for number in stage.layers if int(number) not in ends]
 
 
 class Layer(NamedTuple):
@@ -179,13 +179,12 @@ def can_fuse(block: Block | MoEBlock, *parts: nn.Module) -> bool:
     return all(type(part) in known for part in (block.self_attn, *parts))
 
 
-def keep_from_forward_on(block: nn.Module) -> None:
-    """Casts weights once they are gathered, before the forward pass of ``block``, and of experts before theirs."""
-    linear = [layer for layer in kept_in(block) if not isinstance(layer, Fp8Stack)]
-    block.register_forward_pre_hook(partial(_keep_weights, linear))
+def keep_from_forward_on(block: Staged) -> None:
+    """Casts weights once for a step: before the forward pass of ``block``, and of experts before theirs."""
+    block.kept = [layer for layer in kept_in(block) if not isinstance(layer, Fp8Stack)]
     for module in block.modules():
         if isinstance(module, Experts):
-            module.register_forward_pre_hook(partial(_keep_weights, fp8_layers([module])))
+            module.kept = fp8_layers([module])
 
 
 def kept_in(block: nn.Module) -> list[Fp8Linear | Fp8Joined | Fp8Stack]:
@@ -211,12 +210,6 @@ def _replace_linear(
 def _replace_stack(experts: Experts, name: str, layer_scales: LayerScales, product_dtype: ProductDtype) -> None:
     experts.add_module(f"{name}_product", Fp8Stack(experts, name, layer_scales, product_dtype=product_dtype))
     experts.products = Fp8Products()
-
-
-def _keep_weights(layers: Iterable[Fp8Linear | Fp8Joined | Fp8Stack], _module: nn.Module, _inputs: object) -> None:
-    """Outside compiled code."""
-    for layer in layers:
-        layer.keep_weight()
 
 
 def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:
