@@ -19,16 +19,20 @@ def judged(text, rule="reference"):
     return judge_log(read_log(io.BytesIO(text.encode()), rule))
 
 
-def bars(times_s, total=None, *, start=0, least_s=0.1):
+def bars(times_s, total=None, *, start=0, least_s=0.1, rate="?it/s"):
     """The bars of a run whose steps end at ``times_s``: tqdm prints one at most every 0.1 s."""
     total = total or start + len(times_s)
     text, printed_s = f"\r  0%|          | 0/{total} [00:00<?, ?it/s]", 0.0
     for step, time_s in enumerate(times_s, start + 1):
         if time_s - printed_s >= least_s or step == total:
-            clock = f"{int(time_s) // 60:02d}:{int(time_s) % 60:02d}"
-            text += f"\r{100 * step // total:3d}%|#         | {step}/{total} [{clock}<00:20,  1.81it/s]"
+            text += bar(step, total, time_s, rate)
             printed_s = time_s
     return text + "\n"
+
+
+def bar(step, total, time_s, rate="?it/s"):
+    clock = f"{int(time_s) // 60:02d}:{int(time_s) % 60:02d}"
+    return f"\r{100 * step // total:3d}%|#         | {step}/{total} [{clock}<00:20,  {rate}]"
 
 
 def even(steps, seconds, first_s=0.0):
@@ -129,6 +133,90 @@ def test_an_evaluation_does_not_disturb():
     text = halves[0] + bars(even(13, 0.5)) + "\r 50%" + halves[1] + bars(even(13, 0.5)) + VALUES + end(50, 100.0)
     found = judged(text, "all")
     assert (found.status, found.step_time_s.count) == ("success", 50)
+
+
+def evaluation(seconds):
+    return (
+        f"{{'eval_loss': '6.24', 'eval_runtime': '{seconds}', 'eval_samples_per_second': '8', "
+        "'eval_steps_per_second': '0.5', 'epoch': '0.5'}\n"
+    )
+
+
+@pytest.mark.parametrize("header", ["", "  Total optimization steps = 100\n"])
+@pytest.mark.parametrize("least_s", [8, 90, 300])
+def test_steps_before_the_first_of_rare_bars_count(header, least_s):
+    """As a terminal's record has them, a collector of logs, or TQDM_MININTERVAL."""
+    found = judged(header + bars(even(100, 5.0), least_s=least_s, rate="5.00s/it") + VALUES + end(100, 500.0), "all")
+    assert (found.status, found.step_time_s.count, found.step_time_s.mean, found.note) == ("success", 100, 5.0, None)
+
+
+def test_the_only_bar_that_moves_is_the_mean_of_the_run():
+    found = judged(bars(even(100, 5.0), least_s=1e9) + VALUES + end(100, 500.0), "all")
+    assert (found.status, found.step_time_s.count, found.step_time_s.mean) == ("success", 100, 5.0)
+
+
+@pytest.mark.parametrize(("skipped_s", "first"), [(0.0, 31), (60.0, 32)])
+def test_a_slow_first_step_of_a_run_that_resumes_is_told_from_many_steps(skipped_s, first):
+    """60 s in which the data that was seen is skipped are neither 31 steps nor one."""
+    text = bars(even(20, 4.0, skipped_s), start=30) + VALUES + end(20, 80.0 + skipped_s)
+    found = judged(text, "all")
+    assert (found.status, found.window.first, found.step_time_s.mean) == ("success", first, 4.0)
+
+
+def test_rare_bars_of_a_run_that_resumes_are_timed_from_the_first_one():
+    found = judged(bars(even(60, 2.0), start=40, least_s=20) + VALUES + end(60, 120.0), "all")
+    assert (found.status, found.window.first, found.step_time_s.mean) == ("success", 51, 2.0)
+
+
+@pytest.mark.parametrize("length", [13, 40])
+@pytest.mark.parametrize("logged", ["at once", "late", "never"])
+@pytest.mark.parametrize("least_s", [0.1, 25])
+def test_the_time_of_an_evaluation_is_left_out(length, logged, least_s):
+    """Two of 2 s a step lie in a training of 40 steps of 10 s, as long as it or shorter. What it logs prints all bars
+    again."""
+    seconds, line = 2.0 * length, evaluation(2.0 * length)
+    text = bars(even(20, 10.0), 40, least_s=least_s)
+    text += "\n" + bars(even(length, 2.0), least_s=least_s)
+    text += (line if logged == "at once" else "") + bar(20, 40, 200 + seconds) + bar(length, length, seconds)
+    second = bars(even(20, 10.0, 200 + seconds), 40, start=20, least_s=least_s)
+    text += second.partition("it/s]")[2]
+    text += "\n" + bars(even(length, 2.0), least_s=least_s)
+    text += (line if logged == "at once" else "") + bar(40, 40, 400 + 2 * seconds) + bar(length, length, seconds)
+    text += (2 * line if logged == "late" else "") + VALUES + end(40, 400.0 + 2 * seconds)
+    found = judged(text, "all")
+    assert (found.status, found.attempts, found.step_time_s.count) == ("success", 1, 40), found.reason
+    assert abs(found.step_time_s.mean - 10) <= found.clock_error_s
+    assert found.note == f"without {seconds:.4g} s of evaluation"
+
+
+def test_the_mean_of_a_run_without_bars_leaves_out_its_evaluations():
+    before = evaluation(77).replace(", 'epoch': '0.5'", "")
+    found = judged(before + VALUES + evaluation(32) + VALUES + evaluation(32) + end(100, 264.0), "all")
+    assert (found.status, found.step_time_s.mean, found.note) == ("success", 2.0, "without 64 s of evaluation")
+
+
+def test_bars_that_follow_what_was_logged_are_of_the_same_training():
+    """Where the output and the errors of a job are one file, one after the other."""
+    found = judged(VALUES + VALUES.replace("2.31", "1.5") + end(50, 100.0) + bars(even(50, 2.0)), "all")
+    assert (found.status, found.attempts, found.step_time_s.count) == ("success", 1, 50)
+    assert (found.step_time_s.mean, found.loss_last, found.note) == (2.0, 1.5, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        (bars(even(50, 2.0), rate="9.00s/it") + end(50, 100.0), "2 s per step by the progress bar's clock, 9 s by its"),
+        (bars(even(50, 2.0), rate="4.00it/s") + end(50, 100.0), "2 s per step by the progress bar's clock, 0.25 s by"),
+        (bars(even(50, 2.0)) + end(50, 400.0), "2 s per step by the progress bar, 8 s by the runtime"),
+        (bars(even(50, 2.0)) + end(50, 30.0), "2 s per step by the progress bar, 0.6 s by the runtime"),
+        (VALUES + end(50, 400.0) + bars(even(50, 2.0)), "2 s per step by the progress bar, 8 s by the runtime"),
+        (bars(even(50, 2.0)) + end(200, 100.0), "50 steps by the progress bar, 200 by the runtime and its rate"),
+    ],
+    ids=["low rate", "high rate", "long runtime", "short runtime", "bars last", "steps"],
+)
+def test_figures_that_contradict_the_bar_are_told(text, note):
+    found = judged(text, "all")
+    assert (found.step_time_s.mean, note in found.note, found.note in found.reason) == (2.0, True, True)
 
 
 def test_an_evaluation_before_the_training_is_not_taken_for_it():

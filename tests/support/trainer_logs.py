@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 REAL_TIME = time.time
@@ -22,7 +23,15 @@ def now_s() -> float:
 time.time = now_s  # before tqdm takes it
 
 import torch  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from tqdm.auto import tqdm  # noqa: E402
+from transformers import (  # noqa: E402
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    trainer_callback,
+)
 
 MODEL = LlamaConfig(
     vocab_size=32,
@@ -43,6 +52,8 @@ class Times(TrainerCallback):
     def __init__(self, step_s: float = 0.0) -> None:
         self.step_s = step_s
         self.ends_s: dict[int, float] = {}
+        self.evaluations_s: dict[int, float] = {}
+        """By the step before."""
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.ends_s[state.global_step] = now_s()
@@ -51,6 +62,13 @@ class Times(TrainerCallback):
         global moved_on_s
         moved_on_s += self.step_s * (0.5 + state.global_step % 7 / 6)
         self.ends_s[state.global_step] = now_s()
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        global moved_on_s
+        moved_on_s += self.step_s / 3
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        self.evaluations_s[state.global_step] = metrics["eval_runtime"]
 
 
 @contextmanager
@@ -75,15 +93,21 @@ def train(folder: Path, name: str, *, steps: int, logging_steps: int, step_s: fl
         logging_steps=logging_steps,
         save_steps=20,
         save_strategy="steps" if name == "saved" else "no",
+        eval_strategy="steps" if name.startswith("evaluated") else "no",
+        eval_steps=steps // 2,
+        per_device_eval_batch_size=2,  # an evaluation has as many steps as the training
         report_to=[],
         use_cpu=True,
     )
     before, after = Times(step_s), Times()
-    trainer = Trainer(LlamaForCausalLM(MODEL), arguments, train_dataset=DATA, callbacks=[before])
+    trainer = Trainer(
+        LlamaForCausalLM(MODEL), arguments, train_dataset=DATA, eval_dataset=DATA[: 2 * steps], callbacks=[before]
+    )
     trainer.callback_handler.callbacks.append(after)  # that of the bar is between them
     begun_s = now_s()
     trainer.train(resume_from_checkpoint=resume)
-    times = {"wall_s": now_s() - begun_s, "before": before.ends_s, "after": after.ends_s}
+    times = {"before": before.ends_s, "after": after.ends_s, "evaluations": before.evaluations_s}
+    times["wall_s"] = now_s() - begun_s
     with (folder / f"{name}.json").open("a") as file:
         file.write(json.dumps(times) + "\n")
 
@@ -98,6 +122,12 @@ def main(folder: Path) -> None:
     case("slow", logging_steps=1)
     case("saved", steps=20)
     case("resumed", resume=str(folder / "out" / "checkpoint-20"))
+    case("evaluated", steps=30)
+    trainer_callback.tqdm = partial(tqdm, mininterval=8.0)
+    case("rare", steps=60)
+    case("rare_resumed", resume=str(folder / "out" / "checkpoint-20"))
+    case("evaluated_rare", steps=30)
+    trainer_callback.tqdm = tqdm
     with output_to(folder / "two.out"):
         for step_s in (0.9, 1.5):
             train(folder, "two", steps=30, logging_steps=10, step_s=step_s)

@@ -101,6 +101,8 @@ class LoggedAttempt:
     """How often the logged steps are how many steps apart."""
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step that each rank logged."""
+    note: str | None = None
+    """That of the last line that has one."""
     logged_last_s: float | None = None
     """When the last line was written, in the window or not."""
     settled: bool = False
@@ -189,6 +191,7 @@ class LoggedAttempt:
                 self._add_row(line)
                 self.skipped_in_window += line.skipped
             self.logged_last_s = line.logged_s
+            self.note = line.note or self.note
             self.mean_of = max(self.mean_of, line.mean_of)
             self.clock_s = max(self.clock_s, line.clock_s)
             self._leave(line, 1)
@@ -297,7 +300,7 @@ class LoggedAttempt:
         self.first_step = begun if self.continued else min(line.step, self.first_number)
         self.loss_first = _or_nan(line.loss)
         self.bad_loss_step, self.bad_loss, self.bad_grad_norm_step = None, math.nan, None
-        self.skipped_in_window, self.mean_of, self.clock_s = 0, 1, 0.0
+        self.skipped_in_window, self.mean_of, self.clock_s, self.note = 0, 1, 0.0, None
         self.gaps, self.ranks = {}, {line.rank: line.step}
         self.laps, self.logged = [], None
         for column in self._columns:

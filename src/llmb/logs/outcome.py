@@ -61,6 +61,8 @@ class LogOutcome:
     tflops_per_gpu: Statistics | None = None
     clock_error_s: float | None = None
     """The step time is off by at most this, because the log's clock is coarse."""
+    note: str | None = None
+    """What a reader has to know of the step times; also in the reason."""
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
@@ -138,6 +140,7 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     steps = f"{steps_span(window.first, window.last)} of {last + 1 - attempt.first_number}"
     steps += f"{_interval_text(log)}{_attempts_text(attempt)}"
     steps += f"; the clock shows whole seconds: ±{error_s:.2g} s, spread unknown" if error_s else ""
+    steps += f"; {attempt.note}" if attempt.note else ""
     steps += f"; after its last step: {error}" if (error := error_at_end(log.tail)) else ""
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
     found = _outcome(log, status, reason, window, times, tflops)
@@ -193,6 +196,7 @@ def _outcome(
         max_step=attempt.max_step,
         step_time_s=step_time_s,
         tflops_per_gpu=tflops_per_gpu,
+        note=attempt.note,
         loss_first=_finite(attempt.loss_first),
         loss_last=_finite(attempt.loss_last),
         step_times_s=attempt.step_time_s if step_time_s else (),

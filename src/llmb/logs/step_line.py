@@ -36,6 +36,8 @@ class StepLine(NamedTuple):
     """The step after which the run began or resumed, in its first line, if the log tells."""
     logged_s: float | None = None
     """When the line was written, by its own clock, beside a step time that the program measured."""
+    note: str | None = None
+    """What a reader has to know of the step times so far: what they leave out, and figures that contradict them."""
 
 
 def format_step_line(
