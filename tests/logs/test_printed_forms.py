@@ -3,6 +3,8 @@
 
 import io
 import re
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,50 @@ def test_the_header_of_torchtitan_that_counts_tokens():
     assert (new.attempt.step_time_s, new.attempt.last) == (old.attempt.step_time_s, old.attempt.last)
     sizes = {name: new.configuration.get(f"layout.{name}") for name in ("mbs", "gbs", "seq_len")}
     assert sizes == {"mbs": 4, "gbs": 16, "seq_len": 8192}
+
+
+def titan(tps, *, header="", validated_s=0.0):
+    """100 steps of 2 s, of which every tenth is logged, with a validation behind it."""
+    mesh = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=1"
+    begun, lines, passed_s = datetime(2026, 2, 24, 19, 46), [], 0.0
+    for before, step in pairwise((0, 1, *range(10, 101, 10))):
+        passed_s += 2.0 * (step - before)
+        stamp = f"[titan] {begun + timedelta(seconds=passed_s)},000 - root - INFO - "
+        lines.append(f"{stamp}step: {step:2d}  loss:  7.99  memory: 66.91GiB(37.51%)  tps: {tps:,}  mfu: 33.74%")
+        passed_s += validated_s
+        lines += [f"{stamp}validate step: {step:2d}  loss:  7.9  memory: 66GiB(37.51%)  tps: 9"] if validated_s else []
+    return "\n".join([mesh, f"Trainer is initialized with {header}, total steps 100 (warmup 2)", *lines, ""])
+
+
+TITAN_TOKENS = "16384 tokens per DP rank, 262144 tokens per train step, {}maximum context length 8192"
+TITAN_BATCH = "local batch size 2, global batch size 32, {}sequence length 8192"
+PASSES = "gradient accumulation steps 2, "
+
+
+@pytest.mark.parametrize("header", [TITAN_TOKENS, TITAN_BATCH])
+def test_the_tokens_of_a_step_of_torchtitan_are_those_of_all_replica_groups(header):
+    """Two of 8 GPUs: 32,768 tokens of each data-parallel rank take 2 s on its two GPUs."""
+    found = judge_log(read(titan(8192, header=header.format(PASSES)), "all"))
+    assert (found.status, found.step_time_s.mean, found.gpus) == ("success", 2.0, 16), found.reason
+
+
+@pytest.mark.parametrize("tps", [2048, 16384 * 2])
+def test_a_rate_of_torchtitan_that_contradicts_its_time_stamps_is_invalid(tps):
+    found = judge_log(read(titan(tps, header=TITAN_TOKENS.format(PASSES)), "all"))
+    assert (found.status, "by the clock" in found.reason) == ("invalid", True)
+
+
+def test_a_header_of_torchtitan_that_does_not_tell_the_replica_groups_is_found_by_the_time_stamps():
+    found = judge_log(read(titan(8192, header=TITAN_BATCH.format("")), "all"))
+    assert (found.status, found.reason.partition(":")[0]) == (
+        "invalid",
+        "step times of the window sum to 396 s, and by the clock 198 s passed",
+    )
+
+
+def test_validations_of_torchtitan_are_in_no_step_time():
+    found = judge_log(read(titan(8192, header=TITAN_TOKENS.format(PASSES), validated_s=60.0), "all"))
+    assert (found.status, found.step_time_s.mean) == ("success", 2.0), found.reason
 
 
 @pytest.mark.parametrize("loss", ["infE", "inf", "nan", "-infE"])

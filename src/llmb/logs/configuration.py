@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmb.logs.formats.format import Value, has
+from llmb.logs.formats.torchtitan import replica_groups
 
 if TYPE_CHECKING:
     from llmb.catalogue.published import Document
@@ -90,7 +91,8 @@ def _from_head(head: bytes) -> dict[str, Value]:
     if has(head, _MESH_SIGN) and (mesh := _MESH.search(head)):
         sizes = {name: int(size) for name, size in _MESH_SIZE.findall(mesh[1])}
         found |= {f"layout.{ours}": sizes[theirs] for theirs, ours in _MESH_NAMES.items() if theirs in sizes}
-        found["layout.gpus"] = math.prod(sizes.get(name, 1) for name in (*_REPLICAS, b"pp", b"cp", b"tp"))
+        gpus = math.prod(sizes.get(name, 1) for name in (*_REPLICAS, b"pp", b"cp", b"tp"))
+        found["layout.gpus"] = gpus * replica_groups(head)
     found |= {f"layout.{name}": size for name, size in _torchtitan_sizes(head).items()}
     for name, value in _PARAMETER.findall(head) if has(head, _PARAMETER_SIGN) else ():
         if name == b"model_name":
