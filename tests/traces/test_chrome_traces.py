@@ -344,6 +344,56 @@ def test_operators_beside_kernels_that_were_not_recorded_are_said_to_be_of_the_c
     assert timeline.notes == ("the GPU's kernels were not recorded: these are operators on the CPU",)
 
 
+def launched(
+    span: Callable[..., dict], steps: int, dropped: Callable[[int, int], bool], kernels: int = 9
+) -> list[dict]:
+    """Steps of 1 ms in which a kernel in ten parts of it runs, but for those that the profiler dropped."""
+    events: list[dict] = []
+    for step in range(steps):
+        begin = 1000.0 * step
+        events.append(span("user_annotation", f"ProfilerStep#{step}", begin, begin + 1000))
+        for part in range(kernels):
+            start, correlation = begin + part * 1000 / kernels, 1000 * step + part
+            events.append(span("cuda_runtime", "cudaLaunchKernel", start, start + 0.1, correlation=correlation))
+            if not dropped(step, part):
+                end = start + 900 / kernels
+                events.append(span("kernel", "nvjet_hsh_gemm", start + 0.1, end, tid=7, correlation=correlation))
+    return events
+
+
+@pytest.mark.parametrize("order", [list, lambda events: events[::-1]], ids=["launch first", "kernel first"])
+def test_a_step_of_which_kernels_were_dropped_has_no_parts(
+    write_trace: Callable[..., Path], span: Callable[..., dict], order: Callable[[list], list]
+) -> None:
+    events = order(launched(span, 4, lambda step, part: step == 1 or (step == 2 and part < 5)))
+    timeline = read_chrome(write_trace(events), Rules())
+    assert [step.number for step in timeline.steps] == [0, 3]
+    assert timeline.notes == (
+        "left out, as the profiler dropped kernels: step 1 (9 of 9 kernels), step 2 (5 of 9 kernels)",
+    )
+
+
+def test_a_few_dropped_kernels_of_a_step_are_told(write_trace: Callable[..., Path], span: Callable[..., dict]) -> None:
+    timeline = read_chrome(write_trace(launched(span, 2, lambda *place: place == (1, 7), 200)), Rules())
+    assert ([step.number for step in timeline.steps], timeline.notes) == (
+        [0, 1],
+        ("the profiler dropped kernels, which look idle: step 1 (1 of 200 kernels)",),
+    )
+
+
+@pytest.mark.parametrize("unmarked", [True, False])
+def test_a_trace_without_a_complete_step_is_refused(
+    write_trace: Callable[..., Path], span: Callable[..., dict], *, unmarked: bool
+) -> None:
+    events = launched(span, 8, lambda step, part: part == 0)
+    with pytest.raises(UsageError, match=r"no step of this trace is complete; .* step 4 \(1 of 9 kernels\), 3 more"):
+        read_trace(write_trace(events), Rules(), unmarked=unmarked)
+    if unmarked:
+        without = [event for event in events if event["cat"] != "user_annotation"]
+        with pytest.raises(UsageError, match=r"step 0 \(8 of 72 kernels\)"):
+            read_trace(write_trace(without), Rules(), unmarked=True)
+
+
 def test_reports_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no trace in this folder"):
         find_traces([tmp_path])

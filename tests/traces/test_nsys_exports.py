@@ -88,6 +88,21 @@ def test_kernels_count_for_the_step_that_launched_them(tmp_path: Path) -> None:
     assert (collective.kind, collective.group, collective.calls) == ("reduce_scatter", None, 1)
 
 
+def test_a_step_of_which_kernels_were_dropped_has_no_parts(tmp_path: Path) -> None:
+    """Copies and graphs are no kernels, and each process has correlations of its own."""
+    path = export(tmp_path / "profile_6.sqlite", 4242, 4243)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO StringIds VALUES (10, 'cudaLaunchKernel_v7000'), (11, 'cudaMemcpyAsync_v3020')")
+        connection.execute("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET nameId = 10")
+        pid = pid_of(4242)
+        connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (102, 103, 0, ?, 99, 11, 0)", (pid,))
+        connection.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE globalPid = ? AND correlationId = 12", (pid,))
+    dropped, whole = read_nsys(path, Rules())
+    assert ([step.number for step in dropped.steps], [step.number for step in whole.steps]) == ([8], [7, 8])
+    assert dropped.notes == ("left out, as the profiler dropped kernels: step 7 (1 of 2 kernels)",)
+    assert whole.notes == ()
+
+
 def test_processes_of_one_report_are_told_apart(tmp_path: Path) -> None:
     timelines = read_nsys(export(tmp_path / "node.sqlite", 4242, 4243), Rules())
     assert [timeline.source for timeline in timelines] == ["node.sqlite process 4242", "node.sqlite process 4243"]

@@ -18,7 +18,7 @@ from llmb.errors import UsageError
 from llmb.input_files import open_file
 from llmb.shown_text import counted
 from llmb.traces.classify import MEMORY_COPY, Activity, Label, Rules
-from llmb.traces.timeline import LAST_NS, Recorder, Timeline, TracedStep, make_timeline
+from llmb.traces.timeline import EVER, LAST_NS, LAUNCH_NAME, Launches, Recorder, Timeline, TracedStep, make_timeline
 
 CHUNK_BYTES = 1 << 20
 LONGEST_EVENT = 1 << 24
@@ -129,7 +129,11 @@ _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|^profile_(\d{1,9})\b")
 MOST_GROUPS = 500
 LONGEST_NAME = 200
 MORE_GROUPS = "(further groups)"
-_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation")
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
+_CATEGORIES = (
+    *("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation"),
+    *_LAUNCHES,
+)
 _NO_GROUP = ("", "undefined")
 _OPTIMIZER = "Optimizer.step#"
 """Beginning of the names of ranges that PyTorch marks itself."""
@@ -158,6 +162,7 @@ class _Collected:
     """When the host finished the steps of optimizers."""
     device_updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """When the device finished them."""
+    launches: Launches = field(default_factory=Launches)
     categories: set[str] = field(default_factory=set)
     device: str | None = None
     """An unknown one, by the name of a process."""
@@ -168,7 +173,7 @@ class _Collected:
             self.categories.add(category)
         if event.get("ph") == "M":
             self._take_process(event.get("args"))
-        if event.get("ph") != "X" or event.get("cat") not in _CATEGORIES:
+        if event.get("ph") != "X" or category not in _CATEGORIES:
             return
         start, duration = _nanoseconds(event.get("ts")), _nanoseconds(event.get("dur"))
         if start is None or duration is None or duration < 0:
@@ -202,6 +207,9 @@ class _Collected:
         match event["cat"]:
             case "kernel":
                 self.kernels.add(start, end, name, self._kernel(name, event.get("args")))
+                self._launch(event, None)
+            case "cuda_runtime" | "cuda_driver" | "hip_runtime":
+                self._launch(event, start)
             case "gpu_memcpy" | "gpu_memset":
                 self.kernels.add(start, end, name, MEMORY_COPY)
             case "cpu_op":
@@ -213,6 +221,17 @@ class _Collected:
                     self.device_ends[int(step[1])] = max(end, self.device_ends.get(int(step[1]), end))
                 elif name.startswith(_OPTIMIZER) and len(self.device_updates) < MOST_GROUPS:
                     self.device_updates[name[:LONGEST_NAME]].append(end)
+
+    def _launch(self, event: dict[str, Any], start: int | None) -> None:
+        """Of a kernel if ``start`` is None, else of a call of the runtime."""
+        args = event.get("args")
+        correlation = args.get("correlation") if isinstance(args, dict) else None
+        if type(correlation) is not int:
+            return
+        if start is None:
+            self.launches.record(correlation)
+        elif LAUNCH_NAME.fullmatch(str(event.get("name"))):
+            self.launches.launch(correlation, start)
 
     def _range(self, event: dict[str, Any], name: str, start: int, end: int) -> None:
         if step := STEP_NAME.fullmatch(name):
@@ -270,8 +289,10 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
         notes.append(f"the trace's rank is {str(rank)[:40]!r}, which is not a number")
     rank = rank if is_rank(rank) else rank_in_name(path)
     if len(collected.kernels):
-        steps = device_steps(collected.steps, collected.device_ends)
-        return make_timeline(path.name, rank, "gpu", steps, [collected.kernels], notes, unmarked=unmarked)
+        left_out, dropped = collected.launches.incomplete(collected.steps or ({0: EVER} if unmarked else {}))
+        steps = [one for one in device_steps(collected.steps, collected.device_ends) if one.number not in left_out]
+        unmarked = unmarked and not left_out
+        return make_timeline(path.name, rank, "gpu", steps, [collected.kernels], notes + dropped, unmarked=unmarked)
     steps = [TracedStep(number, *span) for number, span in collected.steps.items()]
     threads = list(collected.threads.values())
     return make_timeline(path.name, rank, "cpu", steps, threads, notes, unmarked=unmarked)

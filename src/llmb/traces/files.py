@@ -10,7 +10,7 @@ from llmb.traces.chrome import read_chrome
 from llmb.traces.classify import Rules
 from llmb.traces.folders import NSYS_FOLDER, TORCH_FOLDER
 from llmb.traces.nsys import read_nsys
-from llmb.traces.timeline import Timeline
+from llmb.traces.timeline import STEPS_LEFT_OUT, Timeline
 
 JSON_ENDS = (".json", ".json.gz")
 SQLITE_END, REPORT_END = ".sqlite", ".nsys-rep"
@@ -54,6 +54,13 @@ def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Time
     is_nsys = _is_sqlite(path)
     timelines = read_nsys(path, rules, unmarked=unmarked) if is_nsys else [read_chrome(path, rules, unmarked=unmarked)]
     with_steps = [timeline for timeline in timelines if timeline.steps]
+    dropped = [note for timeline in timelines for note in timeline.notes if note.startswith(STEPS_LEFT_OUT)]
+    if not with_steps and dropped:
+        raise UsageError(
+            f"no step of this trace is complete; {dropped[0]}",
+            where=str(path),
+            do="profile fewer steps, after a few that warm the profiler up",
+        )
     if not with_steps:
         raise UsageError(
             "this trace has no training steps",

@@ -18,7 +18,7 @@ from llmb.errors import UsageError
 from llmb.shown_text import counted
 from llmb.traces.chrome import STEP_NAME, device_steps, rank_in_name
 from llmb.traces.classify import CUDA_GRAPH, MEMORY_COPY, Rules
-from llmb.traces.timeline import LAST_NS, Recorder, Timeline, make_timeline
+from llmb.traces.timeline import EVER, LAST_NS, LAUNCH_NAME, Launches, Recorder, Timeline, make_timeline
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -42,6 +42,7 @@ class _Process:
     """Steps as ranges on the host."""
     starts: list[tuple[int, int]] = field(default_factory=list)
     """Starts of the steps, in order, each with its number."""
+    launches: Launches = field(default_factory=Launches)
     ends: dict[int, int] = field(default_factory=dict)
     """When the GPU finished what a step had launched."""
     graphs: int = 0
@@ -141,6 +142,20 @@ class _Export:
             ON k.id = l.correlationId {own}"""  # noqa: S608
         yield from self.connection.execute(query, {"mask": NO_THREAD})
 
+    def kernel_launches(self) -> Iterator[Row]:
+        """Start and thread of each launch of a kernel, and whether there is one, by name."""
+        known = self.has(LAUNCHES, "start", "correlationId", "nameId") and self.has(KERNELS, "correlationId")
+        if not known:
+            return
+        by_process = self.has(LAUNCHES, "globalTid") and self.has(KERNELS, "globalPid")
+        thread = "l.globalTid" if by_process else "NULL"
+        process = "globalPid" if by_process else "NULL"
+        own = "AND k.process = (l.globalTid & :mask)" if by_process else ""
+        query = f"""SELECT l.start, {thread}, s.value, k.id FROM {LAUNCHES} l JOIN {STRINGS} s ON s.id = l.nameId
+            LEFT JOIN (SELECT DISTINCT correlationId AS id, {process} AS process FROM {KERNELS}) k
+            ON k.id = l.correlationId {own} WHERE s.value LIKE '%Launch%Kernel%'"""  # noqa: S608
+        yield from self.connection.execute(query, {"mask": NO_THREAD})
+
 
 def _timelines(export: _Export, rules: Rules, *, unmarked: bool) -> Iterator[Timeline]:
     if not export.columns(STRINGS) or not (export.columns(KERNELS) or export.columns(GRAPHS)):
@@ -148,11 +163,14 @@ def _timelines(export: _Export, rules: Rules, *, unmarked: bool) -> Iterator[Tim
     processes = {process: _Process() for process in export.processes()}
     _add_activities(export, processes, rules)
     _add_steps(export, processes)
+    _add_launches(export, processes)
     for identifier, process in processes.items():
         rank = rank_in_name(export.path) if len(processes) == 1 else None
         source = export.path.name if len(processes) == 1 else f"{export.path.name} process {(identifier or 0) >> 24}"
-        steps = device_steps(process.host, process.ends)
-        yield make_timeline(source, rank, "gpu", steps, [process.activities], process.notes(), unmarked=unmarked)
+        left_out, dropped = process.launches.incomplete(process.host or ({0: EVER} if unmarked else {}))
+        steps = [step for step in device_steps(process.host, process.ends) if step.number not in left_out]
+        whole, notes = unmarked and not left_out, process.notes() + dropped
+        yield make_timeline(source, rank, "gpu", steps, [process.activities], notes, unmarked=whole)
 
 
 def _add_activities(export: _Export, processes: dict[int | None, _Process], rules: Rules) -> None:
@@ -192,6 +210,15 @@ def _add_steps(export: _Export, processes: dict[int | None, _Process]) -> None:
             owner = _own(processes, thread & NO_THREAD if isinstance(thread, int) else None)
             if owner and _is_time(launched) and _is_time(done):
                 owner.add_end(launched, done)
+
+
+def _add_launches(export: _Export, processes: dict[int | None, _Process]) -> None:
+    for number, (start, thread, name, kernel) in enumerate(export.kernel_launches()):
+        owner = _own(processes, thread & NO_THREAD if isinstance(thread, int) else None)
+        if owner and _is_time(start) and isinstance(name, str) and LAUNCH_NAME.match(name):
+            owner.launches.launch(number, start)
+            if kernel is not None:
+                owner.launches.record(number)
 
 
 def _own(processes: dict[int | None, _Process], identifier: object) -> _Process | None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The activities of one process over time, independent of the profiler, and arithmetic on their spans."""
 
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -15,6 +16,7 @@ Span = tuple[int, int]
 Device = Literal["gpu", "cpu"]
 LAST_NS = 1 << 62
 """Times are below it, so that sums fit in 64 bits."""
+EVER: Span = (-LAST_NS, LAST_NS)
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
@@ -146,6 +148,59 @@ class Recorder:
         """By start. Of activities that start together the longest comes first, as it contains the others."""
         order = sorted(range(len(self)), key=lambda i: (self.starts[i], -self.ends[i]))
         return (Recorded(self.starts[i], self.ends[i], self.name_numbers[i], self.label_numbers[i]) for i in order)
+
+
+LAUNCH_NAME = re.compile(r"(?:cuda|cu|hip)\w{0,40}Launch\w{0,40}Kernel\w{0,40}")
+"""Calls that launch one kernel: graphs may have none."""
+MOST_UNRECORDED = 0.01
+"""Of the kernels that a step launched; above it the step's idle time is not known."""
+STEPS_LEFT_OUT = "left out, as the profiler dropped kernels"
+_MOST_NAMED = 5
+
+
+class Launches:
+    """Kernels that the host launched. A profiler that is not ready, or whose buffers are full, drops kernels, and their
+    time looks idle."""
+
+    def __init__(self) -> None:
+        self.starts = array("q")
+        """When each was launched."""
+        self.pending: dict[object, int] = {}
+        """When those of which no kernel was found were launched, by what identifies them."""
+        self.early: set[object] = set()
+        """Kernels that come before their launch."""
+
+    def launch(self, identifier: object, start: int) -> None:
+        self.starts.append(start)
+        if identifier not in self.early:
+            self.pending[identifier] = start
+
+    def record(self, identifier: object) -> None:
+        """A kernel that ran."""
+        if self.pending.pop(identifier, None) is None:
+            self.early.add(identifier)
+
+    def incomplete(self, steps: Mapping[int, Span]) -> tuple[set[int], list[str]]:
+        """Of steps on the host, those that are left out as too much of them was not recorded, and notes."""
+        launched, missing = sorted(self.starts), sorted(self.pending.values())
+        left_out, found = set(), {True: list[str](), False: list[str]()}
+        for number, span in sorted(steps.items()) if missing else ():
+            dropped, every = (_count_within(times, span) for times in (missing, launched))
+            if dropped:
+                is_left_out = dropped > MOST_UNRECORDED * every
+                found[is_left_out].append(f"step {number} ({dropped:,} of {every:,} kernels)")
+                left_out |= {number} if is_left_out else set()
+        texts = {True: STEPS_LEFT_OUT, False: "the profiler dropped kernels, which look idle"}
+        return left_out, [f"{texts[key]}: {_some(named)}" for key, named in found.items() if named]
+
+
+def _count_within(times: Sequence[int], span: Span) -> int:
+    return bisect_left(times, span[1]) - bisect_left(times, span[0])
+
+
+def _some(named: Sequence[str]) -> str:
+    more = [f"{len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
+    return ", ".join([*named[:_MOST_NAMED], *more])
 
 
 def leaves(thread: Recorder) -> Recorder:
