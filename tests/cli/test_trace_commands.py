@@ -245,6 +245,37 @@ def test_nothing_of_nccl_is_an_error(tmp_path: Path) -> None:
     assert str(path) in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "node7:1:1 [0] NCCL INFO Bootstrap: Using eth0\n" * 3,
+            "3 lines of NCCL without a network or a collective, such as 'NCCL INFO Bootstrap: Using eth0'",
+        ),
+        (
+            "#   size  count  type  redop  root  time  algbw  busbw  #wrong\n   1,024  256  float\n",
+            "a table without a row that fits its header: '# size count type redop root time algbw busbw #wrong'",
+        ),
+    ],
+)
+def test_what_of_nccl_is_not_read_is_told(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "log.out"
+    path.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        call("nccl", path)
+    assert raised.value.what == f"no output of NCCL that can be read: {says}"
+
+
+def test_wrong_results_of_one_table_are_told_below_it(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.txt"
+    row = "   {}  256  float  sum  -1  100.00  10.00  17.50  {}  90.00  11.00  19.25  {}\n"
+    header = "#  size  count  type  redop  root  cputime  algbw  busbw  #wrong  cputime  algbw  busbw  #wrong\n"
+    path.write_text(header + row.format(1024, 0, 0) + row.format(2048, 3, 0) + row.format(4096, 1, "N/A"))
+    printed = " ".join(call("nccl", path).split())
+    assert "Wrong results in 2 rows. Times and bandwidths are of the host, not of the GPU." in printed
+    assert "CPU time us" in printed
+
+
 @pytest.mark.parametrize("name", ["trace", "nccl"])
 def test_commands_show_examples(name: str) -> None:
     assert f"llmb {name}" in load_command(name).help

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 (lines and names as other programs write them)
-"""Tables as nccl-tests print them, from 2.16.7 to 2.19."""
+"""Tables and JSON as nccl-tests and rccl-tests write them, from before 2.12 to 2.20."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llmb.traces.nccl_tests import Bandwidth, TestTable, read_test_tables
+from llmb.errors import UsageError
+from llmb.traces.nccl_tests import Bandwidth, TestTable, read_test_tables, same_tests
 
 START = """# nccl-tests version 2.19.6 nccl-headers=22905 nccl-library=22905
 # Collective test starting: {name}
@@ -75,6 +78,47 @@ def test_several_tests_in_one_output_are_several_tables(tmp_path: Path) -> None:
             "    18.56    0.06    0.08      0    17.1    19.9    19.8     2.1",
             ("sum", None, Bandwidth(18.46, 0.06, 0.08, 0), Bandwidth(18.56, 0.06, 0.08, 0)),
         ),
+        (  # before 2.12: an error in place of the number of wrong results, and no column for the root
+            "#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error",
+            "  1073741824     268435456     float     sum    79531   13.50   26.58  2e-06    79371   13.53   26.63  2e-06",
+            ("sum", None, Bandwidth(79531, 13.5, 26.58, None), Bandwidth(79371, 13.53, 26.63, None)),
+        ),
+        (  # a broadcast before 2.12
+            "#       size         count      type    root     time   algbw   busbw  error     time   algbw   busbw  error",
+            "        1024           256     uint8       3    18.46    0.06    0.08  0e+00    18.56    0.06    0.08  0e+00",
+            (None, 3, Bandwidth(18.46, 0.06, 0.08, None), Bandwidth(18.56, 0.06, 0.08, None)),
+        ),
+        (  # an all-gather before 2.12
+            "#       size         count      type     time   algbw   busbw  error     time   algbw   busbw  error",
+            "        1024           256     uint8    18.46    0.06    0.08  0e+00    18.56    0.06    0.08    N/A",
+            (None, None, Bandwidth(18.46, 0.06, 0.08, None), Bandwidth(18.56, 0.06, 0.08, None)),
+        ),
+        (  # an all-gather of some versions leaves the reduction empty
+            "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong",
+            "        1024           256     float              -1    18.46    0.06    0.08      0    18.56    0.06    0.08      0",
+            (None, None, Bandwidth(18.46, 0.06, 0.08, 0), Bandwidth(18.56, 0.06, 0.08, 0)),
+        ),
+        (  # in place alone
+            "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong ",
+            "        1024           256     float     sum      -1                                    90.00   11.00   19.25       0",
+            ("sum", None, None, Bandwidth(90, 11, 19.25, 0)),
+        ),
+        (  # out of place alone
+            "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong ",
+            "        1024           256     float     sum      -1    90.00   11.00   19.25       0",
+            ("sum", None, Bandwidth(90, 11, 19.25, 0), None),
+        ),
+        (  # rccl-tests leave the columns out of place away on request
+            "#                                                        in-place\n"
+            "#       size         count      type   redop    root     time   algbw   busbw #wrong",
+            "        1024           256     float     sum      -1    18.46    0.06    0.08      0",
+            ("sum", None, None, Bandwidth(18.46, 0.06, 0.08, 0)),
+        ),
+        (  # the time of the host (-C 1)
+            "#       size         count      type   redop    root  cputime   algbw   busbw  #wrong  cputime   algbw   busbw  #wrong ",
+            "        1024           256     float     sum      -1   100.00   10.00   17.50       0    90.00   11.00   19.25       0",
+            ("sum", None, Bandwidth(None, 10, 17.5, 0, 100), Bandwidth(None, 11, 19.25, 0, 90)),
+        ),
         (  # a time stands at the end (-T)
             "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw"
             "   busbw #wrong           timestamp",
@@ -89,6 +133,68 @@ def test_columns_of_options(tmp_path: Path, header: str, row: str, expected: tup
     (only,) = table.rows
     assert (only.reduction, only.root, only.out_of_place, only.in_place) == expected
     assert (table.name, table.ranks, table.average_bus_gb_s) == (None, None, None)
+
+
+@pytest.mark.parametrize("label", ["", "0: ", "[1,0]<stdout>:"])
+def test_rows_in_place_alone_are_told_by_their_columns_behind_labels(tmp_path: Path, label: str) -> None:
+    text = TABLE.replace("18.46    0.06    0.08      0", " " * 28)
+    (table,) = tables(tmp_path, "".join(f"{label}{line}\n" for line in text.splitlines() if "NCCL" not in line))
+    first, last = table.rows
+    assert (first.out_of_place, first.in_place) == (None, Bandwidth(18.56, 0.06, 0.09, 0))
+    assert last.out_of_place == Bandwidth(2145.3, 62.56, 125.12, 0)
+
+
+@pytest.mark.parametrize("label", ["", "0: "])
+def test_a_command_names_the_test_of_a_table_without_a_name(tmp_path: Path, label: str) -> None:
+    text = "+ srun --label ./build/all_reduce_perf_mpi -b 8\n"
+    text += "".join(f"{label}{line}\n" for line in RCCL.splitlines())
+    assert [table.name for table in tables(tmp_path, text)] == ["all_reduce"]
+
+
+def test_tests_of_mpi_have_the_same_name(tmp_path: Path) -> None:
+    found = tables(tmp_path, START.format(name="all_reduce_perf_mpi") + TABLE + END)
+    other = tables(tmp_path, START.format(name="all_reduce_perf") + TABLE + END)
+    assert (found[0].name, len(same_tests([*found, replace(other[0], source="other")]))) == ("all_reduce", 1)
+
+
+def test_bandwidths_of_the_host_are_compared_with_none_of_the_gpu(tmp_path: Path) -> None:
+    text = START.format(name="all_reduce_perf") + TABLE
+    (gpu,) = tables(tmp_path, text)
+    (host,) = tables(tmp_path, text.replace("    time", " cputime"))
+    assert len(same_tests([gpu, replace(host, source="other")])) == 2
+
+
+JSON = {
+    "version": 2,
+    "args": ["./build/all_reduce_perf_mpi"],
+    "nccl_version": 23102,
+    "config": {"devices": [{"rank": 0}, {"rank": 1}]},
+    "results": [
+        {
+            "size": 1024,
+            "count": 256,
+            "type": "float",
+            "redop": "sum",
+            "root": "    -1",
+            "out_of_place": {"time": 100.0, "alg_bw": 10.0, "bus_bw": 17.5, "nwrong": 0.0},
+            "in_place": {"time": 90.0, "alg_bw": 11.0, "bus_bw": 19.25, "nwrong": 2.0},
+        }
+    ],
+    "average_bus_bandwidth": {"bandwidth": 18.3, "okay": "unchecked"},
+}
+
+
+def test_json_of_a_test_is_read(tmp_path: Path) -> None:
+    (table,) = tables(tmp_path, json.dumps(JSON))
+    assert (table.name, table.ranks, table.average_bus_gb_s) == ("all_reduce", 2, 18.3)
+    (row,) = table.rows
+    assert (row.size_bytes, row.count, row.datatype, row.reduction, row.root) == (1024, 256, "float", "sum", None)
+    assert (row.out_of_place, row.in_place) == (Bandwidth(100, 10, 17.5, 0), Bandwidth(90, 11, 19.25, 2))
+
+
+def test_json_of_a_test_that_was_cut_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="JSON of nccl-tests that cannot be read"):
+        tables(tmp_path, json.dumps(JSON)[:-20])
 
 
 def test_labels_of_srun_tell_outputs_apart(tmp_path: Path) -> None:

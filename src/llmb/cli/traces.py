@@ -20,7 +20,7 @@ from llmb.runs.folder import write_atomically, writing
 from llmb.traces.breakdown import summarize
 from llmb.traces.files import find_traces, read_traces
 from llmb.traces.nccl_inspector import inspector_tails, is_inspector, read_inspector
-from llmb.traces.nccl_log import EXPECTED, find_nccl_files, read_lines, read_nccl_logs
+from llmb.traces.nccl_log import EXPECTED, describe_unread, find_nccl_files, read_lines, read_nccl_logs
 from llmb.traces.nccl_network import read_network, source_of
 from llmb.traces.nccl_ras import HEAD_BYTES, MOST_BYTES, RasStatus, is_ras, read_ras
 from llmb.traces.nccl_summary import Codes, summarize_nccl
@@ -72,7 +72,7 @@ def nccl(
     network NCCL used, with COLL the collectives with number of ranks, size and count, and the bytes of each step if
     steps are known. Runs on several nodes have the former in their folder. Answers of NCCL's RAS, as text or JSON, and
     files of its Inspector name the ranks that have begun or completed fewer collectives than others, or do not answer.
-    Tables of nccl-tests are recognized by their column headers; those of the same test in several files are compared.
+    Tables and JSON of nccl-tests are recognized by their content; those of the same test in several files are compared.
 
     Examples:
 
@@ -96,8 +96,9 @@ def nccl(
     network = read_network((text for path in files for text in read_lines(path)), source)
     if not log.calls and not tests and network is None and states == NO_STATES:
         named = ", ".join(str(path) for path in found[:3]) + (", ..." if len(found) > 3 else "")
+        unread = describe_unread(files)
         raise UsageError(
-            "no output of NCCL found",
+            f"no output of NCCL that can be read: {unread}" if unread else "no output of NCCL found",
             where=named,
             choices=EXPECTED,
             do="set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,COLL, or use 'llmb run --nccl-trace'",

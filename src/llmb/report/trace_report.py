@@ -9,7 +9,7 @@ from typing import Any
 
 from llmb.report.nccl_report import NO_STATES, NcclStates, network_table, states_document, states_tables
 from llmb.report.table import Column, Table, cut, number, number_column, result_table, table_of, whole
-from llmb.shown_text import printable
+from llmb.shown_text import counted, printable
 from llmb.traces.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
 from llmb.traces.nccl_network import Network
 from llmb.traces.nccl_summary import Collective, NcclSummary, StepTraffic
@@ -106,16 +106,20 @@ def _nccl_steps_table(summary: NcclSummary) -> Table:
 
 
 def _test_table(test: TestTable) -> Table:
+    time = {"CPU time us": "cpu_time_us"} if test.is_of_cpu_time else {"time us": "time_us"}
     columns: list[Column[TestRow]] = [
         number_column("bytes", lambda row: row.size_bytes, whole),
         Column("type", lambda row: row.datatype),
         Column("redop", lambda row: row.reduction),
-        *_ways(lambda row: row.out_of_place),
-        *_ways(lambda row: row.in_place, " "),
+        *_ways(lambda row: row.out_of_place, time),
+        *_ways(lambda row: row.in_place, time, " "),
     ]
     table = table_of(_title(test), test.rows, columns)
     average = test.not_finite.get("average_bus_gb_s", number(test.average_bus_gb_s))
-    table.caption = f"Left: out of place, right: in place. Average bus bandwidth: {printable(average)} GB/s."
+    notes = [f"Left: out of place, right: in place. Average bus bandwidth: {printable(average)} GB/s."]
+    notes += [f"Wrong results in {counted(_wrong_rows(test), 'row')}."] if _wrong_rows(test) else []
+    notes += ["Times and bandwidths are of the host, not of the GPU."] if test.is_of_cpu_time else []
+    table.caption = " ".join(notes)
     return table
 
 
@@ -124,8 +128,10 @@ def _title(test: TestTable) -> str:
     return f"{test.name or 'nccl-tests'}{ranks}, {test.source}"
 
 
-def _ways(way_of: Callable[[TestRow], Bandwidth | None], end: str = "") -> Iterator[Column[TestRow]]:
-    figures = {"time us": "time_us", "algbw GB/s": "algorithm_gb_s", "busbw GB/s": "bus_gb_s", "wrong": "wrong"}
+def _ways(
+    way_of: Callable[[TestRow], Bandwidth | None], time: Mapping[str, str], end: str = ""
+) -> Iterator[Column[TestRow]]:
+    figures = {**time, "algbw GB/s": "algorithm_gb_s", "busbw GB/s": "bus_gb_s", "wrong": "wrong"}
     for header, name in figures.items():
         yield number_column(f"{header}{end}", partial(_figure, way_of, name), str)
 
@@ -147,7 +153,7 @@ def _comparison(tests: Sequence[TestTable], place: str) -> Table:
         ratios = [value / values[0] if value is not None and values[0] else None for value in values[1:]]
         table.add_row(f"{key[0]:,}", key[1], key[2] or "", *map(number, values), *map(number, ratios))
     averages = ", ".join(f"{test.source} {number(test.average_bus_gb_s)}" for test in tests)
-    wrong = [test.source for test in tests if _has_wrong(test)]
+    wrong = [test.source for test in tests if _wrong_rows(test)]
     notes = [f"Average bus bandwidth, GB/s: {averages}."]
     if wrong:
         notes.append(f"Wrong results in {', '.join(wrong)}.")
@@ -166,8 +172,8 @@ def _bus(row: TestRow | None, place: str) -> float | None:
     return way.bus_gb_s if way else None
 
 
-def _has_wrong(test: TestTable) -> bool:
-    return any(way and way.wrong for row in test.rows for way in (row.out_of_place, row.in_place))
+def _wrong_rows(test: TestTable) -> int:
+    return sum(any(way and way.wrong for way in (row.out_of_place, row.in_place)) for row in test.rows)
 
 
 PART_NAMES = {

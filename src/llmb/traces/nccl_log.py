@@ -25,6 +25,7 @@ from typing import BinaryIO, Literal, NamedTuple, Protocol
 from llmb.errors import UsageError
 from llmb.input_files import list_folder, open_file, read_text_file
 from llmb.logs.step_line import STEP_LINE_HEAD
+from llmb.shown_text import counted, printable
 from llmb.traces.folders import INSPECTOR_FOLDER, NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END, NETWORK_FOLDER, RAS_FILE
 
 _PROCESS, _DEVICE = rb"([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ ", rb"\[(\d{1,5})\] NCCL INFO "
@@ -47,8 +48,11 @@ EXPECTED = (
     "lines 'NCCL INFO Using network ...'",
     "answers of NCCL's RAS, 'NCCL version ... compiled with ...', as text or JSON",
     "files of NCCL's Inspector, '{\"header\": ...'",
-    "tables of nccl-tests, '# size count type redop root time algbw busbw #wrong'",
+    "tables of nccl-tests, '# size count type redop root time algbw busbw #wrong', or their JSON",
 )
+_NCCL_LINE = re.compile(rb"NCCL (?:INFO|WARN|TRACE|ERROR) [^\r\n]{0,200}")
+_TABLE_HEADER = re.compile(rb"#[ \t]{0,100}size [^\r\n]{0,300}\bbusbw\b[^\r\n]{0,300}")
+_MOST_QUOTED = 120
 CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
 """With more different calls, sizes are grouped by powers of two."""
@@ -330,6 +334,25 @@ def read_lines(path: Path) -> Iterator[bytes]:
             yield from (text for _, text in whole_lines(stream))
         except OSError as error:
             raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def describe_unread(paths: Iterable[Path]) -> str | None:
+    """What files have of NCCL or its tests though nothing of it is read; None if they have nothing."""
+    lines, example, header = 0, b"", b""
+    for text in (text for path in paths for text in read_lines(path)):
+        found = _NCCL_LINE.findall(text)
+        lines += len(found)
+        example = example or (found[0] if found else b"")
+        header = header or next(iter(_TABLE_HEADER.findall(text)), b"")
+    if header:
+        return f"a table without a row that fits its header: '{_quoted(header)}'"
+    if lines:
+        return f"{counted(lines, 'line')} of NCCL without a network or a collective, such as '{_quoted(example)}'"
+    return None
+
+
+def _quoted(line: bytes) -> str:
+    return printable(" ".join(line[:_MOST_QUOTED].decode("utf-8", "replace").split()))
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the tables that nccl-tests print since 2.16.7, by their column headers.
+"""Reads the tables of nccl-tests and rccl-tests by their column headers, and what nccl-tests write as JSON.
 
-Lines may have a label of the program that started the test: ``0: `` of ``srun --label``, ``[1,0]<stdout>:`` of mpirun.
+A table names its test since 2.16.7. Before, rows have only the columns that the test needs, and before 2.12 the largest
+error in place of the number of wrong results. Lines may have a label of the program that started the test: ``0: `` of
+``srun --label``, ``[1,0]<stdout>:`` of mpirun.
 """
 
 import io
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, cast
+
+from pydantic import BaseModel, ValidationError
 
 from llmb.errors import UsageError
 from llmb.input_files import open_file
@@ -18,19 +22,26 @@ from llmb.input_files import open_file
 LONGEST_LINE = 4096
 CHUNK_BYTES = 1 << 20
 HEADER_WORD = "busbw"
+HEAD_BYTES = 1 << 16
+MOST_JSON_BYTES = 1 << 26
 NCCL_LINE = "NCCL INFO"
 MOST_LABELS = 10_000
-_LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])\s*")
+_LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])[ \t]?")
 _HEAD = re.compile(r"#\s*(?:Collective test|nThread \d|Using devices|Rank\s+\d|size\s+count\s)")
 """A line above a table, or the last one below it."""
-_NAME = re.compile(r"# Collective test starting: (\w+)_perf\b")
+_NAME = re.compile(r"\b(\w{1,40}?)_perf(?:_mpi)?\b")
+"""In a line above a table: that of a shell which began the test, or the table's own."""
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s")
 _CYCLE = re.compile(r"#\s*Testing \d+ cycle")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
-_ROW_NAMES = ["size", "count", "type", "redop", "root"]
+_CONCLUDED = "test concluded"
+_WORD = re.compile(r"\S+")
+_INTEGER = re.compile(r"-?\d{1,9}")
+_ROW_NAMES = ("size", "count", "type")
+_TIMES = ("time", "cputime")
 _FIGURES = {
     "time": "time_us",
-    "cputime": "time_us",
+    "cputime": "cpu_time_us",
     "algbw": "algorithm_gb_s",
     "busbw": "bus_gb_s",
     "#wrong": "wrong",
@@ -46,6 +57,8 @@ class Bandwidth:
     bus_gb_s: float | None
     wrong: float | None
     """Wrong results."""
+    cpu_time_us: float | None = None
+    """The time that the host took (``-C 1``), of which the bandwidths are then."""
     not_finite: dict[str, str] = field(default_factory=dict)
     """What was printed in place of a number, such as ``inf``, by the field that is None for it."""
 
@@ -62,7 +75,7 @@ class TestRow:
     reduction: str | None
     root: int | None
     out_of_place: Bandwidth | None
-    """None if every column is ``N/A``."""
+    """None if every column is ``N/A`` or empty."""
     in_place: Bandwidth | None
 
 
@@ -80,6 +93,24 @@ class TestTable:
     average_bus_gb_s: float | None = None
     not_finite: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def ways(self) -> Iterator[Bandwidth]:
+        return (way for row in self.rows for way in (row.out_of_place, row.in_place) if way)
+
+    @property
+    def is_of_cpu_time(self) -> bool:
+        return any(way.cpu_time_us is not None for way in self.ways)
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    names: tuple[str, ...]
+    """Columns that name the row."""
+    figures: tuple[str, ...]
+    """Columns of the results out of place; those in place are the same."""
+    out_of_place_end: int
+    """The position at which those out of place end; 0 if the test ran in place alone."""
+
 
 def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
     """Every table of the file; empty if there is none. ``source`` is the name of the file in the tables.
@@ -88,6 +119,9 @@ def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
     """
     with open_file(path) as stream:
         try:
+            if is_test_json(head := stream.read(HEAD_BYTES)):
+                return [_json_table(source or path.name, head + stream.read(MOST_JSON_BYTES), str(path))]
+            stream.seek(0)
             if not _has_header(stream):
                 return []
             stream.seek(0)
@@ -114,41 +148,47 @@ class _Output:
     source: str
     name: str | None = None
     ranks: set[int] = field(default_factory=set)
-    columns: tuple[str, ...] = ()
-    """Names of the columns of results out of place; those in place are the same. Empty above the table."""
+    header: _Header | None = None
+    """None above the table."""
     rows: list[TestRow] = field(default_factory=list)
+    in_place_alone: bool = False
+    """The line above the header says so."""
     cycles: bool = False
     """The test was repeated, and the average at its end is that of all cycles."""
 
     def read(self, line: str) -> TestTable | None:
         """The table that ends with ``line`` or before it, if one does."""
         if not line.startswith("#"):
-            if row := _row(self.columns, line):
+            if self.header and (row := _row(self.header, line)):
                 self.rows.append(row)
+            elif not self.header and NCCL_LINE not in line and (named := _NAME.search(line)):
+                self.name = named[1]
             return None
         if average := _AVERAGE.match(line):
             return self.end(None if self.cycles else average[1])
         if _CYCLE.match(line):
             return self._repeat()
         ended = self.end() if self.rows and _HEAD.match(line) else None
-        if named := _NAME.match(line):
-            self.name = named[1]
-        elif rank := _RANK.match(line):
+        if rank := _RANK.match(line):
             self.ranks.add(int(rank[1]))
+        elif "in-place" in line:
+            self.in_place_alone = "out-of-place" not in line
         elif HEADER_WORD in line:
-            self.columns = _columns(line)
+            self.header = _header(line, in_place_alone=self.in_place_alone)
+        elif _CONCLUDED not in line and (named := _NAME.search(line)):
+            self.name = named[1]
         return ended
 
     def _repeat(self) -> TestTable | None:
-        name, ranks, columns = self.name, self.ranks, self.columns
+        name, ranks, header = self.name, self.ranks, self.header
         ended = self.end()
-        self.name, self.ranks, self.columns, self.cycles = name, ranks, columns, True
+        self.name, self.ranks, self.header, self.cycles = name, ranks, header, True
         return ended
 
     def end(self, average: str | None = None) -> TestTable | None:
         """What was read, None without a row; then nothing is read yet of the next table."""
         rows, ranks, name = tuple(self.rows), len(self.ranks) or None, self.name
-        self.name, self.ranks, self.columns, self.rows, self.cycles = None, set(), (), [], False
+        self.name, self.ranks, self.header, self.rows, self.cycles = None, set(), None, [], False
         if not rows:
             return None
         try:
@@ -166,35 +206,59 @@ def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
         if label not in outputs and text.startswith("#") and len(outputs) < MOST_LABELS:
             outputs[label] = _Output(source)
         if (output := outputs.get(label)) and (table := output.read(text)):
-            yield table
+            yield _named(table, outputs[""].name)
+    name = outputs[""].name
     for output in outputs.values():
         if table := output.end():
-            yield table
+            yield _named(table, name)
 
 
-def _columns(header: str) -> tuple[str, ...]:
-    """The columns of the results out of place; empty for another line than a header."""
-    words = header.removeprefix("#").split()
-    figures = words[len(_ROW_NAMES) :]
-    columns = tuple(figures[: len(figures) // 2])
-    return columns if words[: len(_ROW_NAMES)] == _ROW_NAMES and {"algbw", "busbw"} <= set(columns) else ()
+def _named(table: TestTable, command: str | None) -> TestTable:
+    """A shell may have written the command without the label of its output."""
+    return table if table.name else replace(table, name=command)
 
 
-def _row(columns: tuple[str, ...], line: str) -> TestRow | None:
-    """None for another line than a row; what follows the columns, such as a time, is not read."""
-    words, first, width = line.split(), len(_ROW_NAMES), len(columns)
-    if not columns or len(words) < first + 2 * width:
+def _header(line: str, *, in_place_alone: bool) -> _Header | None:
+    """None for another line than a header."""
+    words = list(_WORD.finditer(line.replace("#", " ", 1)))
+    texts = [word[0] for word in words]
+    times = [place for place, text in enumerate(texts) if text in _TIMES]
+    if tuple(texts[:3]) != _ROW_NAMES or not times:
         return None
-    size, count, datatype, reduction, root = words[:first]
+    first, second = times[0], times[1] if len(times) > 1 else len(texts)
+    figures = tuple(texts[first:second])
+    if not {"algbw", "busbw"} <= set(figures):
+        return None
+    return _Header(tuple(texts[:first]), figures, 0 if in_place_alone else words[second - 1].end())
+
+
+def _row(header: _Header, line: str) -> TestRow | None:
+    """None for another line than a row; what follows the columns, such as a time, is not read."""
+    found = list(_WORD.finditer(line))
+    if "redop" in header.names and len(found) > 3 and _INTEGER.fullmatch(found[3][0]):
+        names = [name for name in header.names if name != "redop"]  # some versions leave it empty
+    else:
+        names = list(header.names)
+    words, first, width = [word[0] for word in found], len(names), len(header.figures)
+    if len(words) < first + width:
+        return None
+    named = dict(zip(names, words, strict=False))
+    figures = [words[first : first + width], words[first + width : first + 2 * width]]
+    if len(figures[1]) < width:  # of one way the columns are empty
+        figures[1] = []
+        if found[first].end() > header.out_of_place_end:
+            figures.reverse()
+    reduction, root = named.get("redop", "none"), named.get("root", "-1")
     try:
+        ways = [_bandwidth(header.figures, way) if way else None for way in figures]
         return TestRow(
-            size_bytes=int(size),
-            count=int(count),
-            datatype=datatype,
+            size_bytes=int(named["size"]),
+            count=int(named["count"]),
+            datatype=named["type"],
             reduction=None if reduction == "none" else reduction,
             root=int(root) if int(root) >= 0 else None,
-            out_of_place=_bandwidth(columns, words[first : first + width]),
-            in_place=_bandwidth(columns, words[first + width : first + 2 * width]),
+            out_of_place=ways[0],
+            in_place=ways[1],
         )
     except ValueError:
         return None
@@ -222,6 +286,88 @@ def _number(word: str) -> tuple[float | None, str | None]:
     return (value, None) if math.isfinite(value) else (None, word)
 
 
+class _JsonWay(BaseModel):
+    time: float | None = None
+    alg_bw: float | None = None
+    bus_bw: float | None = None
+    nwrong: float | None = None
+
+
+class _JsonRow(BaseModel):
+    size: int
+    count: int
+    type: str
+    redop: str = "none"
+    root: int = -1
+    out_of_place: _JsonWay | None = None
+    in_place: _JsonWay | None = None
+
+
+class _JsonConfiguration(BaseModel):
+    devices: list[object] = []
+
+
+class _JsonAverage(BaseModel):
+    bandwidth: float | None = None
+
+
+class _JsonOutput(BaseModel):
+    args: list[str] = []
+    config: _JsonConfiguration = _JsonConfiguration()
+    results: list[_JsonRow]
+    average_bus_bandwidth: _JsonAverage = _JsonAverage()
+
+
+def is_test_json(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is what nccl-tests write with ``-J``."""
+    return head.lstrip().startswith(b"{") and b'"nccl_version"' in head and b'"args"' in head
+
+
+def _json_table(source: str, content: bytes, where: str) -> TestTable:
+    """Raises UsageError."""
+    try:
+        output = _JsonOutput.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"JSON of nccl-tests that cannot be read: {place + ': ' if place else ''}{first['msg']}",
+            where=where,
+            do="give the whole file of a test that ended",
+        ) from error
+    name = _NAME.search(output.args[0].rpartition("/")[2]) if output.args else None
+    average, odd = _finite(output.average_bus_bandwidth.bandwidth)
+    rows = tuple(_json_row(row) for row in output.results)
+    ranks = len(output.config.devices) or None
+    return TestTable(source, name and name[1], ranks, rows, average, {"average_bus_gb_s": odd} if odd else {})
+
+
+def _json_row(row: _JsonRow) -> TestRow:
+    reduction = row.redop.strip()
+    return TestRow(
+        size_bytes=row.size,
+        count=row.count,
+        datatype=row.type.strip(),
+        reduction=None if reduction == "none" else reduction,
+        root=row.root if row.root >= 0 else None,
+        out_of_place=_json_way(row.out_of_place),
+        in_place=_json_way(row.in_place),
+    )
+
+
+def _json_way(way: _JsonWay | None) -> Bandwidth | None:
+    if way is None or way.bus_bw is None:
+        return None
+    printed = {"time_us": way.time, "algorithm_gb_s": way.alg_bw, "bus_gb_s": way.bus_bw, "wrong": way.nwrong}
+    values = {name: _finite(value) for name, value in printed.items()}
+    not_finite = {name: odd for name, (_, odd) in values.items() if odd}
+    return Bandwidth(**{name: value for name, (value, _) in values.items()}, not_finite=not_finite)
+
+
+def _finite(value: float | None) -> tuple[float | None, str | None]:
+    return (value, None) if value is None or math.isfinite(value) else (None, str(value))
+
+
 def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
     """Groups of tables of the same test in different files, which can be compared."""
     groups: list[list[TestTable]] = []
@@ -229,7 +375,9 @@ def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
         fits = (
             group
             for group in groups
-            if test.name and group[0].name == test.name and test.source not in {one.source for one in group}
+            if test.name
+            and (group[0].name, group[0].is_of_cpu_time) == (test.name, test.is_of_cpu_time)
+            and test.source not in {one.source for one in group}
         )
         if group := next(fits, None):
             group.append(test)
