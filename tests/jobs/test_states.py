@@ -88,6 +88,11 @@ def test_every_state_that_slurm_documents_is_known() -> None:
         ("DependencyNeverSatisfied", "will never start; cancel it (DependencyNeverSatisfied)"),
         ("ReqNodeNotAvail, UnavailableNodes:node2", "is not available (ReqNodeNotAvail, UnavailableNodes:node2)"),
         ("QOSMaxJobsPerUserLimit", "QOSMaxJobsPerUserLimit"),
+        ("launch_failed_requeued_held", "'scontrol release' lets the job go (launch_failed_requeued_held)"),
+        ("launch failed requeued held", "'scontrol release' lets the job go (launch failed requeued held)"),
+        ("job_requeued_in_held_state", "'scontrol release' lets it go (job_requeued_in_held_state)"),
+        ("JobHoldMaxRequeue", "'scontrol release' lets it go (JobHoldMaxRequeue)"),
+        ("BadConstraints", "it will never start; cancel it (BadConstraints)"),
     ],
 )
 def test_why_a_job_waits(reason: str, said: str) -> None:

@@ -138,8 +138,15 @@ WAITS = {
     "BeginTime": "may not start yet",
     "Dependency": "another job has to end first",
     "DependencyNeverSatisfied": "the job that it depends on did not end as required: it will never start; cancel it",
+    "BadConstraints": "no node has what it requests: it will never start; cancel it",
     "JobHeldAdmin": "held by an administrator",
     "JobHeldUser": "held; 'scontrol release' lets it go",
+    "JobHoldMaxRequeue": "held, as it was queued again too often; 'scontrol release' lets it go",
+    "job_requeued_in_held_state": "queued again, and held; 'scontrol release' lets it go",
+    "launch_failed_requeued_held": "Slurm could not start it on a node and holds it: look at the node with 'scontrol"
+    " show node', or exclude it; then 'scontrol release' lets the job go",
+    "user_env_retrieval_failed_requeued_held": "Slurm could not read the user's environment on a node and holds it;"
+    " 'scontrol release' lets it go",
     "PartitionDown": "the partition is down",
     "PartitionNodeLimit": "it requests more nodes than the partition allows, or for nodes that are down",
     "PartitionTimeLimit": "it requests more time than the partition allows: it will never start",
@@ -179,7 +186,7 @@ def _live_meaning(job: SlurmJob) -> str | None:
     if job.state not in WAITING or job.reason in (None, "", "None"):
         return None
     name = str(job.reason).strip("()")
-    known = next((text for key, text in WAITS.items() if name.partition(",")[0] == key), None)
+    known = WAITS.get(name.partition(",")[0].replace(" ", "_"))  # scontrol writes some reasons as words
     return f"{known} ({name})" if known else name
 
 
