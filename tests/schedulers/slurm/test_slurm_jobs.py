@@ -119,10 +119,11 @@ ALL_GPUS = "0,1,2,3,4,5,6,7"
     [
         ({"config": {"slurm": {"gpu_request": "gpus-per-node"}}}, ALL_GPUS),
         ({"config": {"slurm": {"gpu_request": "gres", "gres_type": "h100"}}}, ALL_GPUS),
+        ({"config": {"slurm": {"flags": {"mem-per-gpu": "1M"}}}}, ALL_GPUS),
         ({"shell": {"SBATCH_GPUS_PER_NODE": "null"}}, ""),
         ({"shell": {"SLURM_GPUS_PER_NODE": "null", "ADDITIONAL_SLURM_PARAMS": "gres=gpu:8"}}, ALL_GPUS),
     ],
-    ids=["gpus-per-node", "gres", "none", "by the shell"],
+    ids=["gpus-per-node", "gres", "memory of each", "none", "by the shell"],
 )
 def test_gpus_are_asked_for(queue: Queue, tmp_path: Path, given: dict[str, object], devices: str) -> None:
     request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=16)

@@ -56,6 +56,18 @@ def test_requeue_replaces_its_opposite() -> None:
     assert "no-requeue" in job_of(order_of(LLAMA)).flags
 
 
+@pytest.mark.parametrize("name", ["mem-per-gpu", "mem-per-cpu"])
+def test_flags_of_memory_replace_each_other(name: str) -> None:
+    """sbatch refuses a script that has two of them."""
+    assert flag("mem") == "0"
+    config = {"slurm": {"flags": {name: "180G"}}}
+    for given in ({"config": config}, {"flags": {name: "180G"}}, {"slurm_args": (f"{name}=180G",)}):
+        flags = job_of(order_of(LLAMA, **given)).flags
+        assert (flags[name], "mem" in flags) == ("180G", False)
+    flags = job_of(order_of(LLAMA, config=config, slurm_args=("mem=10G",))).flags
+    assert (flags["mem"], name in flags) == ("10G", False)
+
+
 def test_a_job_never_waits_for_what_cannot_come() -> None:
     assert flag("kill-on-invalid-dep", flags={"dependency": "afterok:1"}) == "yes"
     given = order_of(LLAMA, flags={"dependency": "afterok:1"}, slurm_args=("kill-on-invalid-dep=no",))
@@ -96,6 +108,7 @@ def test_commas_between_parameters_are_not_guessed_at() -> None:
         ({"slurm_args": ("a b=x",)}, "'a b' is not a long name"),
         ({"slurm_args": ("qos=a", "qos=b")}, "has duplicate key 'qos'"),
         ({"flags": {"qos": "a"}, "slurm_args": ("qos=b",)}, "both give qos"),
+        ({"slurm_args": ("mem=1G", "mem-per-gpu=1G")}, "mem and mem-per-gpu exclude each other"),
         ({"shell": {"ADDITIONAL_SLURM_PARAMS": "nodes=3"}}, "follows from --scale"),
         ({"shell": {"GPUS_PER_NODE": "many"}}, "GPUS_PER_NODE is 'many'"),
         ({"config": {"fabric": "token-ring"}}, "unknown fabric 'token-ring'"),

@@ -29,7 +29,8 @@ DECIDED = {
 }
 GPU_FLAGS = ("gpus-per-node", "gres")
 """The flags that ask for GPUs. Leaving one of them out, as in ``gres=``, asks for none."""
-EXCLUDING = (("requeue", "no-requeue"),)
+EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
+"""Flags of which sbatch refuses more than one."""
 
 NAME = re.compile(r"[a-z][a-z0-9-]*")
 # Slurm's forms of a time: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
@@ -70,9 +71,9 @@ def on_top(*layers: Flags) -> dict[str, str | None]:
     """All flags, each from the last layer that has it; flags that exclude each other replace each other."""
     flags: dict[str, str | None] = {}
     for layer in layers:
-        for pair in EXCLUDING:
-            if any(name in layer for name in pair):
-                flags = {name: value for name, value in flags.items() if name not in pair}
+        for group in EXCLUDING:
+            if any(name in layer for name in group):
+                flags = {name: value for name, value in flags.items() if name not in group}
         flags.update(layer)
     return flags
 
@@ -83,6 +84,7 @@ def requested_flags(flags: Flags) -> dict[str, str | None]:
 
 def flag_problems(flags: Flags) -> Iterator[str]:
     """Why ``flags`` cannot be printed into a batch script, or are not the user's to decide."""
+    yield from _conflicts(flags)
     for name, value in flags.items():
         if not NAME.fullmatch(name):
             yield f"'{name}' is not a long name of an sbatch flag, such as 'reservation'"
@@ -100,6 +102,12 @@ def flag_problems(flags: Flags) -> Iterator[str]:
             yield f"the time limit is '{value}'; Slurm takes minutes, hh:mm:ss or d-hh:mm:ss"
         elif name in ("nice", "segment") and value and not re.fullmatch(r"-?\d+", value):
             yield f"{name} is '{value}'; it must be a whole number"
+
+
+def _conflicts(flags: Flags) -> Iterator[str]:
+    for group in EXCLUDING:
+        if len(both := [name for name in group if name in flags]) > 1:
+            yield f"{' and '.join(both)} exclude each other; give one of them"
 
 
 def directive(name: str, value: str | None) -> str:
