@@ -133,6 +133,12 @@ def test_gpus_are_asked_for(queue: Queue, tmp_path: Path, given: dict[str, objec
     assert sorted(folder.log.read_text().splitlines()) == [f"0 {devices}", f"1 {devices}"]
 
 
+def test_a_job_without_gpus_is_taken_where_gpus_have_memory(queue: Queue, tmp_path: Path) -> None:
+    order = order_of(TINY, install=tmp_path, config={"slurm": {"flags": {"mem-per-gpu": "180G"}}})
+    job_id, folder = queue(order, "echo", "ran")
+    assert ended(job_id) == "COMPLETED", folder.batch_output.read_text()
+
+
 def test_what_the_shell_says_to_sbatch_does_not_replace_the_script(shell: SlurmCluster, tmp_path: Path) -> None:
     order = order_of(TINY, install=tmp_path, flags={"partition": "gpu"}, slurm_args=("hold",))
     environ = {**shell.environ, "SBATCH_PARTITION": "debug", "SBATCH_JOB_NAME": "other", "HF_TOKEN": "secret"}

@@ -68,6 +68,14 @@ def test_flags_of_memory_replace_each_other(name: str) -> None:
     assert (flags["mem"], name in flags) == ("10G", False)
 
 
+def test_flags_per_gpu_of_a_cluster_are_not_those_of_jobs_without_gpus() -> None:
+    config = {"slurm": {"flags": {"mem-per-gpu": "180G", "cpus-per-gpu": 4, "qos": "high"}}}
+    on_cpus = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
+    flags = job_of(order_of(on_cpus, config=config)).flags
+    assert ("mem-per-gpu" in flags, "cpus-per-gpu" in flags, flags["qos"]) == (False, False, "high")
+    assert flags["cpus-per-task"] == "2"
+
+
 def test_a_job_never_waits_for_what_cannot_come() -> None:
     assert flag("kill-on-invalid-dep", flags={"dependency": "afterok:1"}) == "yes"
     given = order_of(LLAMA, flags={"dependency": "afterok:1"}, slurm_args=("kill-on-invalid-dep=no",))

@@ -8,7 +8,16 @@ from llmb.errors import UsageError, itemized
 from llmb.jobspec.options import Flags, JobOptions
 from llmb.jobspec.spec import JobSpec, Placement
 from llmb.schedulers.slurm.asked import array_indices
-from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, duration, flag_problems, minutes, on_top, requested_flags
+from llmb.schedulers.slurm.flags import (
+    GPU_FLAGS,
+    LEFT_OUT,
+    PER_GPU,
+    duration,
+    flag_problems,
+    minutes,
+    on_top,
+    requested_flags,
+)
 from llmb.schedulers.slurm.offer import site_partition
 from llmb.schedulers.slurm.script import tasks_of
 from llmb.schedulers.slurm.settings import SlurmSettings
@@ -54,7 +63,8 @@ def _gpus(name: str, value: str) -> list[int]:
 def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
     """All flags in the order of the script, and the fields of the specification that they set. Raises UsageError."""
     own = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
-    site = {**{name: value for name, value in own.items() if value}, **settings.flags}
+    flags_of_site = {name: value for name, value in settings.flags.items() if spec.gpus or name not in PER_GPU}
+    site = {**{name: value for name, value in own.items() if value}, **flags_of_site}
     chosen = on_top(dict(_defaults(spec)), site, options.flags)
     if chosen.get("dependency"):
         # Otherwise a job whose dependency can never be satisfied waits forever.

@@ -29,6 +29,8 @@ DECIDED = {
 }
 GPU_FLAGS = ("gpus-per-node", "gres")
 """The flags that ask for GPUs. Leaving one of them out, as in ``gres=``, asks for none."""
+PER_GPU = ("mem-per-gpu", "cpus-per-gpu")
+"""sbatch refuses them of a job without GPUs."""
 EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
 """Flags of which sbatch refuses more than one."""
 
