@@ -53,7 +53,7 @@ if ! has_torch "$venv/bin/python"; then
     "$venv/bin/pip" install numpy "${LLMB_TORCH:-$default}"
 fi
 say "3/3 llmb and what it needs"
-"$venv/bin/pip" install -q -c <(triton_constraint "$venv/bin/python") -e ".[weights,report${extras:+,$extras}]"
+"$venv/bin/pip" install -q -c <(triton_constraint "$venv/bin/python") -e ".[prepare,report${extras:+,$extras}]"
 if command -v nvidia-smi >/dev/null; then
     "$venv/bin/pip" install -q -e ".[resources]" || say "runs go without samples of the GPUs: no nvidia-ml-py"
 fi

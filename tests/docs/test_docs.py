@@ -146,6 +146,19 @@ def test_pages_show_every_command() -> None:
     assert {shown.arguments[0] for shown in SHOWN} >= set(COMMANDS)
 
 
+def test_setup_installs_what_the_commands_of_the_readme_need() -> None:
+    table = (ROOT / "docs" / "how-to" / "install-from-a-package.md").read_text()
+    needs = {
+        command: extra
+        for extra, commands in re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", table, re.MULTILINE)
+        for command in re.findall(r"`llmb (\w+)`", commands)
+    }
+    (installed,) = re.findall(r'-e "\.\[([\w,]+)\$', (ROOT / "scripts" / "setup.sh").read_text())
+    shown = {needs[shown.arguments[0]] for shown in shown_commands(ROOT / "README.md") if shown.arguments[0] in needs}
+    assert {"engine", "prepare", "report"} == shown
+    assert shown - {"engine"} <= set(installed.split(",")), "torch is installed apart"
+
+
 @pytest.mark.parametrize("shown", SHOWN, ids=str)
 def test_shown_commands_are_understood(shown: Shown) -> None:
     name, *options = shown.arguments
