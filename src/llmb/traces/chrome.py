@@ -223,7 +223,7 @@ class _Collected:
                     self.device_updates[name[:LONGEST_NAME]].append(end)
 
     def _launch(self, event: dict[str, Any], start: int | None) -> None:
-        """Of a kernel if ``start`` is None, else of a call of the runtime."""
+        """Takes a kernel if ``start`` is None, else a call of the runtime."""
         args = event.get("args")
         correlation = args.get("correlation") if isinstance(args, dict) else None
         if type(correlation) is not int:

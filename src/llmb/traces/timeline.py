@@ -153,7 +153,7 @@ class Recorder:
 LAUNCH_NAME = re.compile(r"(?:cuda|cu|hip)\w{0,40}Launch\w{0,40}Kernel\w{0,40}")
 """Calls that launch one kernel: graphs may have none."""
 MOST_UNRECORDED = 0.01
-"""Of the kernels that a step launched; above it the step's idle time is not known."""
+"""Share of a step's kernels; if more were dropped, its idle time is not known."""
 STEPS_LEFT_OUT = "left out, as the profiler dropped kernels"
 _MOST_NAMED = 5
 
@@ -181,7 +181,7 @@ class Launches:
             self.early.add(identifier)
 
     def incomplete(self, steps: Mapping[int, Span]) -> tuple[set[int], list[str]]:
-        """Of steps on the host, those that are left out as too much of them was not recorded, and notes."""
+        """The steps, given as ranges on the host, of which too much was not recorded to show their parts, and notes."""
         launched, missing = sorted(self.starts), sorted(self.pending.values())
         left_out, found = set(), {True: list[str](), False: list[str]()}
         for number, span in sorted(steps.items()) if missing else ():

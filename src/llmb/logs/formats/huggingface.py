@@ -56,9 +56,9 @@ _ALIKE = 2.0
 """Two figures of the step time of one training differ by less: what is done before, between and after steps counts for
 one of them."""
 _ALIKE_PACES = 1.25
-"""The same of two parts of one training, if neither has a pause or a slow step."""
+"""Paces of two parts of one training, of which neither has a pause or a slow step, differ by less."""
 _ALIKE_RATES = 3.0
-"""The same of a bar's own rate, a moving mean, to which the first step may count twice."""
+"""A bar's own rate, a moving mean to which the first step may count twice, differs by less from that of its clock."""
 
 
 class _Shown(NamedTuple):
@@ -220,7 +220,7 @@ class HuggingFaceReader:
                 self.whole = whole
 
     def _settle(self, runtime_s: float) -> Iterator[StepLine]:
-        """Of two bars, that whose training ended becomes the training's, and what was logged belongs to it."""
+        """Makes that of two bars whose training ended the training's bar, which what was logged belongs to."""
         if self.other and not self.other.is_over:
             ended = [bar for bar in (self.bar, self.other) if bar.is_complete and not bar.is_ended]
             fitting = [bar for bar in ended if bar.clock_s <= 1.1 * runtime_s + 2 * _CLOCK_S]
@@ -272,7 +272,7 @@ class _Bar:
         self.steps_s = 0.0
         """Sum of the step times."""
         self.rated_s = 0.0
-        """The same by the bar's own rate."""
+        """Their sum by the bar's own rate."""
         self.contradiction: str | None = None
         self.kept: StepLine | None = None
         """The step of the last bar, which may be printed again with what was logged."""
@@ -384,8 +384,8 @@ class _Bar:
 
 
 class _Pauses:
-    """The time of evaluations between two bars of a training, by their own bars and by what they log. It is told by
-    both where output is not buffered; what is logged without a bar belongs elsewhere."""
+    """The time of evaluations between two bars of a training, by their own bars and by what they log. Where output
+    is not buffered both have it; what is logged without a bar belongs elsewhere."""
 
     def __init__(self) -> None:
         self.sum_s = 0.0

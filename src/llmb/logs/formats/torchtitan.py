@@ -50,7 +50,7 @@ class TorchtitanReader:
         self.tokens: int | None = None
         """Tokens of one step."""
         self.own: int | None = None
-        """Those of one data-parallel rank."""
+        """Tokens of one data-parallel rank in one step."""
         self.mesh: list[tuple[bytes, int]] = []
         self.validated = False
         """There was a validation since the line before."""
@@ -97,7 +97,7 @@ class TorchtitanReader:
 
     @property
     def tokens_per_gpu(self) -> float | None:
-        """Of one step, as ``tps`` counts them."""
+        """Tokens of a GPU in one step, as ``tps`` counts them."""
         gpus = math.prod(size for _, size in self.mesh) * self.replica_groups
         return self.tokens / gpus if self.tokens and self.mesh else None
 
