@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference suite's own software in an installation: git and pip are real, and find small repositories."""
 
+import hashlib
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fake_hub import FakeHub, serving
 from small_suite import HOW_TO_GET, checked_out, repository, write_image, write_nemo_checkpoint
 
 from llmb.catalogue.load import Catalogue
@@ -129,6 +131,7 @@ def small(hosted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
             "commits": {"NeMo": nemo, "NeMo-Run": made} if script.commits else {},
             "installs": tuple(line for line in script.installs if "reinstall" in line or "nemo_run" in line),
             "facts": (),
+            "needs": tuple(small_need(need) for need in script.needs),
         }
         path = tmp_path / "launch_scripts.yaml"
         document = script.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
@@ -138,6 +141,25 @@ def small(hosted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
     yield put
     launch_scripts.cache_clear()
+
+
+# Stands for the files of GPT-2's tokenizer, which have a megabyte.
+VOCABULARY = {"vocab.json": b'{"a": 0}', "merges.txt": b"#version: 0.2\n"}
+
+
+def small_need(need: known.Need) -> known.Need:
+    content = VOCABULARY.get(Path(need.path).name)
+    return need.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()}) if content else need
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    """A folder with both files."""
+    folder = tmp_path / "vocabulary"
+    folder.mkdir()
+    for name, content in VOCABULARY.items():
+        (folder / name).write_bytes(content)
+    return folder
 
 
 def nemo_place(script: known.LaunchScript) -> str:
@@ -266,6 +288,7 @@ def test_a_clone_that_was_killed_is_made_again(
     install: Install,
     program: Callable[[str, str], None],
     root: Path,
+    vocabulary: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small(*OLDEST)
@@ -279,12 +302,60 @@ def test_a_clone_that_was_killed_is_made_again(
     assert not (root / "suites" / "v24.11.1").exists()
     assert list((root / "suites").glob(".*/half"))
     monkeypatch.setenv("PATH", path.partition(os.pathsep)[2])
-    done = states(install(OLDEST))
+    done = states(install(OLDEST, tokenizer_source=str(vocabulary)))
     assert done["suite 24.11"] == "done"
     assert "environment of suite 24.11" not in done, "its script is the job"
     assert [item.name for item in (root / "suites").iterdir()] == ["v24.11.1"]
     assert (root / "cfg" / "llama3.1_405b.yaml").read_text() == "llama3.1/llama3.1_405b.yaml\n"
     assert set(states(install(OLDEST)).values()) == {"kept"}
+
+
+def test_the_folder_that_the_oldest_script_mounts_is_made_from_the_hub_or_a_path(
+    small: Callable[..., None], install: Install, root: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file of the release makes what its configuration reads there."""
+    small(*OLDEST)
+    (script,) = scripts_of("24.11")
+    values = {"root": str(root), "folder": str(root / "suites" / "v24.11.1" / "llama3.1")}
+    assert [line.split(" does not")[0] for line in known.unmet_needs(script, values)][1:] == [
+        f"{root}/llama3.1-dataset/{name}" for name in VOCABULARY
+    ]
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(FakeHub({"openai-community/gpt2": {**VOCABULARY, "merges.txt": b"other"}})) as hub:
+        reached_at(hub.url, monkeypatch)
+        with pytest.raises(
+            EnvironmentProblem, match=r"this is not the released merges.txt of openai-community/gpt2"
+        ) as caught:
+            install(OLDEST)
+    told = f"hf download openai-community/gpt2 merges.txt --local-dir {root}/llama3.1-dataset"
+    assert told in str(caught.value.do)
+    reached_at("http://127.0.0.1:9", monkeypatch)
+    with pytest.raises(EnvironmentProblem, match="the hub cannot be reached") as caught:
+        install(OLDEST)
+    assert told in str(caught.value.do)
+    assert states(install(OLDEST, tokenizer_source=str(vocabulary)))["files of pretrain_llama3.1 24.11"] == "done"
+    assert [*known.unmet_needs(script, values), *known.changed_needs(script, values)] == []
+    made = root / "llama3.1-dataset" / "merges.txt"
+    made.write_text("cut")
+    assert [line.split(":")[0] for line in known.changed_needs(script, values)] == [
+        f"{made} is not the merges.txt of openai-community/gpt2"
+    ]
+    with pytest.raises(UsageError, match="no such file"):
+        install(OLDEST, tokenizer_source=str(root / "nothing"))
+    with serving(FakeHub({"openai-community/gpt2": VOCABULARY})) as hub:
+        reached_at(hub.url, monkeypatch)
+        assert states(install(OLDEST, tokenizer_source=""))["files of pretrain_llama3.1 24.11"] == "done"
+    assert made.read_bytes() == VOCABULARY["merges.txt"]
+    assert undo(root, print, results=False).kept == ()
+
+
+def reached_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What HF_ENDPOINT sets where it is there before the library is imported."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 def test_what_the_suites_installer_made_is_taken(
@@ -428,10 +499,11 @@ def test_every_package_is_that_of_the_release(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(repository() is None, reason=HOW_TO_GET)
 def test_the_real_files_of_a_tag_are_cloned_as_released(
-    install: Install, hosted: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    install: Install, hosted: Path, root: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committed(checked_out("v24.11.1", hosted / "NVIDIA" / "dgxc-benchmarking"), {}, "v24.11.1")
-    assert states(install(OLDEST))["suite 24.11"] == "done"
+    with pytest.raises(EnvironmentProblem, match=r"files of .* this is not the released vocab.json"):
+        install(OLDEST, tokenizer_source=str(vocabulary))
     monkeypatch.setenv("LLMB_INSTALL", str(root))
     check(release="24.11")
 

@@ -5,6 +5,7 @@ With a clone of the suite the scripts are those of each tag; without one, script
 """
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,25 @@ def in_common(noted: dict[str, Any]) -> dict[str, Any]:
 
 def noted_job(folder: RunFolder) -> str:
     return str(json.loads(folder.job.read_text())["job_id"])
+
+
+@pytest.mark.parametrize("source", ["of the same form", pytest.param("as released", marks=AS_RELEASED)])
+def test_a_folder_that_the_script_mounts_has_to_be_there_before_a_job_is_queued(
+    shell: Client, suite: Callable[..., SmallSuite], source: str
+) -> None:
+    """By hand the job is queued, and ends where its container is started."""
+    made, (*_, scale, _, line) = suite("24.11", source), LAUNCHES["24.11"]
+    dataset = shell.install / "llama3.1-dataset"
+    shutil.rmtree(dataset)
+    environ = {**made.environ, "STAND_IN_LINES": ""}
+    done = shell.run("submit", *options_of(made, "24.11"), code=None, **environ)
+    assert done.returncode != 0
+    assert f"{dataset}/merges.txt does not exist: call 'llmb install --suite-release 24.11'" in done.stderr
+    assert not (made.notes / "sbatch.json").exists()
+    by_hand(shell, made, line, scale, environ)
+    (output,) = (made.checkout / "llama3.1").glob("slurm-*.out")
+    errors = [*shell.install.glob("results/24.11/bf16/405b/32/*.err"), output]
+    assert f"{dataset}: No such file or directory" in "".join(file.read_text() for file in errors)
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])

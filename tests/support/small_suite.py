@@ -26,7 +26,8 @@ set -eu -o pipefail
 folder=$STAGE_PATH/results/24.11/$DTYPE/$MODEL_SIZE/${SBATCH_GPUS:-$((SLURM_JOB_NUM_NODES * SLURM_NTASKS_PER_NODE))}
 mkdir -p "$folder"
 export SRUN_OUTPUT="$folder/log-nemo_llama3.1_${MODEL_SIZE}_${folder##*/}_%j.out"
-srun --container-image "$STAGE_PATH/nvidia+nemo+24.09.sqsh" bash -c "python3 -u megatron_gpt_pretraining.py"
+mounts="$folder,$STAGE_PATH/llama3.1-dataset:/dataset,$STAGE_PATH/cfg:/cfg"
+srun --container-image "$STAGE_PATH/nvidia+nemo+24.09.sqsh" --container-mounts "$mounts" bash -c "python3 -u train.py"
 """
 # Of the form of the later ones: it calls a program that queues the job with NeMo-Run.
 QUEUEING_SCRIPT = """#!/bin/bash
@@ -70,7 +71,8 @@ with run.Experiment(name) as experiment:
     experiment.add(run.Script(inline="train"), executor=executor, name=name)
     experiment.run(sequential=True, detach=True)
 """
-# In the place of srun with a container: writes what the document's run logs; other calls are Slurm's own.
+# In the place of srun with a container: refuses mounts as Pyxis does, and writes what the document's run logs; other
+# calls are Slurm's own.
 SRUN = r"""#!{python}
 import json, os, re, sys, time
 words = sys.argv[1:]
@@ -78,6 +80,10 @@ if not any(word.startswith("--container-image") for word in words):
     os.execv("{srun}", ["srun", *words])
 with open(os.path.join(os.environ["STAND_IN"], "srun.json"), "w") as stream:
     json.dump({{"argv": words, "environ": dict(os.environ)}}, stream)
+for mount in ",".join(re.findall(r"--container-mounts[ =](\S+)", " ".join(words))).split(","):
+    source = mount.split(":")[0]
+    if source and not os.path.exists(source):
+        sys.exit(f"slurmstepd: error: pyxis: container start failed: {{source}}: No such file or directory")
 output = words[words.index("--output") + 1] if "--output" in words else os.environ["SRUN_OUTPUT"]
 with open(output.replace("%j", os.environ["SLURM_JOB_ID"]), "w") as log:
     for line in os.environ["STAND_IN_LINES"].split("|n|"):
@@ -192,13 +198,16 @@ def _written(script: LaunchScript, checkout: Path, root: Path) -> Path:
 
 
 def install(script: LaunchScript, checkout: Path, root: Path) -> None:
-    """What the suite's own set-up leaves: NeMo, an image, data."""
+    """What the suite's own set-up leaves, or llmb's: NeMo, an image, data."""
     image = Path(script.image_file.replace("{root}", str(root)))
     write_image(image)
     if script.queued_by == "scheduler":
         (root / "cfg").mkdir()
         name = "llama3.1/llama3.1_405b.yaml"
         (root / "cfg" / Path(name).name).write_bytes((checkout / name).read_bytes())
+        (root / "llama3.1-dataset").mkdir()
+        for name in ("vocab.json", "merges.txt"):
+            (root / "llama3.1-dataset" / name).touch()
         return
     own = root / "workloads" / script.workload
     nemo = checkout / script.folder / "NeMo" if script.root == "STAGE_PATH" else own / "NeMo"

@@ -4,6 +4,7 @@
 What its own installer, or its user, has made is taken as it is, and never changed.
 """
 
+import hashlib
 import os
 import shlex
 import sys
@@ -11,13 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from llmb.errors import EnvironmentProblem
-from llmb.install.answers import EXISTING, OPTIONS, Answers, suite_scripts
+from llmb.errors import EnvironmentProblem, InfrastructureError
+from llmb.input_files import open_file
+from llmb.install.answers import EXISTING, OPTIONS, Answers, absolute, suite_scripts
 from llmb.install.environment import activated, empty_environment, run_visibly
 from llmb.install.images import has_tool
 from llmb.install.installation import PREPARED_HOW, Installation, InstallStep
 from llmb.install.state import Journal, partial_of
+from llmb.prepare.hub import Hub
 from llmb.prepare.verify import verify_prepared
 from llmb.prepared.folders import WORKLOADS, prepared_folders
 from llmb.reference_suite.launch_scripts import (
@@ -187,8 +191,8 @@ class _Software:
         return str(image)
 
     def made_here(self) -> list[Need]:
-        """What is cloned or copied; the rest is made by jobs."""
-        return [need for need in self.script.needs if need.commit_of or need.same_as]
+        """What is cloned, copied or downloaded; the rest is made by jobs."""
+        return [need for need in self.script.needs if need.commit_of or need.same_as or need.hub]
 
     def make_files(self) -> str:
         values, done = self.values(), list[str]()
@@ -213,10 +217,24 @@ class _Software:
     def copy(self, need: Need, target: Path) -> str:
         path = str(target.relative_to(self.root))
         if target.exists() and not self.journal.made(path):
-            raise EnvironmentProblem(f"this is not the release's {need.same_as}", where=str(target), do=MOVE)
+            of = f"{target.name} of {need.hub}" if need.hub else f"release's {need.same_as}"
+            raise EnvironmentProblem(f"this is not the {of}", where=str(target), do=MOVE)
+        text = self.of_hub(need, target) if need.hub else self.released(str(need.same_as)).read_text()
         self.journal.folder(str(target.parent.relative_to(self.root)))
-        self.journal.file(path, self.released(str(need.same_as)).read_text())
+        self.journal.file(path, text)
         return str(target)
+
+    def of_hub(self, need: Need, target: Path) -> str:
+        """The text of a file of ``--tokenizer-source`` or, without it, of the hub."""
+        given, name = self.what.answers.tokenizer_source, target.name
+        with TemporaryDirectory() as cache:
+            folder = absolute(given) if given else _download(str(need.hub), target, Path(cache))
+            with open_file(folder / name, do="give a folder that has it with --tokenizer-source") as stream:
+                content = stream.read()
+        if hashlib.sha256(content).hexdigest() != need.sha256:
+            what, do = f"this is not the released {name} of {need.hub}", _hub_by_hand(str(need.hub), target)
+            raise EnvironmentProblem(what, where=str(folder / name) if given else f"the hub's {name}", do=do)
+        return content.decode()
 
     def released(self, name: str) -> Path:
         """A file of the checkout."""
@@ -270,6 +288,19 @@ def _clone_at(repository: str, commit: str, patch: Path | None, target: Path) ->
     commands = [["git", "init", "--quiet", str(target)], [*inside, "fetch", "--depth", "1", repository, commit]]
     applied = [[*inside, "apply", str(patch)]] if patch else []
     return [*commands, [*inside, "checkout", "--quiet", "--detach", commit], *applied]
+
+
+def _download(repository: str, target: Path, cache: Path) -> Path:
+    """The folder with the file of the hub that ``target`` is to be a copy of."""
+    try:
+        return Hub(cache, sys.stderr.write).fetch(repository, "model", [target.name], [target.name], lambda *_: None)
+    except (EnvironmentProblem, InfrastructureError) as error:
+        raise EnvironmentProblem(error.what, do=_hub_by_hand(repository, target)) from error
+
+
+def _hub_by_hand(repository: str, target: Path) -> str:
+    command = ["hf", "download", repository, target.name, "--local-dir", str(target.parent)]
+    return f"{_by_hand([command])}\nor give a folder that has the file with --tokenizer-source"
 
 
 def _make_at_once(journal: Journal, target: Path, commands: Callable[[Path], Commands]) -> None:

@@ -49,6 +49,10 @@ class Need(Record):
     """Its address."""
     patch: str | None = None
     """The file of the checkout that is applied to the clone."""
+    hub: str | None = None
+    """The repository on the Hugging Face hub that has it, under the name of the file."""
+    sha256: str | None = None
+    """Checksum of what the hub has."""
 
 
 class Fixed(Record):
@@ -241,6 +245,8 @@ def changed_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
 def _problem_of(script: LaunchScript, need: Need, path: Path) -> str | None:
     if need.same_as and hashlib.sha256(_content(path) or b"").hexdigest() != script.files[need.same_as]:
         return f"is not the release's {need.same_as}"
+    if need.sha256 and hashlib.sha256(_content(path) or b"").hexdigest() != need.sha256:
+        return f"is not the {path.name} of {need.hub}"
     if need.commit_of:
         head = (_content(path / ".git" / "HEAD") or b"").decode(errors="replace").strip()
         if head != script.commits[need.commit_of]:
