@@ -123,8 +123,8 @@ def test_a_log_gives_the_documents_throughput_and_mfu(
 @pytest.mark.parametrize(
     ("log", "verdict", "delta_pct", "step_time_s", "said"),
     [
-        ("25.04 8b bf16", "pass", 100 * (12.39 / 12.27 - 1), 12.27, "one step each"),
-        ("25.04 15b", "pass", 100 * (2.693 / 2.67 - 1), 2.67, "one step each"),
+        ("25.04 8b bf16", "pass", 100 * (12.39 / 12.27 - 1), 12.27, "one time each"),
+        ("25.04 15b", "pass", 100 * (2.693 / 2.67 - 1), 2.67, "one time each"),
         ("25.07", "pass", 0, 0.297, "as fast as published (-"),
         ("25.07 b200", "pass", 0, 0.224, "as fast as published (-"),
         ("25.12", "pass", 0, 4.07, "as fast as published (-"),

@@ -63,7 +63,7 @@ def test_a_single_step_decides_beside_a_figure_of_the_same_step(time_s: float, v
     found = judged([time_s], reference=STEP)
     assert (found.verdict, found.soft) == (verdict, True)
     assert found.ci95_pct == pytest.approx((10 * time_s - 100 - 2.772, 10 * time_s - 100 + 2.772), abs=0.001)
-    assert found.reason and "one step each" in found.reason
+    assert found.reason and "one time each" in found.reason
 
 
 @pytest.mark.parametrize(("spread", "verdict"), [(0.2, "pass"), (0.4, "inconclusive")])

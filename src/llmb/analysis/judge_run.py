@@ -38,13 +38,7 @@ from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.runs.identity import Value
-from llmb.runs.published_verdict import (
-    figure_of,
-    published_verdict,
-    published_window,
-    steps_text,
-    verdict_of_recipe,
-)
+from llmb.runs.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.conditions import condition_values, fault_texts, find_conditions, title_of, together
 from llmb.verdict.expectations_file import Expectations, read_expectations
@@ -228,8 +222,8 @@ def _measured_log(run: AnalyzedRun, recipe: Recipe) -> Measured:
     if document is None or run.identity.configuration.get("release") != document.release:
         return measured
     own = {"program": document.framework}
-    if run.window and run.window.rule == document.window and (figure := figure_of(recipe)):
-        own["window"] = steps_text(published_window(figure))
+    if run.window:
+        own["window"] = documented_steps(recipe, run.window)
     return replace(measured, conditions={**measured.conditions, **own})
 
 

@@ -10,7 +10,7 @@ from llmb.analysis.copies import digest_of
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.metrics.statistics import Statistics, describe
-from llmb.metrics.window import resolve_window
+from llmb.metrics.window import resolve_window, rule_of_document
 from llmb.missing import Missing
 from llmb.runs.attempts import cut, window_began, with_steady_window
 from llmb.runs.contradicting_record import why_contradicting
@@ -172,7 +172,9 @@ def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
 
 
 def planned_window(plan: Plan, rule: str) -> Window:
-    return resolve_window(rule, plan.steps, plan.first_step, plan.recipe.documented_window)
+    documented = plan.recipe.documented_window
+    wanted = rule_of_document(rule, documented) if plan.documented_software else rule
+    return resolve_window(wanted, plan.steps, plan.first_step, documented)
 
 
 def _measured(

@@ -9,6 +9,7 @@ from llmb.options.option import Span, parse_ranges
 
 WINDOW_RULES = ("reference", "auto", "last", "all", "A-B")
 DEFAULT_RULE = "reference"
+LAST = "last"
 STEADY = "auto"
 """The steps in which the run turns out to be steady: known only once it ended."""
 DOCUMENTED_STEPS = 50
@@ -61,6 +62,11 @@ def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented:
         numbered = f"{first_step}-{last_step}"
         raise _bad_window(f"window {rule} is outside the run, whose {total_steps} steps are numbered {numbered}")
     return Window(first=first, last=last, rule=rule)
+
+
+def rule_of_document(rule: str, documented: str | None) -> str:
+    """The rule for what the program of a document prints: by default the last step, where that is what it takes."""
+    return LAST if rule == DEFAULT_RULE and documented == LAST else rule
 
 
 def _bad_window(what: str) -> UsageError:

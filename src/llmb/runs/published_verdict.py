@@ -93,6 +93,13 @@ def published_window(figure: Expectation) -> Window:
     return Window(first=window.first - figure.averaged_steps + 1, last=window.last, rule="A-B")
 
 
+def documented_steps(recipe: Recipe, window: Window) -> str:
+    """The steps that a time of the document's own software is the mean of: what it prints may be of several."""
+    figure, document = figure_of(recipe), recipe.document
+    taken = document is not None and window.rule == document.window and not isinstance(figure, Missing)
+    return steps_text(published_window(figure) if taken else window)
+
+
 def _interval(figure: Expectation, window: Window) -> tuple[float, float] | None:
     """95 % confidence interval of a published mean, by the deviation of its steps, which documents give of all (n)."""
     if figure.step_time_s is None or figure.step_time_std_s is None or window.first == window.last:
@@ -115,12 +122,12 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
     return {
         "program": plan.documented_software or record.program,
         "gpu_type": plan.recipe.gpu_type,
-        "window": steps_text(window),
+        "window": documented_steps(plan.recipe, window) if plan.documented_software else steps_text(window),
         "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
         "lora": _lora_text(plan),
         "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,
-        **_ways(plan),
         "vboost": _vboost_text(record.vboost),
+        **_ways(plan),  # the documents' own scripts ask for vboost themselves
         DEVICE: record.environment.device if record.environment else None,
         "release": plan.recipe.release,
         "peak_tflops": plan.recipe.peak_tflops,

@@ -40,7 +40,7 @@ from llmb.verdict.sentence import UNDECIDED, WINDOW, with_sentence
 DATA = Path(__file__).with_name("tolerances.yaml")
 NO_SPREAD = "a single value has no interval"
 SINGLE_RUN = f"one run: another one may differ by {ASSUMED_SPREAD_PCT:g} % and more"
-SINGLE_STEPS = f"one step each: another may differ, for which {ASSUMED_SPREAD_PCT:g} % is allowed on either side"
+SINGLE_STEPS = f"one time each: another may differ, for which {ASSUMED_SPREAD_PCT:g} % is allowed on either side"
 TOO_MANY_RUNS = f"more than {MOST_MORE_RUNS} more runs would be needed"
 
 

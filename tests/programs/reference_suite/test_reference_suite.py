@@ -18,12 +18,17 @@ from small_suite import (
     write_image,
 )
 
+from llmb.analysis.recorded_run import planned_window
 from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.logs.formats.known import format_called
+from llmb.metrics.window import DEFAULT_RULE
+from llmb.programs.foreign_log import judge_latest_attempt, result_of_log
+from llmb.programs.port import End
 from llmb.programs.reference_suite.program import other_batch
 from llmb.reference_suite.launch_scripts import check_checkout, image_problem, launch_scripts
 from llmb.reference_suite.variables import read_launch
@@ -31,8 +36,11 @@ from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.planning import NotPrepared
 from llmb.runs.profiling import Profiling
+from llmb.runs.published_verdict import with_verdict
+from llmb.runs.record import queued_record
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.site import Site
+from llmb.verdict.records import Verdict
 
 CATALOGUE = Catalogue()
 SETTINGS = {"slurm": {"account": "research", "partition": "batch", "gpu_request": "none"}}
@@ -185,6 +193,59 @@ def test_a_log_of_another_recipe_is_known_by_its_samples(lines: Callable[..., st
         folder.log.write_text(lines([1.0] * 50, gbs=gbs).replace("|n|", "\n") + "\n")
         found = other_batch(folder, plan)
         assert said in str(found) if said else found is None
+    folder.log.write_text(lines([1.0] * 20, last=19).replace("|n|", "\n") + "\n")
+    assert "its last step is 19, and the plan's is 49" in str(other_batch(folder, plan))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size", "scale", "choices", "framework", "window"),
+    [
+        (OLDEST, "405b", 576, Choices(), {}, (49, 49)),
+        (LLAMA, "8b", 8, Choices(), {}, (49, 49)),
+        (NEMOTRON, "15b", 16, Choices(steps=20), {}, (19, 19)),
+        (MAVERICK, "400b", 256, Choices(), {}, (11, 44)),
+        (LLAMA, "8b", 8, Choices(window="35-44"), {}, (35, 44)),
+        # What trains is not the document's own software any more.
+        (LLAMA, "8b", 8, Choices(), {"image": "/x/nvidia+nemo+25.02.01.sqsh"}, (35, 44)),
+    ],
+)
+def test_runs_of_the_documents_software_have_the_documents_window(
+    recipe: tuple[str, str, str],
+    size: str,
+    scale: int,
+    choices: Choices,
+    framework: dict[str, object],
+    window: tuple[int, int],
+) -> None:
+    plan = order_of(recipe, size, scale, choices, **framework).plan
+    assert (plan.window.first, plan.window.last) == window
+    again = planned_window(plan, DEFAULT_RULE)
+    assert (again.first, again.last) == (window if choices.window == DEFAULT_RULE else (49, 49))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size", "scale", "lines", "published_s"),
+    [(OLDEST, "405b", 576, nemo1_lines, 17.20), (LLAMA, "8b", 8, nemo_lines, 12.27)],
+)
+def test_a_run_is_judged_by_the_documents_statistic(
+    recipe: tuple[str, str, str],
+    size: str,
+    scale: int,
+    lines: Callable[..., str],
+    published_s: float,
+    tmp_path: Path,
+) -> None:
+    """Each time that 24.11 prints is the mean of five steps, so that the last one is of steps 45-49."""
+    plan, folder = order_of(recipe, size, scale, dtype="bf16").plan, RunFolder(tmp_path)
+    folder.log.write_text(lines([published_s] * 50, gbs=plan.recipe.layout.gbs).replace("|n|", "\n") + "\n")
+    record = queued_record(plan, (), program="reference_suite")
+    log_format = format_called(launch_scripts()[0 if recipe is OLDEST else 1].log_format)
+    outcome = judge_latest_attempt(folder.log, plan.window, log_format)
+    result = with_verdict(result_of_log(plan, outcome, End(0), log_format), record)
+    assert isinstance(result.verdict, Verdict)
+    assert (result.verdict.verdict, result.verdict.delta_pct) == ("pass", 0)
+    assert {condition.key for condition in result.verdict.conditions} <= {"errata", "peak_tflops"}
+    assert "one time each" in result.verdict.sentence
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from llmb.jobspec.spec import Launch, read_spec
 from llmb.jobspec.variables import VariableLayer
 from llmb.logs.formats.format import Format
 from llmb.logs.formats.known import format_called
-from llmb.metrics.window import resolve_window
+from llmb.metrics.window import resolve_window, rule_of_document
 from llmb.missing import Missing
 from llmb.predict.prediction import predicted_step
 from llmb.prepared.folders import prepared_folders
@@ -164,11 +164,13 @@ class ReferenceSuite(Program):
         if problems:
             raise UsageError(f"the launch script of {script.title} cannot do this:{itemized(problems)}")
         profile = choices.profiling.settled(*recorded)
+        documented, window = _documented(script, recipe, options, site), recipe.documented_window
+        rule = rule_of_document(choices.window, window) if documented else choices.window
         plan = Plan(
             recipe=recipe,
             device="cuda",
             steps=steps,
-            window=resolve_window(choices.window, steps, 0, recipe.documented_window),
+            window=resolve_window(rule, steps, 0, window),
             seed=DEFAULT_SEED,
             fp8_recipe=choices.fp8_recipe_of(recipe) if recipe.dtype is Dtype.FP8 else None,
             save_checkpoint=choices.save_checkpoint,
@@ -176,7 +178,7 @@ class ReferenceSuite(Program):
             nccl_trace=choices.profiling.nccl_trace,
             lora=recipe.lora,
             predicted=predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda")),
-            documented_software=_documented(script, recipe, options, site),
+            documented_software=documented,
             declared_origin=_origin(script, recipe, site),
         )
         if not_ready := list(unready(script, recipe, options, site)):
@@ -253,12 +255,14 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Why the log is of another recipe: the samples that its last step has consumed are not the plan's."""
+    """Why the log is of another recipe: its last step, or the samples that it has consumed, are not the plan's."""
     found = CONSUMED.findall(tail(folder.log))
     if not found or plan.start or plan.first_step:
         return None
     step, samples = int(found[-1][0]), int(found[-1][1])
     wanted = plan.samples_before(step + 1)
+    if step < plan.last_step:
+        return f"the log is of another recipe: its last step is {step}, and the plan's is {plan.last_step}"
     if samples == wanted:
         return None
     return f"the log is of another recipe: {samples} samples were consumed by step {step}, and the plan's are {wanted}"
