@@ -60,6 +60,8 @@ class Fixed(Record):
 
     option: str
     variables: dict[str, str]
+    note: str
+    """What differs from the document by it."""
 
 
 class LaunchScript(Record):
@@ -98,6 +100,8 @@ class LaunchScript(Record):
     always: tuple[str, ...]
     """Variables that every launch sets."""
     fixed: tuple[Fixed, ...] = ()
+    gpus_per_node: int | None = None
+    """GPUs of a node that are written into it; None where a variable says them."""
     variables: dict[str, dict[str, int]]
     """Variables that it reads, with the first line, by file."""
     unread: tuple[str, ...] = ()

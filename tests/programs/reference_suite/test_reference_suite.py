@@ -32,6 +32,7 @@ from llmb.programs.port import End
 from llmb.programs.reference_suite.program import other_batch
 from llmb.reference_suite.launch_scripts import check_checkout, image_problem, launch_scripts
 from llmb.reference_suite.variables import read_launch
+from llmb.report.plan_report import start_lines
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.planning import NotPrepared
@@ -166,6 +167,61 @@ def test_what_a_script_cannot_take_is_refused(said: str, arguments: dict[str, ob
     with pytest.raises(UsageError) as refused:
         order_of(LLAMA, "70b", 64, **arguments)
     assert any(part in str(refused.value) for part in said.split("|"))
+
+
+@pytest.mark.parametrize(("recipe", "size", "scale"), [(OLDEST, "405b", 576), (NEMOTRON, "15b", 16)])
+def test_nodes_that_are_not_those_written_into_a_script_are_refused(
+    recipe: tuple[str, str, str], size: str, scale: int
+) -> None:
+    """24.11 would train on twice the GPUs, and Nemotron4 ask for half of the nodes."""
+    assert order_of(recipe, size, scale, options=JobOptions(gpus_per_node=8)).script()
+    with pytest.raises(UsageError, match="takes 8 GPUs of each node, whatever it is told, and these are 4"):
+        order_of(recipe, size, scale, options=JobOptions(gpus_per_node=4))
+
+
+def test_nodes_that_a_variable_says_are_those_of_the_user() -> None:
+    assert exported(order_of(LLAMA, "8b", 8, options=JobOptions(gpus_per_node=4)).script())["GPUS_PER_NODE"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size", "scale", "choices", "said"),
+    [
+        (LLAMA, "8b", 8, PROFILED, ("one job, of the profiled run: the document's script queues a plain run",)),
+        (LLAMA, "8b", 8, TRACED, ("one job, of the traced run: the document's script queues a plain run",)),
+        (LLAMA, "8b", 8, Choices(), ()),
+        (NEMOTRON, "15b", 16, PROFILED, ()),
+    ],
+)
+def test_a_profiled_run_says_that_no_plain_one_is_queued_beside_it(
+    recipe: tuple[str, str, str], size: str, scale: int, choices: Choices, said: tuple[str, ...]
+) -> None:
+    lines = [line for line in start_lines(order_of(recipe, size, scale, choices).plan) if line.startswith("one job")]
+    assert [line[: len(text)] for line, text in zip(lines, said, strict=True)] == list(said)
+
+
+def test_a_checkpoint_that_the_script_cannot_load_is_named_before_a_job_is_queued(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    recipe = ("pretrain_nemotron4", "15b", "25.04")
+    made = small_suite(tmp_path, root, recipe, "/usr/bin:/bin", programs=False)
+    place = {"root": root, "shell": made.environ, "suite": str(made.checkout), "modified_suite": True}
+
+    def said(checkpoint: Path, **shell: str) -> str:
+        given = {**place, "shell": {**made.environ, **shell}}
+        missing = order_of(NEMOTRON, "15b", 64, Choices(load_checkpoint=str(checkpoint)), **given).missing
+        return missing.what if missing else "nothing"
+
+    for folder in (root / "saved", elsewhere / "saved"):
+        (folder / "weights").mkdir(parents=True)
+    assert f"{root}/saved has no weights/*.distcp" in said(root / "saved")
+    for folder in (root / "saved", elsewhere / "saved"):
+        (folder / "weights" / "__0_0.distcp").touch()
+    (root / "link").symlink_to(elsewhere / "saved")
+    assert f"{root}/saved/weights has no weights/*.distcp" in said(root / "saved" / "weights")
+    for outside in (elsewhere / "saved", root / "link"):
+        assert f"{outside} is not in the container, which has {root} alone" in said(outside)
+        assert said(outside, NEMO_HOME=str(elsewhere)) == "nothing"
+    assert said(root / "saved") == "nothing"
 
 
 def test_a_release_without_the_recipe_is_refused() -> None:

@@ -140,6 +140,19 @@ def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[
         yield f"{checkpoint.path} is {checkpoint.state}{why}: {do}"
 
 
+def _unloadable(checkpoint: str | None, site: Site) -> Iterator[str]:
+    """Why the script cannot resume from ``checkpoint``: it mounts the root of installation, and NeMo's cache."""
+    if checkpoint is None:
+        return
+    path, cache = Path(checkpoint), site.shell.get("NEMO_HOME")
+    mounted = [site.install, *([Path(cache)] if cache else [])]
+    seen = any(path.is_relative_to(root) for root in mounted)
+    if not seen or not any(path.resolve().is_relative_to(root.resolve()) for root in mounted):
+        yield f"{path} is not in the container, which has {' and '.join(map(str, mounted))} alone: move it below"
+    if not any(path.glob("weights/*.distcp")):
+        yield f"{path} has no weights/*.distcp: give the folder that holds the folder 'weights' of a checkpoint of NeMo"
+
+
 def _changes(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> list[str]:
     """What is not as the release has it."""
     return [*changed_files(checkout, script), *changed_needs(script, _values(script, recipe, checkout, site))]
@@ -167,7 +180,7 @@ class ReferenceSuite(Program):
         documented, window = _documented(script, recipe, options, site), recipe.documented_window
         rule = rule_of_document(choices.window, window) if documented else choices.window
         plan = Plan(
-            recipe=recipe,
+            recipe=_noted(script, recipe, choices),
             device="cuda",
             steps=steps,
             window=resolve_window(rule, steps, 0, window),
@@ -181,7 +194,8 @@ class ReferenceSuite(Program):
             documented_software=documented,
             declared_origin=_origin(script, recipe, site),
         )
-        if not_ready := list(unready(script, recipe, options, site)):
+        not_ready = [*unready(script, recipe, options, site), *_unloadable(choices.load_checkpoint, site)]
+        if not_ready:
             what = f"{script.title} cannot be launched yet:{itemized(not_ready)}"
             raise NotPrepared(
                 UsageError(what, do=f"see 'llmb config check --suite {checkout_of(script, options, site)}'"), plan
@@ -190,6 +204,7 @@ class ReferenceSuite(Program):
 
     def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
         script, recipe, site = script_of(plan.recipe), plan.recipe, asked.site
+        _check_nodes(script, asked.gpus_per_node)
         _check_given(script, asked)
         checkout = checkout_of(script, asked.options, site)
         values = _values(script, recipe, checkout, site)
@@ -280,6 +295,21 @@ def _origin(script: LaunchScript, recipe: Recipe, site: Site) -> Origin:
     weights = WeightsOrigin(kind="checkpoint", name=f"{recipe.model.model} {recipe.size}, by NeMo", path=prepared)
     data = DataOrigin(kind="dataset", name=dataset_title("squad", recipe.layout.seq_len), path=prepared)
     return Origin(weights=weights, data=data)
+
+
+def _noted(script: LaunchScript, recipe: Recipe, choices: Choices) -> Recipe:
+    """With what differs from the document by the variables that llmb sets."""
+    notes = (item.note for item in script.fixed if getattr(choices.profiling, item.option))
+    return recipe.model_copy(update={"decisions": (*recipe.decisions, *notes)})
+
+
+def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
+    """Raises UsageError for nodes that are not those which are written into the script."""
+    if script.gpus_per_node in (None, gpus_per_node):
+        return
+    what = f"the launch script of {script.title} takes {script.gpus_per_node} GPUs of each node, whatever it is told"
+    do = f"give whole nodes of {script.gpus_per_node}, or leave --framework out: llmb's engine takes any number"
+    raise UsageError(f"{what}, and these are {gpus_per_node}", do=do)
 
 
 def _check_given(script: LaunchScript, asked: ProgramRequest) -> None:
