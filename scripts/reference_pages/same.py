@@ -43,10 +43,16 @@ SMALLER_ROWS = (
         "340b 2 to 4 % slower, 70b below 1 %",
     ),
     (
-        "reduction of gradients in a pipeline",
-        "overlaps per bucket",
-        "after a stage's last backward pass",
-        "405b on 512 GPUs up to 1 % slower",
+        "gradients of embedding, last norm and head",
+        "reduced per bucket, overlapped",
+        "reduced after a stage's last backward pass; those of blocks overlap",
+        "below 1 % slower",
+    ),
+    (
+        "sum of the head's weight gradient",
+        "by the product",
+        "after it, as in FP8 that of every matrix",
+        "below 1 % slower",
     ),
     (
         "FP8 parameters",
@@ -73,12 +79,40 @@ SMALLER_ROWS = (
         "up to 1 % faster",
     ),
     (
+        "streams of NCCL",
+        "of ordinary priority (24.11, 25.04)",
+        "`TORCH_NCCL_HIGH_PRIORITY=1`, so that collectives do not queue behind products",
+        "not known",
+    ),
+    (
         "buffers of point-to-point transfers",
         "`NCCL_P2P_NET_CHUNKSIZE` where PP is above 1",
         "the same, where `llmb show` lists it",
         "up to 2 %",
     ),
 )
+LORA = """## Smaller differences of LoRA, 25.12"""
+LORA_ROWS = (
+    (
+        "loss",
+        "not fused (`cross_entropy_loss_fusion=False`), all logits in fp32",
+        "in chunks, whose logits are not kept in fp32",
+        "1 to 2 GB of memory less, time about the same",
+    ),
+    (
+        "streams of NCCL",
+        "`TORCH_NCCL_HIGH_PRIORITY=1`",
+        "the same",
+        "none",
+    ),
+)
+TP_OVERLAP = """## Communication of tensor parallelism
+
+A layer has 8 collectives with sequence parallelism: each of its two parts gathers its input and scatters its output,
+and the backward pass does the same with gradients. NeMo's userbuffers overlap all of them with products. llmb overlaps
+the two that scatter gradients of inputs, and those that gather the inputs again for the gradients of weights; the
+others are exposed, in FP8 those of inputs with half of the bytes
+([table](../explanation/parallelism.md#overlap-of-communication-and-computation))."""
 GRAPHS = """## CUDA graphs
 
 NeMo replays each layer as a CUDA graph in Maverick's fine-tuning and, on GB200, in LoRA's. llmb has none: it names the
@@ -93,7 +127,8 @@ condition, and does not correct for it. What stands in the way, and what is ther
 def same_page(catalogue: Catalogue) -> str:
     parts = [section(catalogue, document) for document in catalogue.documents.values()]
     smaller = table(["item", "framework", "llmb", "estimate"], SMALLER_ROWS)
-    return page("# What is the same", INTRO, EQUAL, *parts, SMALLER, smaller, GRAPHS)
+    of_lora = table(["item", "framework", "llmb", "estimate"], LORA_ROWS)
+    return page("# What is the same", INTRO, EQUAL, *parts, SMALLER, smaller, LORA, of_lora, TP_OVERLAP, GRAPHS)
 
 
 def section(catalogue: Catalogue, document: Document) -> str:

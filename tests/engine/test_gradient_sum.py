@@ -6,15 +6,23 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from side_by_side import SideBySide
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.catalogue.records import Model
+from llmb.engine import transformations
 from llmb.engine.gradient_accumulation import sum_in_products
+from llmb.engine.loop import prepare_stages
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.linear import add_product, join_products
+from llmb.engine.model.linear import Linear, add_product, join_products
+from llmb.engine.parallel.mesh import arrange
 from llmb.engine.transformations import apply_recompute, freeze
+from llmb.runs.parallelism import Parallelism
+from llmb.runs.plan import EnginePlan
+from llmb.runs.published_verdict import ways_of_engine
 
 Randomised = Callable[[Model], Decoder]
 STEPS, MICRO_BATCHES = 2, 3
@@ -129,3 +137,37 @@ def test_the_first_product_overwrites_whatever_is_there() -> None:
         add_product(total, is_empty, gradient, rows)
         torch.testing.assert_close(total, times * gradient.T @ rows)
     assert not is_empty
+
+
+@pytest.mark.parametrize(
+    ("workload", "overrides", "options"),
+    [
+        ("pretrain_llama3.1", {}, {}),
+        ("pretrain_llama3.1", {}, {"parallelism": Parallelism(dp_sharding="full")}),
+        ("pretrain_llama3.1", {}, {"grad_reduce_dtype": "fp32"}),
+        ("pretrain_nemotron4", {}, {"dtype": "fp8"}),
+        ("pretrain_llama3.1", {"tp": 2}, {"compiled": True}),
+        ("pretrain_nemotron4", {"tp": 2}, {"dtype": "fp8"}),
+    ],
+)
+def test_what_a_verdict_says_of_a_plan_is_what_the_engine_does(
+    tiny_plan: Callable[..., EnginePlan],
+    workload: str,
+    overrides: dict[str, int],
+    options: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the first of two ranks; the other one does not answer."""
+    monkeypatch.setattr(transformations, "apply_compile", lambda _stage, _backend: None)
+    chosen = {"dtype": "bf16", "grad_reduce_dtype": "bf16", "parallelism": Parallelism(dp_sharding="optimizer")}
+    plan = tiny_plan(workload, scale=2, overrides={"gbs": 8, "mbs": 1, **overrides}, **{**chosen, **options})
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        layout = plan.recipe.layout
+        (stage,) = prepare_stages(plan, arrange(0, torch.device("cpu"), layout, plan.parallelism.replicas(layout)))
+    finally:
+        dist.destroy_process_group()
+    ways = ways_of_engine(plan)
+    assert ways["weight_gradients"] == ("by the product" if stage.gradient_sums else "after the product")
+    gathering = [module for module in stage.modules() if getattr(module, "group", None) and isinstance(module, Linear)]
+    assert ways["tp_overlap"] == ("in part of the backward pass" if gathering else "none")

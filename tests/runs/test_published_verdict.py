@@ -13,8 +13,8 @@ from llmb.catalogue.resolve import Overrides
 from llmb.metrics.statistics import describe
 from llmb.missing import Missing
 from llmb.runs.parallelism import Parallelism
-from llmb.runs.plan import Plan
-from llmb.runs.published_verdict import figure_of, verdict_of_recipe, with_verdict
+from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.published_verdict import figure_of, verdict_of_recipe, ways_of_engine, with_verdict
 from llmb.runs.record import RunRecord, VboostOutcome, queued_record
 from llmb.runs.result import NOT_SUCCESSFUL, Result
 from llmb.verdict.judgement import Measured
@@ -51,7 +51,7 @@ def test_a_slow_run_is_said_to_be_slow() -> None:
     assert (reference.convention, reference.source) == ("full", f"{DOCUMENT} line 54")
     assert effects(found) == {
         **dict.fromkeys(("window", "program"), "weakens"),
-        **dict.fromkeys(("peak_tflops", "errata", "step_clock", "vboost", "weight_gradients"), "noted"),
+        **dict.fromkeys(("peak_tflops", "errata", "step_clock", "vboost"), "noted"),
     }
 
 
@@ -143,14 +143,14 @@ def test_a_printed_time_that_is_a_mean_of_steps_is_said_to_be_that() -> None:
 LORA = {"workload": "finetune_llama3", "size": "70b", "gpu_type": "gb200", "device": None, "synthetic": True}
 LARGE = {"size": "405b", "scale": 512}
 DIFFER = {
-    "405b": (LARGE, "program and overlap of tensor-parallel communication (worth 10 to 13 %) differ"),
+    "405b": (LARGE, "program and overlap of tensor-parallel communication (worth 8 to 10 %) differ"),
     "405b, FP8": (
         {**LARGE, "dtype": "fp8"},
-        "program and overlap of tensor-parallel communication (worth 15 to 20 %) differ",
+        "program and overlap of tensor-parallel communication (worth 9 to 13 %) differ",
     ),
     "405b, other FP8 scaling": (
         {**LARGE, "dtype": "fp8", "fp8_recipe": "current-all"},
-        "FP8 scaling, program and overlap of tensor-parallel communication (worth 15 to 20 %) differ",
+        "FP8 scaling, program and overlap of tensor-parallel communication (worth 9 to 13 %) differ",
     ),
     "8b": ({}, "program differs"),
     "8b, parameters sharded": (
@@ -159,7 +159,7 @@ DIFFER = {
     ),
     "nemotron": (
         {"workload": "pretrain_nemotron4", "size": "15b", "scale": 16},
-        "program and overlap of tensor-parallel communication (worth 10 to 13 %) differ",
+        "program and overlap of tensor-parallel communication (worth 8 to 10 %) differ",
     ),
     "maverick": (
         MAVERICK,
@@ -186,6 +186,31 @@ def test_a_sentence_names_what_differs_from_the_published_run(run: dict[str, Any
     sentence = verdict_of(figure.step_time_s, record).sentence
     spread = "has no spread" if figure.step_time_std_s is None else "is of one run"
     assert f"; {differ}; a soft verdict: a single published figure {spread}; " in sentence
+
+
+@pytest.mark.parametrize(
+    ("run", "tp_overlap", "weight_gradients"),
+    [
+        ({}, "none", "by the product"),
+        ({"dtype": "fp8"}, "none", "after the product"),
+        ({"parallelism": Parallelism(dp_sharding="full")}, "none", "after the product"),
+        (LARGE, "in part of the backward pass", "by the product"),
+        ({**LARGE, "compiled": False}, "in part of the backward pass", "after the product"),
+        ({**LARGE, "dtype": "fp8"}, "in part of the backward pass", "after the product"),
+        (LORA | {"gpu_type": "h100", "scale": 8}, "none", "by the product"),
+    ],
+)
+def test_the_ways_of_a_run_are_those_of_its_plan(run: dict[str, Any], tp_overlap: str, weight_gradients: str) -> None:
+    record = gpu_record(**run)
+    assert isinstance(record.plan, EnginePlan)
+    ways = ways_of_engine(record.plan)
+    assert (ways["tp_overlap"], ways["weight_gradients"]) == (tp_overlap, weight_gradients)
+    figure = figure_of(record.plan.recipe)
+    if isinstance(figure, Missing):
+        return
+    differing = effects(verdict_of(10.0, record))
+    published = record.plan.recipe.published_way("weight_gradients")
+    assert ("weight_gradients" in differing) == (published not in (None, weight_gradients))
 
 
 def test_a_deviation_that_a_document_prints_widens_the_interval() -> None:

@@ -12,6 +12,12 @@ DpSharding = Literal["full", "optimizer", "none"]
 _option = partial(Option, panel="Parallelism")
 
 
+def shares_parameters(recipe: Recipe) -> bool:
+    """Whether several ranks use the same parameters."""
+    layout = recipe.layout
+    return layout.dp * layout.cp > 1 or (recipe.model.moe is not None and layout.edp > 1)
+
+
 class Replicas(NamedTuple):
     """The number of replicas of parameters and optimizer state; the ranks of a group hold one replica together."""
 
@@ -58,8 +64,7 @@ class Parallelism(Record):
 
     def settled(self, recipe: Recipe) -> Self:
         """With defaults for the options that are not specified."""
-        layout = recipe.layout
-        shared = layout.dp * layout.cp > 1 or (recipe.model.moe is not None and layout.edp > 1)
+        shared = shares_parameters(recipe)
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
         return self.model_copy(
             update={

@@ -13,6 +13,7 @@ from llmb.metrics.group_difference import NORMAL_QUANTILE
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.missing import Missing
 from llmb.runs.drift import faults_of
+from llmb.runs.parallelism import shares_parameters
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result
@@ -163,17 +164,16 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
 
 
 def _published_ways(recipe: Recipe) -> dict[str, object]:
-    alone = recipe.layout.dp * recipe.layout.cp == 1  # then there is nothing to shard
+    shared = shares_parameters(recipe)  # else there is nothing to shard
     return {
         condition.key: condition.value
         for condition in recipe.conditions
-        if not (alone and condition.key == "parallelism.dp_sharding")
+        if shared or condition.key != "parallelism.dp_sharding"
     }
 
 
 def ways_of_engine(plan: EnginePlan) -> dict[str, object]:
     """What the engine does of what the conditions of published figures name, in their words."""
-    layout = plan.recipe.layout
     even = plan.force_load_balancing or plan.capacity_factor == 1.0
     return {
         "force_load_balancing": plan.force_load_balancing,
@@ -181,10 +181,26 @@ def ways_of_engine(plan: EnginePlan) -> dict[str, object]:
         "parallelism.dp_sharding": plan.parallelism.dp_sharding,
         "fp8_recipe": plan.fp8_recipe,
         "cuda_graphs": "none",
-        "tp_overlap": "none",
-        "weight_gradients": "by the product" if layout.dp * layout.cp == 1 else "after the product",
+        "tp_overlap": "in part of the backward pass" if _overlaps_tp(plan) else "none",
+        "weight_gradients": "by the product" if _sums_in_products(plan) else "after the product",
         "step_clock": "whole steps",
     }
+
+
+def _overlaps_tp(plan: EnginePlan) -> bool:
+    """Whether gathers and scatters of the sequence travel beside products (``engine.model.sequence_shard``)."""
+    layout = plan.recipe.layout
+    return layout.tp > 1 and layout.sequence_parallel and plan.lora is None
+
+
+def _sums_in_products(plan: EnginePlan) -> bool:
+    """Whether products add to the gradients of matrices (``engine.gradient_accumulation``): in bf16, of whole ones.
+
+    In eager code not those of layers that share an input which they gather.
+    """
+    whole = plan.parallelism.keeps_parameters or not shares_parameters(plan.recipe)
+    in_bf16 = plan.fp8_recipe is None and plan.recipe.training.grad_reduce_dtype != "fp32"
+    return whole and in_bf16 and (plan.compiled or not _overlaps_tp(plan))
 
 
 def _vboost_text(vboost: VboostOutcome | None) -> str | None:
