@@ -29,8 +29,8 @@ These errors of the scripts are not repeated:
   `--framework reference_suite` these two therefore refuse any other number.
 - `MODEL_SIZE` is honored everywhere; the script of 25.12 never reads it. A size that the workload lacks is rejected.
 - `ENABLE_PROFILE` and `ENABLE_NCCLTRACE` together are rejected; the script of 25.04 runs both.
-- `ENABLE_PROFILE` queues the profiled run alone; the script of 25.04's Llama queues a plain run beside it. `llmb launch`
-  says so where it calls that script.
+- `ENABLE_PROFILE` queues the profiled run alone; the script of 25.04's Llama queues a plain run beside it. `llmb
+  launch` says so where it calls that script.
 - `DTYPE` is bf16 where it is left out, as the newer documents have it; scripts of 24.11 and of Nemotron4 take fp8.
 - A small `JOB_TOTAL_GPUS` of 405b is a proxy as in the scripts, but the script's output and `llmb list` say so."""
 

@@ -271,6 +271,26 @@ def test_a_line_requests_this_of_either_program(
     check_request(call(LORA, command, tmp_path, monkeypatch, *program, "--dry-run"), own, slurm)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "listed", "said"),
+    [
+        (8, "node001,node002", "warning: --nodelist names 2 nodes, and the job has 1: Slurm will reject it"),  # line 225
+        (8, "node[001-003]", "names 3 nodes"),
+        (16, "node001,node002", None),
+        (8, "node001,node001", None),
+        (8, "/lustre/nodes", None),
+        (8, "node[001", None),
+    ],
+)
+def test_a_list_of_more_nodes_than_the_job_has_is_a_warning(
+    gpus: int, listed: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"ADDITIONAL_SLURM_PARAMS='nodelist={listed}' JOB_TOTAL_GPUS={gpus} GPU_TYPE=b200 ./launch.sh"
+    result = call(LORA, line, tmp_path, monkeypatch, "--dry-run")
+    assert result.exception is None, result.exception
+    assert (said in result.stderr) if said else ("--nodelist names" not in result.stderr)
+
+
 @pytest.mark.parametrize(("document", "line", "command", "words"), REFUSED)
 def test_what_llmb_does_not_have_is_an_error_that_says_so(
     document: str, line: int, command: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

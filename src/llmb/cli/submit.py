@@ -137,6 +137,8 @@ def submit_one(values: Mapping[str, Any], *, dry_run: bool, wait: bool, yes: boo
         say(line)
     for warning in scale_warnings(order.plan, loads=request.choices.load_checkpoint is not None):
         say(f"warning: {warning}")
+    for warning in order.scheduler.warnings(order.sample()):
+        say(f"warning: {warning}")
     if order.missing:
         say(f"warning: {order.missing.warning}")
     if dry_run:

@@ -342,6 +342,10 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         """With what a script needs to run on the nodes of the job that this process runs in, without secrets."""
         return without_secrets(environ)
 
+    def warnings(self, spec: JobSpec) -> Sequence[str]:
+        """Why it will probably reject a completed job."""
+        return ()
+
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
         """The specification with flags, limits and array as they will be. Raises UsageError with all that is wrong."""
         return spec

@@ -175,7 +175,7 @@ def test_nodes_that_are_not_those_written_into_a_script_are_refused(
 ) -> None:
     """24.11 would train on twice the GPUs, and Nemotron4 ask for half of the nodes."""
     assert order_of(recipe, size, scale, options=JobOptions(gpus_per_node=8)).script()
-    with pytest.raises(UsageError, match="takes 8 GPUs of each node, whatever it is told, and these are 4"):
+    with pytest.raises(UsageError, match="takes 8 GPUs of each node in any case, and these are 4"):
         order_of(recipe, size, scale, options=JobOptions(gpus_per_node=4))
 
 

@@ -307,7 +307,7 @@ def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
     """Raises UsageError for nodes that are not those which are written into the script."""
     if script.gpus_per_node in (None, gpus_per_node):
         return
-    what = f"the launch script of {script.title} takes {script.gpus_per_node} GPUs of each node, whatever it is told"
+    what = f"the launch script of {script.title} takes {script.gpus_per_node} GPUs of each node in any case"
     do = f"give whole nodes of {script.gpus_per_node}, or leave --framework out: llmb's engine takes any number"
     raise UsageError(f"{what}, and these are {gpus_per_node}", do=do)
 

@@ -6,6 +6,7 @@ import pwd
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby, islice
 
 from llmb.catalogue.resolve import CPU
@@ -34,6 +35,15 @@ def expand(hosts: str | None) -> list[str]:
     if re.search(r"[\[\]]", _BRACKET.sub("", hosts or "")):
         raise ValueError("a bracket lacks its other one")
     return [name for part in _PART.findall(hosts or "") for name in _names(part)]
+
+
+def nodelist_warnings(listed: str | None, nodes: int) -> Iterator[str]:
+    """For a list of nodes that a job of ``nodes`` nodes cannot have; nothing for a file or a damaged list."""
+    if listed is None or "/" in listed:
+        return
+    with suppress(ValueError):
+        if (count := len({*expand(listed)})) > nodes:
+            yield f"--nodelist names {count} nodes, and the job has {nodes}: Slurm will reject it"
 
 
 def compress(names: Iterable[str]) -> str:

@@ -42,7 +42,15 @@ from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, parse_additional
 from llmb.schedulers.slurm.installer import SlurmAnswers
 from llmb.schedulers.slurm.job_state import WORDS, SlurmJob, with_meaning
 from llmb.schedulers.slurm.launch import call_launch, completed_launch, launch_text, launched_id
-from llmb.schedulers.slurm.offer import compress, expand, gpu_type_within, read_nodes, site_partition, slurm_offer
+from llmb.schedulers.slurm.offer import (
+    compress,
+    expand,
+    gpu_type_within,
+    nodelist_warnings,
+    read_nodes,
+    site_partition,
+    slurm_offer,
+)
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings, partition_names, settings_of
 from llmb.schedulers.slurm.setup import read_setup
@@ -135,6 +143,9 @@ class SlurmScheduler(Scheduler):
         if spec.launch:
             return completed_launch(spec, spec.launch, options, settings_of(site))
         return completed_spec(spec, options, settings_of(site))
+
+    def warnings(self, spec: JobSpec) -> Sequence[str]:
+        return tuple(nodelist_warnings(spec.flags.get("nodelist"), spec.placement.nodes))
 
     def script(self, spec: JobSpec, folder: RunFolder) -> str:
         return launch_text(spec, spec.launch, folder) if spec.launch else batch_script(spec, folder)
