@@ -274,7 +274,11 @@ def test_a_line_requests_this_of_either_program(
 @pytest.mark.parametrize(
     ("gpus", "listed", "said"),
     [
-        (8, "node001,node002", "warning: --nodelist names 2 nodes, and the job has 1: Slurm will reject it"),  # line 225
+        (
+            8,
+            "node001,node002",
+            "warning: --nodelist names 2 nodes, and the job has 1: Slurm will reject it",
+        ),  # line 225
         (8, "node[001-003]", "names 3 nodes"),
         (16, "node001,node002", None),
         (8, "node001,node001", None),

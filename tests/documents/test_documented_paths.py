@@ -12,6 +12,7 @@ from llmb.jobs.begin import begin
 from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order
 from llmb.jobspec.spec import write_spec
+from llmb.logs.configuration import document_of_log
 from llmb.logs.files import find_logs
 from llmb.logs.step_line import SaveLine, format_save_line, format_step_line
 from llmb.runs.claim import create_run_folder
@@ -25,6 +26,7 @@ COLLECTIVE = (
     "comm 0x55556b100660 [nranks=128] stream 0x5555630c58b0"
 )
 """25.07, line 291."""
+PARSER = Path(__file__).parents[1] / "support" / "reference_parser.sh"
 JOB = {"SLURM_JOB_ID": "933609", "SLURM_JOB_NODELIST": "node001"}
 
 
@@ -225,6 +227,21 @@ def test_nccl_lines_are_in_the_log_of_a_traced_run(
     assert "train_step_timing" in shell(tmp_path, f"cat {folder}/log-*.out")
     assert {file.outcome.status for file in find_logs(tmp_path).refused} == {"traced"}
     assert len(find_nccl_files([run.path])) == 2, "each call counts once"
+
+
+@pytest.mark.parametrize(("settings", "account"), [("", "default"), ("slurm: {account: research}\n", "research")])
+def test_the_suites_parser_shows_the_experiment_and_the_job_of_a_link(
+    tmp_path: Path, settings: str, account: str
+) -> None:
+    """Of ``log-<experiment>.out`` it would show what is behind the first dot."""
+    (tmp_path / "cluster_config.yaml").write_text(settings)
+    run = ran(launched(tmp_path, "pretrain_llama3.1", LLAMA_8B))
+    begin(run, {**JOB, "SLURM_RESTART_COUNT": "1"})
+    (link,) = (tmp_path / "experiments").rglob("*.out")
+    assert link.name == f"log-{account}.{run.path.name}_933609_0.out"
+    shown = shell(tmp_path, f"bash {PARSER} experiments")
+    assert f"\n{run.path.name}_933609 " in shown
+    assert document_of_log(link) is None, "the document's own software did not train"
 
 
 def test_without_stage_path_there_are_no_other_names(tmp_path: Path) -> None:

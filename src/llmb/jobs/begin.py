@@ -29,12 +29,12 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     started = find_program(record.program).started(record.plan)
     record = record.model_copy(update={"plan": started, **source_fields()})
     try:
-        begin_attempt(folder, record, job)
+        begun = begin_attempt(folder, record, job)
     except InfrastructureError as error:
         over = {"status": "failed", "reason": error.what, "exit_code": error.exit_code, "ended_at": now()}
         write_record(folder, record.model_copy(update=over))
         raise
-    link_as_documented(folder, spec, record.plan)
+    link_as_documented(folder, spec, begun)
 
 
 def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:

@@ -28,7 +28,7 @@ def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
     spec = read_spec(folder)
     cause = find_scheduler(spec.scheduler).cause(signal) if signal else None
     result = conclude_run(folder, record, End(exit_code, cause))
-    link_as_documented(folder, spec, record.plan)
+    link_as_documented(folder, spec, record)
     add_documented_trace(folder, record.plan)
     return result
 

@@ -14,9 +14,12 @@ from llmb.jobspec.spec import JobSpec
 from llmb.runs.experiment import recorded_suffix
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.runs.record import RunRecord
 from llmb.traces.folders import NCCL_LOG_END
 
 COPIED_BYTES = 1 << 24
+NO_ACCOUNT = "default"
+"""In place of the account of a job that names none: Slurm then takes the user's default one."""
 
 
 def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
@@ -33,16 +36,19 @@ def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
         sys.stderr.write(f"llmb: warning: {folder.log} does not have all of NCCL's logs: {error.strerror}\n")
 
 
-def link_as_documented(folder: RunFolder, spec: JobSpec, plan: Plan) -> None:
-    """Links the files of a run under the names of its document. A link that cannot be made does not end a run."""
-    if spec.documented_root:
+def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> None:
+    """Links the files of a run that began under the names of its document. One that cannot be made ends no run."""
+    if spec.documented_root and record.attempts:
+        # As NeMo-Run names it, of which the suite's parser shows what is between the account and the task's number.
+        account, job_id = spec.flags.get("account") or NO_ACCOUNT, record.attempts[0].job.job_id
+        log = f"log-{account}.{folder.path.name}_{job_id}_0.out"
         try:
-            _link_missing(Path(spec.documented_root), folder, plan)
+            _link_missing(Path(spec.documented_root), folder, record.plan, log)
         except OSError as error:
             sys.stderr.write(f"llmb: warning: {error.filename2 or error.filename} is not linked: {error.strerror}\n")
 
 
-def _link_missing(root: Path, folder: RunFolder, plan: Plan) -> None:
+def _link_missing(root: Path, folder: RunFolder, plan: Plan, log: str) -> None:
     """Makes the links below ``root`` that do not exist yet; nothing for a document whose folders are llmb's own.
 
     Raises OSError.
@@ -60,7 +66,7 @@ def _link_missing(root: Path, folder: RunFolder, plan: Plan) -> None:
     first, *others = (root / template.format(**names) for template in results.folders)
     folder.log.touch()
     for above in (first, *others):
-        _link_file(above / f"log-{folder.path.parent.name}.out", folder.log)
+        _link_file(above / log, folder.log)
     if results.nsys_profile and plan.profile:
         _link_folder(first / results.nsys_profile, folder.nsys_profile)
     if results.checkpoint:
