@@ -230,6 +230,27 @@ def test_options_leave_some_of_a_file(
     assert briefly(shown("bulk", environ, str(file), *options)) == expected
 
 
+@pytest.mark.parametrize("options", [(), ("-s", "15b", "--profile"), ("--repeats", "2", "-w", "pretrain_llama3.1")])
+def test_submit_takes_a_file_as_the_documents_command_does(
+    environ: dict[str, str], file: Path, options: tuple[str, ...]
+) -> None:
+    """In 25.12 ``llmb-run submit -f FILE`` has taken the place of ``bulk``."""
+    commands = (("submit", "-f", str(file)), ("bulk", str(file)))
+    ours, theirs = (shown(command, environ, *words, *options) for command, *words in commands)
+    assert ours
+    assert [{**job, "key": None} for job in ours] == [{**job, "key": None} for job in theirs]
+
+
+def test_a_file_is_not_one_job(environ: dict[str, str], file: Path) -> None:
+    assert "--wait follows one job" in refused("submit", environ, "--file", str(file), "--wait").what
+
+
+def test_a_campaign_warns_of_a_list_of_more_nodes_than_a_job_has(environ: dict[str, str]) -> None:
+    options = ("-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8,16", "--nodelist", "node[1-2]", "--dry-run")
+    warned = [line for line in call("submit", environ, *options).stderr.splitlines() if "--nodelist" in line]
+    assert warned == ["llmb: warning: --nodelist names 2 nodes, and the job has 1: Slurm will reject it"]
+
+
 def test_options_come_before_the_file(environ: dict[str, str], file: Path, install: Path) -> None:
     command = ("--yes", "--gbs", "64", "--env", "NCCL_DEBUG=WARN", "--time-limit", "5", "--scale", "16")
     result = call("bulk", environ, str(file), *command)

@@ -85,7 +85,10 @@ def run_campaign(
         sys.stderr.write(f"left out:{itemized(proposal.left_out)}\n")
     for warning in dict.fromkeys(job.order.missing.warning for job in proposal.jobs if job.order.missing):
         say(f"warning: {warning}")
-    for warning in dict.fromkeys(line for job in proposal.jobs for line in memory_warnings(job.order.plan)):
+    orders = [job.order for job in proposal.jobs]
+    for warning in dict.fromkeys(line for order in orders for line in order.scheduler.warnings(order.sample())):
+        say(f"warning: {warning}")
+    for warning in dict.fromkeys(line for order in orders for line in memory_warnings(order.plan)):
         say(f"warning: {warning}")
     if dry_run:
         write_junit(junit, "bulk", lambda: campaign_cases(proposal.campaign, proposal.left_out))

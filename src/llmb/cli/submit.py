@@ -3,7 +3,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,6 +70,10 @@ def submit(
     selecting: dict[str, Any],
     values: dict[str, Any],
     ctx: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Option("-f", "--file", metavar="FILE", help="The jobs of this file, as `llmb bulk FILE` queues them."),
+    ] = None,
     dry_run: DryRun = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False,
     yes: Yes = False,
@@ -107,8 +111,12 @@ def submit(
     selection = selection_of(selecting)
     given = given_of(ctx, values)
     values = with_excluded(values)
+    if file and not wait:
+        context, requested = context_here(dry_run=dry_run), jobs_of_file(file, selecting, values, given)
+        run_campaign(context, requested, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
+        return
     repeats = 1 if selecting["repeats"] is None else selecting["repeats"]
-    model = single_model(Catalogue(), selection, repeats)
+    model = None if file else single_model(Catalogue(), selection, repeats)
     if model:
         values |= {"workload": model[0], "size": model[1], "gpu_type": selection.gpu_type, "release": selection.release}
         values |= {"dtype": next(iter(selection.dtypes), None), "scale": next(iter(selection.scales), None)}
@@ -252,23 +260,32 @@ def bulk(
 
     - `llmb bulk sweep.yaml --dtype fp8 --max-scale 256 --resume`
     """
-    context = context_here(dry_run=dry_run)
-    catalogue, selection, given = context.catalogue, selection_of(selecting), given_of(ctx, values)
-    values = with_excluded(values)
-    given = {name: values[name] for name in given}
+    context, given = context_here(dry_run=dry_run), given_of(ctx, values)
+    requested = jobs_of_file(file, selecting, with_excluded(values), given)
+    run_campaign(
+        context, requested, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new, junit=junit
+    )
+
+
+def jobs_of_file(
+    file: Path, selecting: Mapping[str, Any], values: Mapping[str, Any], given: Iterable[str]
+) -> RequestedJobs:
+    """The jobs of a campaign's file, of the recipes that options select; ``given`` names those of the command line.
+
+    Raises UsageError for a file that cannot be read.
+    """
+    catalogue, selection = Catalogue(), selection_of(selecting)
     keys = campaign_keys(job_options().values(), documented_variables())
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))
-    profile = bool(given.pop("profile", False))
-    requested = RequestedJobs(
+    own = {name: values[name] for name in given}
+    profile = bool(own.pop("profile", False))
+    return RequestedJobs(
         source=str(file.absolute()),
         entries=_avoiding(from_command_line(found.entries, selection, selecting["repeats"], profile=profile)),
         problems=found.problems,
         values={**values, "profile": False},
-        given=given,
+        given=own,
         within=selection,
-    )
-    run_campaign(
-        context, requested, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new, junit=junit
     )
 
 
