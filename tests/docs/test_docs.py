@@ -87,6 +87,16 @@ def test_every_layout_and_every_figure_is_in_the_catalogue_page() -> None:
     assert len(shown) == len(catalogue.figures)
 
 
+def test_the_readme_names_the_releases_that_have_figures() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    found = re.search(r"\(of releases ([\d., and]+); (\d+) of (\d+) are of (\w+)\)", text)
+    assert found
+    figures = Catalogue().figures
+    assert sorted(re.findall(r"\d\d\.\d\d", found[1])) == sorted({item.expectation.release for item in figures})
+    of_type = sum(item.gpu_type == found[4].lower() for item in figures)
+    assert (int(found[2]), int(found[3])) == (of_type, len(figures))
+
+
 def test_the_table_of_flops_is_what_the_code_counts() -> None:
     page = ROOT / "docs" / "explanation" / "flops-and-mfu.md"
     row = re.compile(r"^\| (\S+ \w+)[^|]* \| (\d+) \| (\S+) \| [^|]+ \| (\S+) \| (\S+) \| (\S+) \|", re.MULTILINE)

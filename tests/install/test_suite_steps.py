@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from fake_hub import FakeHub, serving
-from small_suite import HOW_TO_GET, checked_out, repository, write_image, write_nemo_checkpoint
+from small_suite import AS_RELEASED, REPOSITORY, checked_out, write_image, write_nemo_checkpoint
 
 from llmb.catalogue.load import Catalogue
 from llmb.cli.config import check
@@ -482,13 +482,12 @@ def test_a_release_that_cannot_be_installed_is_refused(
     assert problem in caught.value.what
 
 
-def test_every_package_is_that_of_the_release(tmp_path: Path) -> None:
-    if repository() is None:
-        pytest.skip(HOW_TO_GET)
+@AS_RELEASED
+def test_every_package_is_that_of_the_release() -> None:
     for script in (item for item in launch_scripts() if item.installs):
         source = f"{script.folder}/setup.sh"
         source = source if source in script.files else f"{script.folder}/metadata.yaml"
-        show = ["git", "-C", str(repository()), "show", f"{script.tag}:{source}"]
+        show = ["git", "-C", os.environ[REPOSITORY], "show", f"{script.tag}:{source}"]
         text = subprocess.run(show, capture_output=True, text=True, check=True).stdout
         for line in script.installs:
             wanted = shlex.split(known.filled_path(line, script.commits))[-1].removeprefix("./")
@@ -497,7 +496,7 @@ def test_every_package_is_that_of_the_release(tmp_path: Path) -> None:
             assert all(part in text for part in parts), (script.title, wanted)
 
 
-@pytest.mark.skipif(repository() is None, reason=HOW_TO_GET)
+@AS_RELEASED
 def test_the_real_files_of_a_tag_are_cloned_as_released(
     install: Install, hosted: Path, root: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from slurm_client import Client, ended, wait_until
-from small_suite import HOW_TO_GET, SmallSuite, nemo1_lines, nemo_lines, repository, small_suite
+from small_suite import AS_RELEASED, SmallSuite, nemo1_lines, nemo_lines, small_suite
 
 from llmb.jobs.history import open_history
 from llmb.runs.folder import RunFolder
@@ -46,7 +46,6 @@ LAUNCHES = {
     ),
 }  # fmt: skip
 AS_PUBLISHED = ("24.11", "25.04", "25.04 nemotron", "25.07")
-AS_RELEASED = pytest.mark.skipif(repository() is None, reason=HOW_TO_GET)
 CASES = [
     ("24.11", "of the same form"),
     ("25.04", "of the same form"),

@@ -11,12 +11,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from llmb.catalogue.load import Catalogue
 from llmb.reference_suite.launch_scripts import LaunchScript, find_launch_script, launch_scripts
 
 REPOSITORY = "LLMB_SUITE_REPOSITORY"
 """Variable that names a clone of the reference suite, with its tags."""
 HOW_TO_GET = f"{REPOSITORY} names no clone of https://github.com/NVIDIA/dgxc-benchmarking"
+IS_REQUIRED = "suite" in os.environ.get("LLMB_REQUIRE", "").split(",")
+AS_RELEASED = pytest.mark.skipif(not os.environ.get(REPOSITORY) and not IS_REQUIRED, reason=HOW_TO_GET)
+"""For tests of the real scripts, before a Slurm is started for them."""
 
 # Of the form of the oldest release: the script is the job.
 JOB_SCRIPT = """#!/bin/bash
@@ -118,15 +123,10 @@ class SmallSuite:
     environ: dict[str, str]
 
 
-def repository() -> Path | None:
-    found = os.environ.get(REPOSITORY)
-    return Path(found) if found else None
-
-
 def checked_out(tag: str, folder: Path) -> Path:
     """The files of the real suite at ``tag`` that llmb knows, below ``folder``."""
-    source = repository()
-    assert source is not None
+    source = os.environ.get(REPOSITORY)
+    assert source, HOW_TO_GET
     wanted = {f"{item.folder}/" for item in launch_scripts() if item.tag == tag}
     listed = subprocess.run(["git", "-C", source, "ls-tree", "-r", tag], capture_output=True, text=True, check=True)
     for line in listed.stdout.splitlines():

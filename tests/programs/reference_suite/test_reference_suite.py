@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from small_suite import (
-    HOW_TO_GET,
+    AS_RELEASED,
     SmallSuite,
     checked_out,
     nemo1_lines,
     nemo_lines,
-    repository,
     small_suite,
     write_image,
 )
@@ -370,7 +369,7 @@ def test_every_variable_that_llmb_sets_is_read_or_is_the_documents() -> None:
         assert set(script.unread) <= set(script.always), script.title
 
 
-@pytest.mark.skipif(repository() is None, reason=HOW_TO_GET)
+@AS_RELEASED
 @pytest.mark.parametrize("tag", dict.fromkeys(item.tag for item in launch_scripts()))
 def test_the_facts_are_those_of_each_tag(tag: str, tmp_path: Path) -> None:
     checkout = checked_out(tag, tmp_path)
