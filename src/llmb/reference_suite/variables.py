@@ -17,7 +17,7 @@ from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
 from llmb.errors import UsageError, closest, itemized, see
 from llmb.options.option import WORD, Option
 from llmb.options.text import NONE_WORDS, read_value, valid_values
-from llmb.reference_suite.launch_scripts import CACHES, TOKEN, launch_scripts
+from llmb.reference_suite.launch_scripts import CACHES, TOKEN, find_launch_script, launch_scripts
 
 SUITE = "reference_suite"
 """The program that calls the suite's own launch scripts."""
@@ -318,33 +318,42 @@ def read_launch(
     size = given.get("size") or own_size
     strongest = {**given, "workload": workload, **({"size": size} if size else {})}
     framework, variables = values.get("framework"), documented_variables()
-    arguments: list[str] = []
+    left: dict[str, str] = {}
     if framework == SUITE:
-        variables, arguments = _left_to_scripts(variables, environ, workload)
+        variables, left = _left_to_scripts(variables, environ, workload)
     reading = read_variables(variables, environ, workload, options, strongest, framework=bool(framework))
     found = {**values, **reading.options, **strongest}
-    if arguments:
-        found["framework_arg"] = [*(found.get("framework_arg") or ()), *arguments]
     found["size"] = found.get("size") or _only_size(catalogue, workload)
     if found.get("scale") is None and found.get("nodes") is None:
         raise UsageError("the number of GPUs is not specified", do="set JOB_TOTAL_GPUS, or give --scale or --nodes")
     notes = list(reading.notes)
     if release := _other_release(catalogue, found, reading.origins):
         found["release"] = release
-        newest = releases_of(find_workload(catalogue, workload), found["size"])[-1]
+        newest = _newest(catalogue, found)
         notes.append(f"release {release}, whose document counts the GPUs this way; --release {newest} is the newest")
+    script = find_launch_script(workload, found["size"], found.get("release") or _newest(catalogue, found))
+    unread = {*left} - script.reads if script else set[str]()
+    notes += [f"{name} is not needed: the launch script of that release does not read it" for name in sorted(unread)]
+    if arguments := [f"{name.lower()}={value}" for name, value in left.items() if name not in unread]:
+        found["framework_arg"] = [*(found.get("framework_arg") or ()), *arguments]
     return RequestedLaunch(found, tuple(notes))
 
 
 def _left_to_scripts(
     variables: Sequence[LaunchVariable], environ: Mapping[str, str], workload: str
-) -> tuple[tuple[LaunchVariable, ...], list[str]]:
-    """The variables that llmb reads, and, as arguments, those that only the suite's own launch scripts do."""
+) -> tuple[tuple[LaunchVariable, ...], dict[str, str]]:
+    """The variables that llmb reads, and those, with values, that only the suite's own launch scripts do."""
     read = {name for script in launch_scripts() if script.workload == workload for name in script.reads}
     own = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
     own -= {item.name for item in variables if any(use.install for use in item.uses)}
-    arguments = [f"{name.lower()}={environ[name]}" for name in sorted(own - CACHES) if environ.get(name)]
-    return tuple(item for item in variables if item.name not in own), arguments
+    left = {name: environ[name] for name in sorted(own - CACHES) if environ.get(name)}
+    return tuple(item for item in variables if item.name not in own), left
+
+
+def _newest(catalogue: Catalogue, found: Mapping[str, Any]) -> str | None:
+    """The newest release that has the recipe."""
+    releases = releases_of(find_workload(catalogue, found["workload"]), found["size"])
+    return releases[-1] if releases else None
 
 
 def _other_release(catalogue: Catalogue, found: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:

@@ -238,6 +238,16 @@ def test_variables_that_only_the_script_reads_are_handed_to_it() -> None:
     assert order.plan.documented_software is None
 
 
+def test_a_variable_of_another_releases_script_is_not_needed() -> None:
+    """25.04 reads it, and the same shell may launch both."""
+    framework, environ = {"framework": "reference_suite"}, {"MODEL_SIZE": "405b", "NEMORUN_HOME": "/lustre"}
+    old = read_launch(CATALOGUE, job_options(), environ | {"NUM_NODES": "4"}, "pretrain_llama3.1", framework, {})
+    assert "framework_arg" not in old.values
+    assert "NEMORUN_HOME is not needed: the launch script of that release does not read it" in old.notes
+    new = read_launch(CATALOGUE, job_options(), environ | {"JOB_TOTAL_GPUS": "32"}, "pretrain_llama3.1", framework, {})
+    assert new.values["framework_arg"] == ["nemorun_home=/lustre"]
+
+
 @pytest.mark.parametrize("lines", [nemo_lines, nemo1_lines])
 def test_a_log_of_another_recipe_is_known_by_its_samples(lines: Callable[..., str], tmp_path: Path) -> None:
     plan, folder = order_of(LLAMA, "8b", 8).plan, RunFolder(tmp_path)
