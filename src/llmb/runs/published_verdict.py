@@ -96,9 +96,10 @@ def published_window(figure: Expectation) -> Window:
 
 def documented_steps(recipe: Recipe, window: Window) -> str:
     """The steps that a time of the document's own software is the mean of: what it prints may be of several."""
-    figure, document = figure_of(recipe), recipe.document
-    taken = document is not None and window.rule == document.window and not isinstance(figure, Missing)
-    return steps_text(published_window(figure) if taken else window)
+    figure = figure_of(recipe)
+    if isinstance(figure, Missing) or window.rule != recipe.documented_window:
+        return steps_text(window)
+    return steps_text(published_window(figure))
 
 
 def _interval(figure: Expectation, window: Window) -> tuple[float, float] | None:
