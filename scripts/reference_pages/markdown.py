@@ -62,7 +62,7 @@ def type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
     if origin is Annotated:
         return type_text(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
-        return " or ".join(type_text(item) for item in get_args(annotation))
+        return " or ".join(dict.fromkeys(type_text(item) for item in get_args(annotation)))
     if origin is Literal:
         return ", ".join(f"`{item}`" for item in get_args(annotation))
     if origin in (tuple, list):

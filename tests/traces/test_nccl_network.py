@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.missing import Missing
 from llmb.traces.nccl_network import Network, read_network
 
 
@@ -208,7 +209,7 @@ def test_what_no_line_tells_has_a_reason() -> None:
     unknown = [name for name, value in found.model_dump(exclude={"reasons"}).items() if value is None]
     assert {"fabric", "link_layer", "gpudirect", "nvls", "channels"} <= set(unknown) <= set(found.reasons)
     assert {"devices", "devices_used", "idle_devices"} <= set(found.reasons)
-    assert read_network([lines("Bootstrap : Using eth0:10.0.0.1<0>"), b"a log of something else\n"], "a.log") is None
+    assert not read_network([lines("Bootstrap : Using eth0:10.0.0.1<0>"), b"a log of something else\n"], "a.log")
 
 
 def test_gpudirect_of_some_channels_is_neither_yes_nor_no() -> None:
@@ -260,6 +261,25 @@ def test_no_line_is_too_odd(texts: list[bytes]) -> None:
         read_network([b"".join(head + text + b"\n" for text in texts), lines(*IB)], "a.log")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param("[0] NCCL INFO ", id="cut at its beginning"),
+        pytest.param("4123 [0] NCCL INFO ", id="cut in its beginning"),
+        pytest.param("node1:100 [0] NCCL INFO ", id="no thread"),
+        pytest.param(":: [0] NCCL INFO ", id="nothing named"),
+        pytest.param("node1:100:107[0] NCCL INFO ", id="no space"),
+    ],
+)
+def test_lines_without_a_writer_are_left_out_and_counted(head: str) -> None:
+    whole, torn = lines(*IB, f"{SEND}/IB/0/GDRDMA"), f"{head}Using network Socket\n".encode()
+    found = network(torn + whole + torn)
+    assert found == network(whole).model_copy(update={"unread_lines": 2})
+    alone = read_network([torn], "a.log")
+    assert isinstance(alone, Missing)
+    assert alone.reason == "a.log says nothing of NCCL's network: 1 line of it cannot be read"
+
+
 def test_hostile_lines_tell_nothing_that_a_terminal_would_obey() -> None:
     hostile = lines(
         "NET/IB : Using [0]\x1b[2Jmlx5_0:1/IB [1]<script>:1/IB ; OOB eth0:10.0.0.1<0>",
@@ -268,11 +288,12 @@ def test_hostile_lines_tell_nothing_that_a_terminal_would_obey() -> None:
         "Using network IB",
         "NET/IB : Using " + " [7]mlx5_7:1/IB" * 200_000,
         f"{SEND}/IB/99999999999999999999",
-        node="no\x1bde",
     )
-    found = network(hostile, bytes(range(256)) * 4000, b"x:1:1 [0] NCCL INFO NET/" + b"A" * 1_000_000)
+    unnamed = lines(*IB, node="no\x1bde")
+    found = network(hostile, unnamed, bytes(range(256)) * 4000, b"x:1:1 [0] NCCL INFO NET/" + b"A" * 1_000_000)
     assert found.transport == "IB"
-    assert found.nodes[0].nodes == ("",)
+    assert found.nodes[0].nodes == ("node1",)
+    assert found.unread_lines == len(IB)
     assert "\x1b" not in found.model_dump_json() + str(found)
     assert "script" not in str(found)
 

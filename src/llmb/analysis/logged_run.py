@@ -115,7 +115,7 @@ def _network(path: Path) -> "Network | None":
                 return None
             from llmb.traces.nccl_network import read_network
 
-            return read_network(chain([first], said), str(path))
+            return read_network(chain([first], said), str(path)) or None
     except OSError:
         return None
 

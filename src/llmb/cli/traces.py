@@ -93,7 +93,7 @@ def nccl(
         for table in read_test_tables(path, source=path.name if names[path.name] == 1 else str(path))
     ]
     log, source = read_nccl_logs(files), source_of([str(path) for path in files or found])
-    network = read_network((text for path in files for text in read_lines(path)), source)
+    network = read_network((text for path in files for text in read_lines(path)), source) or None
     if not log.calls and not tests and network is None and states == NO_STATES:
         named = ", ".join(str(path) for path in found[:3]) + (", ..." if len(found) > 3 else "")
         unread = describe_unread(files)

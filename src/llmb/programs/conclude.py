@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends the record of a run, whatever ended the run, and whoever notices: reads, concludes, writes ``run.json``."""
 
+import errno
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from llmb.errors import UsageError
 from llmb.missing import Missing
@@ -17,35 +20,33 @@ from llmb.runs.plan import Plan
 from llmb.runs.profile_report import keep_breakdown
 from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
-from llmb.runs.record_file import BrokenRecord, read_record_file
+from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
 from llmb.runs.result import NOT_SUCCESSFUL, Result, Status
 from llmb.runs.steps import read_steps
+
+NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
+"""Error codes of a file that is not a regular one, or too large."""
 
 
 def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     """The result of a run that ended, which the record then holds too.
 
-    What ends a run that is done takes nothing away from it, and is noted. Raises OSError where the record cannot be
-    written.
+    What ends a run that is done takes nothing away from it, and is noted. What cannot be read of its files is missing
+    with the reason, and never keeps it from its end. Raises OSError where the record cannot be written, and where the
+    steps cannot be read now, but may be later.
     """
-    program = find_program(record.program)
-    environment = read_environment(folder.environment) or record.environment
-    vboost = read_record_file(folder.vboost, VboostOutcome) if folder.vboost.exists() else record.vboost
-    known = record.model_copy(update={"environment": environment, "vboost": vboost})
+    known = record.model_copy(update=_left_beside(folder))
     after = f"ended by {end.cause}" if end.cause else f"exit code {end.exit_code}" if end.exit_code else None
-    done = after is not None and program.progress(folder, record.plan).done
+    found, done = _read_result(folder, known, end, after)
     if done and end.cause:
         end = End(0)
-    found = program.result(folder, known, End(0) if done else end)
     known = known.model_copy(update={"settings": _settings(folder, known, found)})
-    result = with_verdict(
-        found.model_copy(update={"network": report_network(folder, known.plan, known.environment)}), known
-    )
+    network = report_network(folder, known.plan, known.environment or None)
+    result = with_verdict(found.model_copy(update={"network": network}), known)
     if after and result.status == "success":
         result = result.model_copy(update={"note": f"{after}, after its last step"})
     if end.cancelled and result.status == "failed":
         result = result.model_copy(update={"status": "cancelled"})
-    keep_breakdown(folder, result.profile)
     ended = known.model_copy(
         update={
             "status": result.status,
@@ -56,18 +57,47 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
         }
     )
     write_record(folder, ended)
-    folder.environment.unlink(missing_ok=True)
-    folder.vboost.unlink(missing_ok=True)
-    folder.stall.unlink(missing_ok=True)
+    with suppress(OSError):  # the record has it, too
+        keep_breakdown(folder, result.profile)
+    for file in (folder.environment, folder.vboost, folder.stall):
+        with suppress(OSError):
+            file.unlink()
     discard_settings(folder.resources)
     return result
+
+
+def _left_beside(folder: RunFolder) -> dict[str, Any]:
+    """What workers and the batch script wrote for the record."""
+    found = {
+        "environment": read_or_missing("what the workers wrote", lambda: read_environment(folder.environment)),
+        "vboost": read_or_missing("what the batch script wrote", lambda: _read_vboost(folder)),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _read_vboost(folder: RunFolder) -> VboostOutcome | None:
+    return read_record_file(folder.vboost, VboostOutcome) if folder.vboost.exists() else None
+
+
+def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
+    """The result by the files of the program, and whether the run was done when ``after`` ended it."""
+    program = find_program(record.program)
+    try:
+        done = after is not None and program.progress(folder, record.plan).done
+        return program.result(folder, record, End(0) if done else end), done
+    except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno not in NEVER_READABLE:
+            raise
+        reason = "; ".join(filter(None, (f"its files cannot be read: {why_unreadable(error)}", after)))
+        return _no_figures("failed" if after else "invalid", reason, steps=0), False
 
 
 def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSettings | Missing:
     """Where no sampler ran, the reason is why the nodes were not watched either."""
     nodes = record.environment.nodes if record.environment else ()
-    found = settings_of_nodes(folder.resources, nodes) or record.settings
-    return result.machine if not found and isinstance(result.machine, Missing) else found
+    read = read_or_missing("the settings of the nodes", lambda: settings_of_nodes(folder.resources, nodes))
+    found = record.settings if read is None else read
+    return result.machine if read is None and not found and isinstance(result.machine, Missing) else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,14 @@ from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.programs.port import End
-from llmb.resources.machine import find_events
 from llmb.resources.read import Sampled, TimeSpan, samples_of_ended
 from llmb.resources.records import ResourceUse
-from llmb.resources.summary import SampledWork, summarize
+from llmb.resources.summary import SampledWork
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import ProfileReport
-from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status, figures_of
+from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status, figures_of, machine_report, resource_use
 from llmb.runs.steps import StepNews
 
 NOT_SAMPLED = Missing("no sampler of llmb ran beside the run")
@@ -93,7 +92,7 @@ def _sampled(
     if isinstance(samples, Missing):
         return dict.fromkeys(("resources", "other_work", "machine"), samples)
     used = times if isinstance(times, Missing) else _used(plan, outcome, samples)
-    return {"resources": used, "other_work": NOT_TOLD_APART, "machine": find_events(samples, count=nodes)}
+    return {"resources": used, "other_work": NOT_TOLD_APART, "machine": machine_report(samples, count=nodes)}
 
 
 def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> ResourceUse | Missing:
@@ -113,7 +112,7 @@ def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> Resour
         device=plan.device,
         nodes=(*(one.start.node for one in samples), *(["others"] if len(sampled) < wanted else [])),
     )
-    return summarize(samples, work)
+    return resource_use(samples, work)
 
 
 def logged_spans(outcome: LogOutcome) -> tuple[TimeSpan, ...]:

@@ -47,6 +47,9 @@ def network_table(network: Network) -> Table:
         where = _list(nodes.nodes)
         for name, text, key in _node_rows(nodes):
             table.add_row(name, text or "n/a", where if text else f"{where}: {network.reasons.get(key, '')}")
+    if network.unread_lines:
+        lines = counted(network.unread_lines, "line")
+        table.caption = f"{lines} left out: the process that wrote it cannot be read."
     return table
 
 
@@ -75,7 +78,7 @@ def _yes(value: bool | None) -> str | None:
 
 
 def _list(names: tuple[str, ...]) -> str:
-    return listed((name or "unnamed" for name in names), MOST_NAMED)
+    return listed(names, MOST_NAMED)
 
 
 MOST_ROWS = 40

@@ -263,7 +263,9 @@ def _add_fp8(table: Table, result: Result) -> None:
 
 def _add_checkpoint(table: Table, result: Result) -> None:
     checkpoint = result.checkpoint
-    if checkpoint is None:
+    if isinstance(checkpoint, Missing):
+        table.add_row("checkpoints", "n/a", "", checkpoint.reason)
+    if not checkpoint:
         return
     if checkpoint.load_s is not None:
         table.add_row("checkpoint load s", number(checkpoint.load_s), "", _verification(checkpoint))

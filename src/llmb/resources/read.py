@@ -5,6 +5,7 @@ their nodes."""
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from llmb.input_files import open_regular
+from llmb.input_files import MOST_TEXT_BYTES, read_regular
 from llmb.missing import Missing
 from llmb.resources.node_settings import FILE_ENDING, NodeSettings, NodesSettings, together
 from llmb.resources.sample import CounterReading, Line, Sample, SamplerStart
+from llmb.shown_text import printable
 
+MOST_BYTES = 1 << 28
+"""The largest file of samples that is read: those of a GPU node for weeks are smaller."""
 LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
 """How long the last counters of a node are waited for, if its file is still written."""
 
@@ -58,8 +62,9 @@ def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
 
 def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | None:
     """What samplers found on ``nodes``, and on others that they ran on. None if they left nothing."""
-    sampled = (file.name.removesuffix(FILE_ENDING) for file in sorted(folder.glob(f"*{FILE_ENDING}")))
-    read = {node: _settings_in(folder / f"{node}{FILE_ENDING}") for node in dict.fromkeys((*nodes, *sampled))}
+    files = {node: folder / f"{node}{FILE_ENDING}" for node in nodes}
+    files |= {printable(file.name.removesuffix(FILE_ENDING)): file for file in sorted(folder.glob(f"*{FILE_ENDING}"))}
+    read = {node: _settings_in(file) for node, file in files.items()}
     settings = {node: item for node, item in read.items() if not isinstance(item, Missing)}
     unread = {node: item.reason for node, item in read.items() if isinstance(item, Missing)}
     return together(settings).model_copy(update={"unread": unread}) if settings else None
@@ -68,13 +73,13 @@ def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | Non
 def discard_settings(folder: Path) -> None:
     """Removes what the record has, or is of an earlier start on other nodes."""
     for file in folder.glob(f"*{FILE_ENDING}"):
-        file.unlink(missing_ok=True)
+        with suppress(OSError):
+            file.unlink()
 
 
 def _settings_in(file: Path) -> NodeSettings | Missing:
     try:
-        with open_regular(file) as stream:
-            return NodeSettings.model_validate_json(stream.read())
+        return NodeSettings.model_validate_json(read_regular(file, MOST_TEXT_BYTES))
     except FileNotFoundError:
         return Missing("no sampler has read them")
     except OSError as error:
@@ -91,9 +96,7 @@ def _read_file(path: Path) -> Iterator[Sampled]:
     start: SamplerStart | None = None
     samples: list[Sample] = []
     readings: list[CounterReading] = []
-    with open_regular(path) as stream:
-        lines = stream.read().splitlines()
-    for line in lines:
+    for line in read_regular(path, MOST_BYTES).splitlines():
         item = _parsed(line)
         if isinstance(item, SamplerStart):
             if start:

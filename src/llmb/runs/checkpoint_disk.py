@@ -12,8 +12,10 @@ from llmb.checkpoints.checksums import Verification
 from llmb.checkpoints.times import read_checkpoint_times
 from llmb.errors import EnvironmentProblem
 from llmb.metrics.model_counts import checkpoint_bytes, parameter_count
+from llmb.missing import Missing
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.runs.record_file import read_or_missing
 from llmb.runs.steps import Step
 
 GB = 10**9
@@ -79,10 +81,14 @@ class CheckpointReport:
     slowest_load_rank: int | None = None
 
 
-def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | None:
-    """None for a run that neither loads nor saves. Raises OSError if the run's files cannot be read."""
+def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
+    """None for a run that neither loads nor saves."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
+    return read_or_missing("what was written of the checkpoints", lambda: _report(folder, plan, steps))
+
+
+def _report(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport:
     times = read_checkpoint_times(folder.checkpoint_times) if folder.checkpoint_times.exists() else []
     load = next((time for time in reversed(times) if time.kind == "load"), None)
     newest = next(reversed(saved_checkpoints(folder.checkpoints_of(plan))), None)

@@ -11,7 +11,8 @@ from llmb.missing import Missing
 from llmb.runs.environment import Environment, RdmaPort
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.shown_text import counted, listed
+from llmb.runs.record_file import read_or_missing
+from llmb.shown_text import counted, listed, printable
 from llmb.traces.folders import NCCL_LOG_END
 from llmb.traces.nccl_network import NVLINK, TCP, Network, NodesNetwork, beginning, read_network, source_of
 
@@ -133,14 +134,15 @@ def report_network(folder: RunFolder, plan: Plan, environment: Environment | Non
     logs = _logs(folder)
     if not logs:
         return Missing(SILENT)
-    source = source_of([str(path.relative_to(folder.path)) for path in logs])
-    try:
+    source = printable(source_of([str(path.relative_to(folder.path)) for path in logs]))
+
+    def read() -> NetworkUse | Missing:
         network = read_network(_texts(logs), source, gpus)
-    except OSError as error:
-        return Missing(f"what NCCL said of it cannot be read: {error.strerror}")
-    if network is None:
-        return Missing(SILENT)
-    return NetworkUse(**dict(network), faults=tuple(find_faults(network, environment, gpu)))
+        if isinstance(network, Missing):
+            return network
+        return NetworkUse(**dict(network), faults=tuple(find_faults(network, environment, gpu)))
+
+    return read_or_missing("what NCCL said of it", read)
 
 
 def _logs(folder: RunFolder) -> Sequence[Path]:

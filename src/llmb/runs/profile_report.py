@@ -9,7 +9,8 @@ from pathlib import Path
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
-from llmb.runs.record_file import BrokenRecord, read_record_file
+from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_record_file, why_unreadable
+from llmb.shown_text import printable
 from llmb.traces.breakdown import StepBreakdown, summarize
 from llmb.traces.files import REPORT_END, SQLITE_END, read_traces
 from llmb.traces.folders import NCCL_LOG_END
@@ -70,8 +71,8 @@ def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = N
     warnings += [f"profiles were not written: {', '.join(missing)}; the log may say why"] if missing else []
     try:
         breakdown = kept_breakdown(folder)
-    except BrokenRecord as error:
-        warnings.append(f"the saved breakdown of a step cannot be read: {error.what} ({folder.breakdown.name})")
+    except (OSError, BrokenRecord) as error:
+        warnings.append(f"the saved breakdown of a step cannot be read: {why_unreadable(error)}")
         breakdown = None
     if export_failure:
         warnings.append(f"no breakdown of a step: {export_failure}")
@@ -81,7 +82,9 @@ def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = N
             breakdown = summarize(read_traces([source])).ranks[0].typical
         except UsageError as error:
             warnings.append(f"no breakdown of a step: {error.what} ({source.name})")
-    files = tuple(str(path.relative_to(folder.path)) for path in there)
+        except UNREADABLE as error:
+            warnings.append(f"no breakdown of a step: {why_unreadable(error)} ({source.name})")
+    files = tuple(printable(path.relative_to(folder.path)) for path in there)
     return ProfileReport(plan.profile.profiler, files, breakdown, tuple(warnings))
 
 

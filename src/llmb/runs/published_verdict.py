@@ -128,7 +128,7 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
         "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
         "lora": _lora_text(plan),
         "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,
-        "vboost": _vboost_text(record.vboost),
+        "vboost": _vboost_text(record.vboost or None),
         **_ways(plan),  # the documents' own scripts ask for vboost themselves
         DEVICE: record.environment.device if record.environment else None,
         "release": plan.recipe.release,

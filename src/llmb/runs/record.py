@@ -165,10 +165,10 @@ class RunRecord(ReasonedRecord):
     origin: Origin
     """Origin of weights and data, as in the plan."""
     conventions: dict[str, str]
-    environment: Environment | None = None
+    environment: Environment | Missing | None = None
     settings: NodesSettings | Missing = Missing("the run has not ended")
     """What all nodes had when the run began."""
-    vboost: VboostOutcome | None = None
+    vboost: VboostOutcome | Missing | None = None
     """None for a job that was to set none, and while it runs."""
     result: Result | None = None
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the files of a run folder, which anything may have damaged since."""
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,9 +10,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from llmb.errors import EnvironmentProblem
 from llmb.input_files import read_regular
+from llmb.missing import Missing
+from llmb.shown_text import printable
 
 MOST_BYTES = 1 << 26
+MOST_SHOWN = 200
+UNREADABLE = (OSError, ValueError, LookupError, ArithmeticError)
+"""What it may raise to read a file that another program wrote, and to count with what it says."""
 Shape = TypeVar("Shape")
+Content = TypeVar("Content")
 
 
 class BrokenRecord(EnvironmentProblem, ValueError):
@@ -31,6 +38,23 @@ def read_record_file(path: Path, shape: type[Shape]) -> Shape:
         place = "".join(f"{key}: " for key in (".".join(map(str, first["loc"])),) if key)
         raise BrokenRecord(f"it is damaged: {place}{first['msg']}", where=str(path)) from error
     return content
+
+
+def read_or_missing(what: str, read: Callable[[], Content]) -> Content | Missing:
+    """What ``read`` returns, or why it cannot: a file beside the steps of a run must not cost the run its result."""
+    try:
+        return read()
+    except UNREADABLE as error:
+        return Missing(f"{what} cannot be read: {why_unreadable(error)}")
+
+
+def why_unreadable(error: Exception) -> str:
+    """One of ``UNREADABLE``, in one line."""
+    if isinstance(error, BrokenRecord):
+        return f"{error.what} ({Path(error.where or '').name})"
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return f"{type(error).__name__}: {printable(error)[:MOST_SHOWN]}"
 
 
 @cache

@@ -86,7 +86,7 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
     known = flat(
         {
             "software": _software(record),
-            "hardware": _hardware(environment),
+            "hardware": _hardware(environment or None),
             "nodes": nodes or (record.job.nodes if record.job else None),
             "node_count": len(nodes) or None,
             "fabric": network.fabric if network else None,

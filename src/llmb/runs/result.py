@@ -26,6 +26,7 @@ from llmb.runs.failure import first_failure
 from llmb.runs.network import NetworkUse
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
+from llmb.runs.record_file import read_or_missing
 from llmb.runs.steps import Counters, Step, count_steps
 from llmb.verdict.conditions import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK
 from llmb.verdict.records import Verdict, VerdictName
@@ -111,7 +112,8 @@ class Result(ReasonedRecord):
     """The steps of the statistics, if that became known after the run; None for the window of the plan."""
     measurement_reason: str | None = None
     """Why the figures are not a measurement; None if they are, or if there are none."""
-    checkpoint: CheckpointReport | None = None
+    checkpoint: CheckpointReport | Missing | None = None
+    """None for a run that neither loads nor saves."""
     profile: ProfileReport | None = None
     expert_load: ExpertLoadReport | None = None
     counters: Counters | None = None
@@ -235,7 +237,7 @@ class RunEvidence:
     log_tail: str = ""
     interrupted: str | None = None
     """What ended the run from outside."""
-    checkpoint: CheckpointReport | None = None
+    checkpoint: CheckpointReport | Missing | None = None
     profile: ProfileReport | None = None
     no_window: str | None = None
     """Why the steps of the window cannot be combined."""
@@ -312,9 +314,23 @@ def _conclude(evidence: RunEvidence) -> Result:
         fp8=_fp8(evidence, inside) if statistics else None,
         resources=resources,
         other_work=other_work,
-        machine=samples if isinstance(samples, Missing) else find_events(samples, nodes) if samples else NO_SAMPLES,
+        machine=machine_report(samples, nodes) if samples or isinstance(samples, Missing) else NO_SAMPLES,
         **(figures_of(plan, statistics.mean, measured_packing(plan, inside)) if statistics else {}),
     )
+
+
+def machine_report(
+    samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
+) -> MachineReport | Missing:
+    """``nodes`` are all of the run, if they are known, and ``count`` at least how many they are."""
+    if isinstance(samples, Missing):
+        return samples
+    return read_or_missing("what the samplers counted", lambda: find_events(samples, nodes, count))
+
+
+def resource_use(samples: Sequence[Sampled], work: SampledWork) -> ResourceUse | Missing:
+    """Use of resources in the steps of ``work``."""
+    return read_or_missing("the samples", lambda: summarize(samples, work))
 
 
 def _loss(steps: Sequence[Step]) -> Loss | None:
@@ -400,7 +416,8 @@ def _used(
         nodes=environment.nodes if environment else (),
         gpus=gpus,
     )
-    return summarize(samples, work), find_other_work(samples, spans, plan.device, gpus)
+    beside = read_or_missing("the samples", lambda: find_other_work(samples, spans, plan.device, gpus))
+    return resource_use(samples, work), beside
 
 
 def _gpus(states: Iterable[GpuState]) -> dict[str, set[str]] | None:

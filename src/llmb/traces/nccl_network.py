@@ -15,7 +15,8 @@ from typing import Literal
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.record import Record
-from llmb.shown_text import listed
+from llmb.missing import Missing
+from llmb.shown_text import counted, listed
 from llmb.traces.nccl_log import Readable, whole_lines
 
 MOST_NODES = 20_000
@@ -100,6 +101,8 @@ class Heard:
     collnet: bool = False
     communicators: dict[int, set[int]] = field(default_factory=dict)
     """The ranks that wrote, by the number of ranks of their communicator."""
+    unread_lines: int = 0
+    """Lines that do not name the process that wrote them, as one does into which another line was written."""
 
     def node(self, name: str) -> HeardNode | None:
         if name not in self.nodes and len(self.nodes) >= MOST_NODES:
@@ -123,21 +126,27 @@ def hear(text: bytes, heard: Heard) -> None:
         return
     heard.versions.update(version.decode() for version in _VERSION.findall(text))
     for line in _LINE.finditer(text):
-        host, process = _writer(text[max(0, line.start() - _LONGEST_WRITER) : line.start()])
-        if (node := heard.node(host)) is None:
+        writer = _writer(text[max(0, line.start() - _LONGEST_WRITER) : line.start()])
+        if writer is None:
+            heard.unread_lines += 1
             continue
-        node.processes.add(process or line[1])
+        if (node := heard.node(writer[0])) is None:
+            continue
+        node.processes.add(writer[1])
         for pattern, note in RULES:
             if match := pattern.match(line[2]):
                 note(heard, node, match)
 
 
-def _writer(before: bytes) -> tuple[str, bytes]:
-    """Host and process, as in ``node7:4001:4123 `` at the end of ``before``; empty if they are not there."""
-    *rest, process, thread = before[:-1].rpartition(b" ")[2].rpartition(b"\n")[2].split(b":")[-3:] or (b"", b"")
-    if not rest or not (process.isdigit() and thread.isdigit()) or not _HOST.fullmatch(rest[0]):
-        return "", b""
-    return rest[0].decode(), process
+def _writer(before: bytes) -> tuple[str, bytes] | None:
+    """Host and process, as in ``node7:4001:4123 `` at the end of ``before``; None if they are not there."""
+    words = before[:-1].rpartition(b" ")[2].rpartition(b"\n")[2].split(b":")[-3:]
+    if len(words) < 3 or not before.endswith(b" "):
+        return None
+    host, process, thread = words
+    if not (process.isdigit() and thread.isdigit() and _HOST.fullmatch(host)):
+        return None
+    return host.decode(), process
 
 
 def _selected(_heard: Heard, node: HeardNode, match: Match) -> None:
@@ -313,13 +322,12 @@ class Network(Record):
     nodes: tuple[NodesNetwork, ...]
     """Nodes with the same network together, most of them first."""
     reasons: dict[str, str]
+    unread_lines: int = 0
+    """Lines that were left out, because they do not name the process that wrote them."""
 
 
-def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | None:
-    """``texts`` are whole lines of the logs that ``source`` names, ``ranks`` all of the run, if that is known.
-
-    None if NCCL says nothing of a network.
-    """
+def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
+    """``texts`` are whole lines of the logs that ``source`` names, ``ranks`` all of the run, if that is known."""
     heard = Heard()
     for text in texts:
         hear(text, heard)
@@ -339,10 +347,11 @@ def beginning(stream: Readable) -> Iterator[bytes]:
             return
 
 
-def network_of(heard: Heard, source: str, ranks: int | None = None) -> Network | None:
+def network_of(heard: Heard, source: str, ranks: int | None = None) -> Network | Missing:
     told = {name: node for name, node in heard.nodes.items() if node.selected or node.channels or node.nvlink}
     if not told:
-        return None
+        unread = f": {counted(heard.unread_lines, 'line')} of it cannot be read" if heard.unread_lines else ""
+        return Missing(f"{source} says nothing of NCCL's network{unread}")
     whole = heard.is_whole(ranks)
     nodes = _grouped({name: _node(node, heard, whole=whole) for name, node in told.items()})
     common = {name: _common(nodes, name) for name in ("fabric", "transport", "link_layer", "gpudirect")}
@@ -364,7 +373,7 @@ def network_of(heard: Heard, source: str, ranks: int | None = None) -> Network |
     }
     reasons = {name: _reason(name, nodes, plugin, heard) for name, value in values.items() if value is None}
     reasons |= {name: why for name, why in OF_DEVICES.items() if None in {getattr(node, name) for node in nodes}}
-    return Network.model_validate({**values, "nodes": nodes, "reasons": reasons})
+    return Network.model_validate({**values, "nodes": nodes, "reasons": reasons, "unread_lines": heard.unread_lines})
 
 
 def _channels_of_run(heard: Heard) -> Channels | None:

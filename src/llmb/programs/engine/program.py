@@ -78,7 +78,7 @@ class EngineProgram(Program):
                 no_window=unsteady or cut(record),
                 began=window_began(record),
                 contradiction=contradiction,
-                environment=record.environment,
+                environment=record.environment or None,
                 samples=samples_of_ended(folder.resources) if sampled else NOT_SAMPLED,
             )
         )

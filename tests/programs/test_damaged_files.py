@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run whose files are damaged or say what nobody expects has a result all the same, and says what is not known."""
+
+import gzip
+import json
+import os
+import random
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from fake_steps import FIRST_STEP_S, steps_of
+from recorded_runs import environment, gpu_record, times_around
+
+from llmb.missing import Missing
+from llmb.programs.conclude import conclude_run, stored_result
+from llmb.programs.port import End
+from llmb.report.run_report import run_table
+from llmb.resources.node_settings import NodeSettings
+from llmb.resources.sample import (
+    CounterReading,
+    GpuSamples,
+    HostSample,
+    Sample,
+    SampledGpu,
+    SamplerStart,
+    SeenRun,
+    to_line,
+)
+from llmb.runs.environment import GpuState, RdmaPort
+from llmb.runs.folder import RunFolder
+from llmb.runs.profiling import Profiling
+from llmb.runs.record import RunRecord, read_record
+from llmb.runs.result import Result
+from llmb.runs.steps import step_to_json
+
+NODES = ("node1", "node2")
+STEPS = 20
+MEAN_S = 2.0
+LASTED_S = 60.0
+COUNTERS = {"tcp/node/OutSegs": 1000, "gpu/0/ecc_corrected": 4, "rdma/mlx5_0/packet_seq_err": 40}
+AREAS = ("gpu", "rdma", "tcp")
+
+
+def record(program: str = "engine") -> RunRecord:
+    own = {"save_checkpoint": True, "profiling": Profiling(profile=True, profiler="torch", profile_ranks="0")}
+    return gpu_record(scale=16, nodes=NODES, steps=STEPS, program=program, **(own if program == "engine" else {}))
+
+
+def nccl_lines(node: str) -> str:
+    texts = (
+        "NCCL version 2.28.9+cuda13.0",
+        "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>",
+        "Using network IB",
+        "comm 0x55 rank 0 nranks 16 cudaDev 0",
+        "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA",
+        "16 coll channels, 16 collnet channels, 16 nvls channels, 32 p2p channels, 2 p2p channels per peer",
+    )
+    return "".join(f"{node}:41:42 [0] NCCL INFO {text}\n" for text in texts)
+
+
+def sampled(node: str) -> str:
+    """Samples of a node every second, from before the first step to after the last one."""
+    gpus = tuple(SampledGpu(index=number, uuid=f"{node}-{number}") for number in range(2))
+    lines = [to_line(SamplerStart(node=node, cores=64, interval_s=1.0, gpus=gpus, cpu_limit_cores=8.0))]
+    for second in range(int(LASTED_S)):
+        host = HostSample(
+            cpu_busy_s=second * 2.0,
+            cpu_used_s=second * 2.0,
+            run_cpu_s=second * 1.0,
+            cpu_total_s=second * 64.0,
+            load=3.0,
+            memory_used_bytes=1 << 34,
+            worker_memory_bytes=1 << 30,
+        )
+        used = GpuSamples(
+            power_w=(500.0, 480.0),
+            energy_j=(second * 500.0, None),
+            sm_clock_mhz=(1980.0, 1755.0),
+            temperature_c=(60.0, 61.0),
+            memory_used_bytes=(1 << 35, 1 << 35),
+            throttle_reasons=((), ("sw_power_cap",)),
+            other_pids=((), (4711,)),
+        )
+        beside = (SeenRun(program="llmb.engine.worker", folder="/r/exp_1/exp", pid=7, since_s=1.0),)
+        lines.append(to_line(Sample(time_s=FIRST_STEP_S - 5 + second, host=host, gpus=used, runs=beside)))
+    for moment, more in ((0.0, 0), (LASTED_S, 60)):
+        risen = {key: value + more for key, value in COUNTERS.items()}
+        said = ("NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.",) if more else ()
+        lines.append(to_line(CounterReading(read_at_s=moment, counters=risen, read=AREAS, unread={}, kernel=said)))
+    return b"".join(lines).decode()
+
+
+def trace() -> bytes:
+    def event(name: str, kind: str, at_us: int, lasted_us: int, **args: object) -> dict[str, object]:
+        own = {"ph": "X", "cat": kind, "name": name, "pid": 0, "tid": 7, "ts": at_us, "dur": lasted_us}
+        return own | {"args": args}
+
+    step = event("ProfilerStep#10", "user_annotation", 0, 1000)
+    kernels = [event(f"gemm_{at}", "kernel", at, 50, stream=7, device=0) for at in range(0, 900, 100)]
+    return json.dumps({"deviceProperties": [{"id": 0}], "traceEvents": [step, *kernels]}).encode()
+
+
+def written(program: str) -> dict[str, bytes]:
+    """All files that a conclusion reads, as they are when nothing is wrong."""
+    times = times_around(MEAN_S, steps=STEPS)
+    gpu = GpuState(node="node1", index=0, uuid="node1-0", throttled_us={"sw_power_cap": 3.0})
+    port = RdmaPort(node="node1", device="mlx5_0", port=1, driver="mlx5_core", link_layer="InfiniBand", gbit_s=400)
+    seen = environment("NVIDIA H100 80GB HBM3", NODES).model_copy(update={"gpus": (gpu,), "rdma_ports": (port,)})
+    save = {"kind": "save", "step": STEPS, "start_s": 1.0, "duration_s": 2.0}
+    rank = {"rank": 0, "size_bytes": 1 << 30, "duration_s": 1.5}
+    texts = {
+        "environment.json": seen.model_dump_json(),
+        "vboost.json": '{"level": 1, "nodes_set": 2, "nodes": 2}',
+        "checkpoints.jsonl": json.dumps(save | {"ranks": [rank]}) + "\n",
+        "nccl_network/rank-0.log": nccl_lines("node1"),
+        "nccl_network/rank-8.log": nccl_lines("node2"),
+        **{f"resources/{node}.jsonl": sampled(node) for node in NODES},
+        **{
+            f"resources/{node}.settings.json": NodeSettings(values={"cpu.smt": "on"}, missing={}).model_dump_json()
+            for node in NODES
+        },
+    }
+    if program == "engine":
+        texts["metrics.jsonl"] = "".join(f"{step_to_json(step)}\n" for step in steps_of(times, record().plan))
+    else:
+        ended = (datetime.fromtimestamp(FIRST_STEP_S + MEAN_S * number) for number in range(1, STEPS + 1))
+        texts["log-run.out"] = "".join(
+            f" [{at:%Y-%m-%d %H:%M:%S}] iteration {number}/ {STEPS} | elapsed time per iteration (ms): {2000 + number}"
+            " | lm loss: 1.1E+01 | grad norm: 1.0 | number of nan iterations:   0 |\n"
+            for number, at in enumerate(ended, start=1)
+        )
+    files = {name: text.encode() for name, text in texts.items()}
+    return files | ({"torch_profile/rank-0.json.gz": gzip.compress(trace())} if program == "engine" else {})
+
+
+def concluded(place: Path, files: Mapping[str, bytes], program: str = "engine", exit_code: int = 0) -> Result:
+    """The result of a run with these files, which the record and what shows it have, too."""
+    folder = RunFolder(place / "run_1795298745" / "run")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.log.touch()
+    for name, content in files.items():
+        path = folder.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    began = record(program).model_copy(update={"environment": None, "started_at": "2026-11-20T10:00:00+00:00"})
+    result = conclude_run(folder, began, End(exit_code))
+    kept = read_record(folder)
+    assert kept.status == result.status != "running"
+    assert stored_result(folder, kept) == kept.result
+    run_table(kept.plan, result)
+    return result
+
+
+ODD_VALUES = (
+    *("null", "true", '""', '"x"', "[]", "{}", "[[[]]]", "-1", "0", "1e308", "-1e308", "1e-320", "NaN", "Infinity"),
+    *("9" * 30, "9" * 400, "-" + "9" * 30, '"\\ud800"', '"' + "y" * 5000 + '"', "[" * 3000),
+)
+"""In place of a value of JSON."""
+VALUE = re.compile(rb'-?\d[\d.e+-]*|"[^"]*"|null|true|false')
+
+
+def odd_value(rng: random.Random, content: bytes) -> bytes:
+    places = list(VALUE.finditer(content))
+    if not places:
+        return content
+    place = rng.choice(places)
+    return content[: place.start()] + rng.choice(ODD_VALUES).encode() + content[place.end() :]
+
+
+def odd_values(rng: random.Random, content: bytes) -> bytes:
+    """The same one on many places, as of a program that counts otherwise."""
+    value, share = rng.choice(ODD_VALUES).encode(), rng.choice((0.02, 0.3))
+    return VALUE.sub(lambda found: value if rng.random() < share else found[0], content)
+
+
+def torn(rng: random.Random, content: bytes) -> bytes:
+    """Without a part, such as two lines in one or one that ends early."""
+    begin = rng.randrange(len(content) + 1)
+    return content[:begin] + content[begin + rng.choice((1, 7, 60, 10**6)) :]
+
+
+def mixed(rng: random.Random, content: bytes) -> bytes:
+    """As where two processes write."""
+    begin, end = sorted(rng.randrange(len(content) + 1) for _ in range(2))
+    at = rng.randrange(len(content) + 1)
+    return content[:at] + content[begin:end] + content[at:]
+
+
+def no_text(rng: random.Random, content: bytes) -> bytes:
+    at = rng.randrange(len(content) + 1)
+    return content[:at] + rng.choice((b"\xff\xfe\x80", b"\x00" * 9, b"\xed\xa0\x80", b"\r", b"\x1b[2J")) + content[at:]
+
+
+def shuffled(rng: random.Random, content: bytes) -> bytes:
+    lines = content.splitlines(keepends=True)
+    rng.shuffle(lines)
+    return b"".join(lines)
+
+
+def something_else(rng: random.Random, _content: bytes) -> bytes:
+    return rng.choice((b"", b"\n\n", b"{}", b"[]\n", b"null", b"<html>", rng.randbytes(2000), b"[" * 100_000))
+
+
+DAMAGE: tuple[Callable[[random.Random, bytes], bytes], ...] = (
+    *(odd_value, odd_values, torn, mixed, no_text, shuffled, something_else),
+)
+
+
+def damaged(seed: int, program: str) -> dict[str, bytes]:
+    """The files of a run, one to three of them damaged in up to three ways."""
+    rng, files = random.Random(seed), written(program)
+    for name in rng.sample(sorted(files), rng.choice((1, 1, 1, 2, 3))):
+        packed = name.endswith(".gz") and rng.random() < 0.8
+        content = gzip.decompress(files[name]) if packed else files[name]
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            content = rng.choice(DAMAGE)(rng, content)
+        files[name] = gzip.compress(content) if packed else content
+    return files
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_damage_never_keeps_a_run_from_its_result(tmp_path: Path, seed: int) -> None:
+    program = ("engine", "megatron_bridge")[seed % 2]
+    concluded(tmp_path, damaged(seed, program), program, exit_code=seed % 5 // 4)
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("seed", range(100, 1300, 100))
+def test_much_damage_never_keeps_a_run_from_its_result(tmp_path: Path, seed: int) -> None:
+    for number in range(seed, seed + 100):
+        program = ("engine", "megatron_bridge")[number % 2]
+        concluded(tmp_path / str(number), damaged(number, program), program, exit_code=number % 5 // 4)
+
+
+def reasons(result: Result) -> dict[str, str]:
+    return {name: value.reason for name, value in result if isinstance(value, Missing)}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "missing", "reason"),
+    [
+        pytest.param(
+            "nccl_network/rank-0.log", b"[0] NCCL INFO Using network IB\n", {}, "", id="a line without a writer"
+        ),
+        pytest.param(
+            "resources/node1.jsonl",
+            sampled("node1").replace('"memory_used_bytes":17179869184', f'"memory_used_bytes":{"9" * 400}').encode(),
+            {"resources"},
+            "the samples cannot be read: OverflowError: integer division result too large for a float",
+            id="a number too large",
+        ),
+        pytest.param(
+            "resources/node1.jsonl",
+            sampled("node1").replace("tcp/node/OutSegs", "gpu/ecc_corrected").encode(),
+            set(),
+            "",
+            id="another counter",
+        ),
+        pytest.param(
+            "checkpoints.jsonl",
+            b"\xff\xfe",
+            {"checkpoint"},
+            "what was written of the checkpoints cannot be read: UnicodeDecodeError: 'utf-8' codec can't decode byte "
+            "0xff in position 0: invalid start byte",
+            id="no text",
+        ),
+        pytest.param("breakdown.json", b"[]", set(), "", id="a breakdown of another form"),
+        pytest.param("vboost.json", b"1", set(), "", id="an outcome of another form"),
+        pytest.param("torch_profile/rank-0.json.gz", b"\x1f\x8b", set(), "", id="a trace that was cut"),
+    ],
+)
+def test_one_file_costs_only_its_own_figures(
+    tmp_path: Path, name: str, content: bytes, missing: set[str], reason: str
+) -> None:
+    found = concluded(tmp_path, written("engine") | {name: content})
+    assert found.status == "success"
+    assert found.step_time_s
+    assert reasons(found).keys() - {"verdict"} == set(missing)
+    assert all(reasons(found)[key] == reason for key in missing)
+
+
+def test_names_of_files_may_be_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / "run_1795298745" / "run"
+    for name in ("resources", "nccl_network"):
+        (folder / name).mkdir(parents=True)
+    odd = bytes(folder / "resources") + b"/n\xffode.settings.json"
+    Path(odd.decode(errors="surrogateescape")).write_text('{"values": {"cpu.smt": "off"}, "missing": {}}')
+    Path((bytes(folder / "nccl_network") + b"/\xff.log").decode(errors="surrogateescape")).write_text("")
+    result = concluded(tmp_path, written("engine"))
+    assert result.status == "success"
+    kept = read_record(RunFolder(folder))
+    assert kept.settings
+    assert "n\\udcffode" in kept.settings.nodes
+
+
+def test_steps_that_cannot_be_read_make_a_run_invalid_with_the_reason(tmp_path: Path) -> None:
+    files = written("engine")
+    lines = files["metrics.jsonl"].splitlines(keepends=True)
+    files["metrics.jsonl"] = b"".join((*lines[:5], lines[5][:40], *lines[6:]))
+    whole = concluded(tmp_path / "ended", files)
+    assert whole.status == "invalid"
+    assert whole.reason == "its files cannot be read: the line is not a complete step (metrics.jsonl:6)"
+    failed = concluded(tmp_path / "failed", files, exit_code=3)
+    assert (failed.status, failed.reason) == ("failed", f"{whole.reason}; exit code 3")
+
+
+def test_a_file_that_is_something_else_costs_nothing_but_what_it_would_tell(tmp_path: Path) -> None:
+    folder = tmp_path / "run_1795298745" / "run"
+    folder.mkdir(parents=True)
+    for name in ("environment.json", "vboost.json", "checkpoints.jsonl", "breakdown.json", "stall.txt"):
+        (folder / name).mkdir()
+    for name in ("nccl_network/rank-0.log", "resources/node1.jsonl", "resources/node1.settings.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        os.mkfifo(folder / name)
+    files = {"metrics.jsonl": written("engine")["metrics.jsonl"]}
+    result = concluded(tmp_path, files)
+    assert result.status == "success"
+    assert {"resources", "machine", "checkpoint"} <= reasons(result).keys()
+    kept = json.loads((folder / "run.json").read_text())
+    assert kept["environment_reason"] == "what the workers wrote cannot be read: it is a directory, not a regular file"
