@@ -10,7 +10,13 @@ from typing import BinaryIO
 from llmb.errors import UsageError
 
 MOST_TEXT_BYTES = 1 << 22
-"""The largest file that is read as a whole."""
+"""The largest file of settings that is read as a whole."""
+MOST_JSON_BYTES = 1 << 26
+"""The largest file of JSON that is."""
+MOST_VALUES = 1 << 21
+"""Values of a file of JSON; the record of a run on 20,000 GPUs has 1.5 million."""
+MOST_VALUES_IN_LINE = 1 << 17
+"""Values of a line of JSON; with those of 20,000 ranks a line has 100,000."""
 
 _KINDS = (
     (stat.S_ISDIR, "is a directory"),
@@ -62,6 +68,16 @@ def not_regular(mode: int) -> str | None:
     return next((text for is_kind, text in _KINDS if is_kind(mode)), "is not a regular file")
 
 
+def check_values(text: bytes, most: int = MOST_VALUES) -> None:
+    """Raises ValueError for JSON of more values than ``most``.
+
+    A megabyte, which is packed into a hundred bytes, has half a million of them, and while it is read each takes some
+    hundred bytes, or a thousand if it is wrong.
+    """
+    if sum(map(text.count, (b",", b"{", b"["))) > most:
+        raise ValueError(f"it has more than {most:,} values")
+
+
 def list_folder(path: Path) -> list[Path]:
     """Raises UsageError if it cannot be listed."""
     try:
@@ -70,10 +86,10 @@ def list_folder(path: Path) -> list[Path]:
         raise UsageError(f"cannot be listed: {error.strerror}", where=str(path)) from error
 
 
-def read_text_file(path: Path) -> bytes:
-    """The whole content. Raises UsageError if it cannot be read, or is larger than ``MOST_TEXT_BYTES``."""
+def read_text_file(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
+    """The whole content. Raises UsageError if it cannot be read, or is larger than ``most_bytes``."""
     with open_file(path) as stream:
         try:
-            return read_up_to(stream, MOST_TEXT_BYTES, path)
+            return read_up_to(stream, most_bytes, path)
         except OSError as error:
             raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error

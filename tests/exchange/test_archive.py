@@ -5,7 +5,10 @@ import hashlib
 import io
 import json
 import os
+import random
 import shutil
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -375,6 +378,34 @@ def bomb(forger: Forger) -> bytes:
     return tar_of(forger.entries())
 
 
+def manifest_of_wrong_items(forger: Forger) -> bytes:
+    """6 MB, which are packed into 1 KB."""
+    text = json.dumps(forger.manifest | {"files": [], "runs": []}).replace('"files": []', '"files": [%s]')
+    wrong = (text % ",".join(["{}"] * 2_000_000)).encode()
+    return tar_of([(entry_of("manifest.json", len(wrong)), wrong)])
+
+
+def manifest_of_too_many_items(forger: Forger) -> bytes:
+    """In an archive that is large enough for it."""
+    text = json.dumps(forger.manifest | {"files": [], "runs": []}).replace('"files": []', '"files": [%s]')
+    wrong = (text % ",".join(["{}"] * (1 << 20))).encode()
+    held = random.Random(7).randbytes(1 << 16)
+    return tar_of([(entry_of("manifest.json", len(wrong)), wrong), (entry_of("noise", len(held)), held)])
+
+
+def record_of_wrong_items(forger: Forger) -> bytes:
+    record = json.loads(forger.files[forger.record]) | {"attempts": [{}] * 200_000}
+    forger.files[forger.record] = json.dumps(record).encode()
+    forger.describe(forger.record)
+    return tar_of(forger.entries())
+
+
+def large_record(forger: Forger) -> bytes:
+    forger.files[forger.record] += b" " * (4 << 20)
+    forger.describe(forger.record)
+    return tar_of(forger.entries())
+
+
 def negative_size(forger: Forger) -> bytes:
     forger.manifest["files"][0]["size"] = -1
     return tar_of(forger.entries())
@@ -432,6 +463,10 @@ HOSTILE = {
     truncated: "truncated",
     appended: "something follows its end",
     bomb: "more than an archive of its size",
+    manifest_of_wrong_items: "too large for an archive of its size",
+    manifest_of_too_many_items: "more than 1,048,576 values",
+    record_of_wrong_items: "damaged: attempts.0.number: Field required",
+    large_record: "of JSON are more than an archive of its size",
     negative_size: "has no size",
     endless_name: "a name that is too long",
     extended_header: "does not begin with manifest.json",
@@ -510,3 +545,23 @@ def test_a_full_disk_leaves_no_run(llmb: Run, sample: Path, tmp_path: Path) -> N
     (place / "workloads").write_text("a file")
     done = llmb("import", str(sample), LLMB_INSTALL=str(place))
     assert done.returncode == 3 and "cannot write" in done.stderr
+
+
+WITH_LITTLE_MEMORY = """
+import resource, sys
+from llmb.__main__ import main
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+sys.exit(main())
+"""
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("forge", [manifest_of_wrong_items, manifest_of_too_many_items, record_of_wrong_items])
+def test_wrong_items_take_little_memory(forge: Callable[[Forger], bytes], sample: Path, tmp_path: Path) -> None:
+    forged = tmp_path / "forged.tar.zst"
+    forged.write_bytes(zstandard.ZstdCompressor(level=19).compress(forge(Forger(sample))))
+    environ = os.environ | {"LLMB_INSTALL": str(tmp_path / "there")}
+    for words in (["import"], ["judge"], ["compare", str(forged)]):
+        command = [sys.executable, "-c", WITH_LITTLE_MEMORY, *words, str(forged)]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert (done.returncode, HOSTILE[forge] in done.stderr) == (2, True), done.stderr

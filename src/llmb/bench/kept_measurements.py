@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmb.bench.records import MeasurementFile
 from llmb.errors import UsageError
-from llmb.input_files import open_file
+from llmb.input_files import MOST_JSON_BYTES, read_text_file
 from llmb.runs.folder import create_numbered, write_atomically, writing
 from llmb.trust import STATE_FOLDER
 
@@ -57,16 +57,14 @@ def measurements_at(path: Path) -> list[MeasurementFile]:
 def _printed(path: Path) -> list[MeasurementFile]:
     """Empty if the file is of another kind."""
     try:
-        with open_file(path) as stream:
-            return [MeasurementFile.model_validate_json(stream.read())]
+        return [MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))]
     except ValueError:
         return []
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
     for path in sorted(paths, key=_name_and_number):
-        with open_file(path) as stream:
-            text = stream.read()
+        text = read_text_file(path, MOST_JSON_BYTES)
         if not text:
             continue
         try:

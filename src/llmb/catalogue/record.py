@@ -2,24 +2,69 @@
 """The base of records."""
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import json_or_python_schema
 
+from llmb.input_files import check_values
 from llmb.missing import Missing
+
+MOST_ERRORS = 1000
 
 
 class Record(BaseModel):
-    """Base of all records that are written to files: immutable; unknown keys are errors."""
+    """Base of all records that are written to files: immutable; unknown keys are errors.
+
+    Of a list in JSON, which programs write, only the first wrong item is an error: a short file may have millions, and
+    each takes memory. Of other data, which people write, all are.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:  # noqa: ANN401
+        return _stopping(handler(source))
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:  # noqa: ANN401
+        """As pydantic's, also of files that others wrote: those with too many values are not read."""
+        try:
+            check_values(json_data.encode(errors="replace") if isinstance(json_data, str) else bytes(json_data))
+        except ValueError as error:
+            wrong = InitErrorDetails(type=PydanticCustomError("values", str(error)), input=None)
+            raise ValidationError.from_exception_data(cls.__name__, [wrong]) from error
+        return super().model_validate_json(json_data, **options)
+
+
+def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core, or a part of one)
+    """The schema, which stops at the first wrong item of a sequence in JSON."""
+    if isinstance(schema, list):
+        return [_stopping(part) for part in schema]
+    if not isinstance(schema, dict) or schema.get("type") == "json-or-python":
+        return schema
+    found = {name: _stopping(part) for name, part in schema.items()}
+    if found.get("type") not in ("tuple", "list", "set", "frozenset"):
+        return found
+    return json_or_python_schema({**found, "fail_fast": True}, found)
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """Where it is, as dotted keys, and what is wrong. All of many errors would take as much memory again."""
+    if error.error_count() > MOST_ERRORS:
+        return "", f"{error.error_count():,} of its values are wrong"
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
 
 
 class ReasonedRecord(Record):

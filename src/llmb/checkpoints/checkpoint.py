@@ -13,9 +13,11 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from llmb.catalogue.record import first_problem
 from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, Training
 from llmb.checkpoints.origin import Origin, WeightsOrigin
 from llmb.errors import UsageError, itemized
+from llmb.input_files import MOST_JSON_BYTES, read_regular
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.trust import check_links
 
@@ -210,11 +212,9 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
             "'llmb checkpoint import' imports a Hugging Face model",
         )
     try:
-        return CheckpointRecord.model_validate_json((path / RECORD).read_bytes())
+        return CheckpointRecord.model_validate_json(read_regular(path / RECORD, MOST_JSON_BYTES))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        problem = f"{place}: {first['msg']}" if place else first["msg"]
+        problem = ": ".join(filter(None, first_problem(error)))
         raise UsageError(
             f"'{RECORD}' cannot be read by this version of llmb: {problem}",
             where=str(path / RECORD),

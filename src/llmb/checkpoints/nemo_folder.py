@@ -12,11 +12,12 @@ from typing import Any
 
 import yaml
 
-from llmb.catalogue.data_files import LOADER
+from llmb.catalogue.data_files import LOADER, check_yaml
 from llmb.catalogue.records import Model
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.errors import UsageError, itemized
 from llmb.huggingface.formats import format_of
+from llmb.input_files import MOST_TEXT_BYTES, check_values, read_regular
 
 SIGNS = (f"{WEIGHTS}/metadata.json", f"{WEIGHTS}/common.pt", "context/model.yaml", "context/io.json")
 MODEL_FILE = "context/model.yaml"
@@ -135,8 +136,10 @@ def _scaling_differences(config: Mapping[str, Any], model: Model) -> Iterator[st
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
-        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
+        text = read_regular(path, MOST_TEXT_BYTES)
+        is_json = path.suffix == ".json"
+        (check_values if is_json else check_yaml)(text)
+        content = json.loads(text) if is_json else yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"it cannot be read: {error}", where=str(path), do=CONVERT) from error
     if not isinstance(content, dict):

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from llmb.catalogue.records import Record
 from llmb.checkpoints.checksums import Verification
+from llmb.input_files import MOST_JSON_BYTES, read_regular
 
 
 class Verified(Record):
@@ -78,7 +79,7 @@ def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
 def read_checkpoint_times(path: Path) -> list[CheckpointTime]:
     """All complete lines, without one that was truncated by a crash. Raises OSError if there is no such file."""
     found = []
-    for line in path.read_text().splitlines():
+    for line in read_regular(path, MOST_JSON_BYTES).splitlines():
         try:
             found.append(CheckpointTime.model_validate_json(line))
         except ValidationError:

@@ -7,8 +7,10 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from llmb.catalogue.record import first_problem
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
+from llmb.input_files import check_values
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import Time
@@ -17,6 +19,8 @@ from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 ENDING = ".tar.zst"
 MANIFEST = "manifest.json"
 VERSION: Literal[1] = 1
+MOST_VALUES = 1 << 20
+"""Values of the manifest: an archive of as many files as one may have has 0.8 million."""
 TRACES = (TORCH_FOLDER, NSYS_FOLDER, NCCL_FOLDER)
 _NAME = r"\w[\w.+=@,-]{0,199}"
 _KEPT = re.compile(
@@ -63,6 +67,11 @@ class Manifest(Record):
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def json_size(self) -> int:
+        """Bytes of records, steps and samples."""
+        return sum(file.size for file in self.files if file.path.endswith((".json", ".jsonl")))
+
 
 def is_kept(name: str) -> bool:
     """Whether a file of a run folder, by its path there, is for archives; a trace only if traces are wanted."""
@@ -86,13 +95,14 @@ def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
 
 def read_manifest(text: bytes) -> Manifest:
     """Raises ValueError with what is wrong with it: its form, its version, or a path that leads elsewhere."""
+    check_values(text, MOST_VALUES)
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        if first["loc"] == ("version",):
+        place, wrong = first_problem(error)
+        if place == "version":
             raise ValueError(f"its version is not {VERSION}, which this llmb reads; use a newer llmb") from error
-        raise ValueError(f"its manifest is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ValueError(f"its manifest is damaged: {place}: {wrong}") from error
     for problem in _problems(manifest):
         raise ValueError(problem)
     return manifest

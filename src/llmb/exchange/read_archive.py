@@ -20,6 +20,9 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
 
 MOST_MANIFEST_BYTES = 1 << 26
+MOST_JSON_RATIO = 100
+"""Bytes of the manifest, and of all JSON together, over bytes of the archive: they are read as a whole."""
+ALWAYS_JSON_BYTES = 1 << 20
 MOST_FILES = 200_000
 MOST_BYTES = 1 << 36
 """Size of all files together: 64 GiB."""
@@ -87,8 +90,9 @@ def _manifest(stream: _Stream, archive_bytes: int) -> Manifest:
     entry = _next_entry(stream)
     if entry is None or entry.name != MANIFEST or entry.type != REGTYPE:
         raise _Refused(f"it does not begin with {MANIFEST}")
-    if entry.size > MOST_MANIFEST_BYTES:
-        raise _Refused(f"its manifest has more than {MOST_MANIFEST_BYTES >> 20} MiB")
+    most_json = max(ALWAYS_JSON_BYTES, MOST_JSON_RATIO * archive_bytes)
+    if entry.size > min(MOST_MANIFEST_BYTES, most_json):
+        raise _Refused(f"its manifest of {entry.size:,} bytes is too large for an archive of its size")
     manifest = read_manifest(_exactly(stream, entry.size))
     _exactly(stream, -entry.size % BLOCK)
     if len(manifest.files) > MOST_FILES:
@@ -96,6 +100,8 @@ def _manifest(stream: _Stream, archive_bytes: int) -> Manifest:
     most = min(MOST_BYTES, max(ALWAYS_BYTES, MOST_RATIO * archive_bytes))
     if manifest.size > most:
         raise _Refused(f"its {manifest.size:,} bytes are more than an archive of its size may have ({most:,})")
+    if (size := manifest.json_size) > most_json:
+        raise _Refused(f"its {size:,} bytes of JSON are more than an archive of its size may have ({most_json:,})")
     return manifest
 
 

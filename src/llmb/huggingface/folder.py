@@ -14,6 +14,7 @@ from typing import Any
 from llmb.errors import UsageError
 from llmb.huggingface.adapter import ADAPTER_CONFIG
 from llmb.huggingface.tensors import CONFIG, INDEX, SINGLE_FILE
+from llmb.input_files import MOST_JSON_BYTES, check_values, read_regular
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -94,7 +95,9 @@ def _no_weights(path: Path) -> UsageError:
 def read_json(path: Path) -> dict[str, Any]:
     """Raises UsageError if there is no such file, or if it holds no JSON object."""
     try:
-        content = json.loads(path.read_bytes())
+        text = read_regular(path, MOST_JSON_BYTES)
+        check_values(text)
+        content = json.loads(text)
     except (ValueError, OSError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"'{path.name}' cannot be read: {why}", where=str(path)) from error

@@ -16,6 +16,7 @@ from llmb import __version__
 from llmb.catalogue.records import Record
 from llmb.checkpoints.checksums import ChecksumWriter, file_checksum
 from llmb.errors import UsageError
+from llmb.input_files import MOST_JSON_BYTES, read_regular
 from llmb.prepare.samples import TEMPLATE, DatasetSample
 from llmb.prepare.sources import Files, read_samples
 from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, incomplete_files
@@ -68,7 +69,7 @@ def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
         return None
     do = "prepare it again with --force"
     try:
-        record = shape.model_validate_json(path.read_bytes())
+        record = shape.model_validate_json(read_regular(path, MOST_JSON_BYTES))
     except ValidationError as error:
         raise UsageError("this version of llmb cannot read the record", where=str(path), do=do) from error
     for problem in incomplete_files(path.parent, record.files):

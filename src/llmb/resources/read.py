@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from llmb.input_files import MOST_TEXT_BYTES, read_regular
+from llmb.input_files import MOST_TEXT_BYTES, MOST_VALUES_IN_LINE, check_values, read_regular
 from llmb.missing import Missing
 from llmb.resources.node_settings import FILE_ENDING, NodeSettings, NodesSettings, together
 from llmb.resources.sample import CounterReading, Line, Sample, SamplerStart
@@ -117,8 +117,9 @@ def _in_order(start: SamplerStart, samples: list[Sample], readings: list[Counter
 
 def _parsed(line: bytes) -> Line | None:
     try:
+        check_values(line, MOST_VALUES_IN_LINE)
         found: Line = _adapter().validate_json(line)
-    except ValidationError:
+    except ValueError:  # pydantic's is one
         return None
     return found
 

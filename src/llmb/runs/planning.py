@@ -16,6 +16,7 @@ from llmb.catalogue.resolve import CPU, Overrides, Request, find_workload, resol
 from llmb.checkpoints.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
 from llmb.checkpoints.origin import DataOrigin, Origin, OriginHere, dataset_title, identity_of
 from llmb.errors import UsageError, itemized
+from llmb.input_files import MOST_JSON_BYTES, read_regular
 from llmb.metrics.packing import chunked_squares
 from llmb.options.option import arguments_of
 from llmb.prepared.folders import PreparedFolders, prepared_folders
@@ -162,7 +163,7 @@ class Search:
     def _read(self, path: Path) -> dict[str, TrainingDataset | Packing | None]:
         check_links(path)
         try:
-            packed = PackedDataset.model_validate_json((path / RECORD).read_bytes())
+            packed = PackedDataset.model_validate_json(read_regular(path / RECORD, MOST_JSON_BYTES))
             problems = list(_dataset_problems(packed, self.recipe, self.source))
             if incomplete := list(incomplete_files(path, packed.files)):
                 problems.append(f"is damaged: {'; '.join(incomplete)}; prepare it again with --force")

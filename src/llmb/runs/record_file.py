@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from llmb.catalogue.record import first_problem
 from llmb.errors import EnvironmentProblem
-from llmb.input_files import read_regular
+from llmb.input_files import MOST_JSON_BYTES, check_values, read_regular
 from llmb.missing import Missing
 from llmb.shown_text import printable
 
-MOST_BYTES = 1 << 26
 MOST_SHOWN = 200
 UNREADABLE = (OSError, ValueError, LookupError, ArithmeticError)
 """What it may raise to read a file that another program wrote, and to count with what it says."""
@@ -27,16 +27,18 @@ class BrokenRecord(EnvironmentProblem, ValueError):
 
 def read_record_file(path: Path, shape: type[Shape]) -> Shape:
     """The content of a JSON file. Raises BrokenRecord with the place of what is wrong, OSError if it cannot be read."""
-    text = read_regular(path, MOST_BYTES)
+    text = read_regular(path, MOST_JSON_BYTES)
     try:
+        check_values(text)
         content: Shape = _adapter(shape).validate_json(text)  # type: ignore[arg-type]  # mypy: no hash of a type[T]
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        if first["loc"] == ("schema_version",):
+        place, wrong = first_problem(error)
+        if place == "schema_version":
             what = "its form is not that of this llmb: a development version before 0.1 wrote it, or a later one"
             raise BrokenRecord(what, where=str(path)) from error
-        place = "".join(f"{key}: " for key in (".".join(map(str, first["loc"])),) if key)
-        raise BrokenRecord(f"it is damaged: {place}{first['msg']}", where=str(path)) from error
+        raise BrokenRecord(f"it is damaged: {place}{': ' if place else ''}{wrong}", where=str(path)) from error
+    except ValueError as error:
+        raise BrokenRecord(f"it is damaged: {error}", where=str(path)) from error
     return content
 
 

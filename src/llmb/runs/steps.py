@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 from pydantic import FiniteFloat, TypeAdapter
 from pydantic_core import from_json
 
-from llmb.input_files import open_regular, read_regular
+from llmb.input_files import MOST_VALUES_IN_LINE, check_values, open_regular, read_regular
 from llmb.runs.record_file import BrokenRecord
 
 Line = TypeVar("Line")
@@ -169,6 +169,7 @@ def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
     lines = read_regular(path, MOST_BYTES).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
+            check_values(line, MOST_VALUES_IN_LINE)
             found.append(read(line))
         except ValueError as error:
             if number < len(lines):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pydantic import Field, ValidationError
 
-from llmb.catalogue.record import Record
+from llmb.catalogue.record import Record, first_problem
 from llmb.missing import Missing
 from llmb.shown_text import counted
 from llmb.traces.nccl_suspects import Count, Given, Kind, Name, Suspect, Whole, in_order, suspects_text
@@ -120,8 +120,7 @@ def _read_json(text: str) -> RasStatus | Missing:
     try:
         answer = _Answer.model_validate_json(_NO_COMMA.sub(r"\1,\2", text))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        return Missing(f"the JSON of NCCL's RAS cannot be read: {first['msg']}")
+        return Missing(f"the JSON of NCCL's RAS cannot be read: {first_problem(error)[1]}")
     gpus = {rank.gpu for one in answer.communicators for rank in one.members}
     whole = next((one for one in answer.communicators if one.size == len(gpus) == len(one.members)), None)
     programs = {rank.gpu: rank.rank for rank in whole.members} if whole else {}
