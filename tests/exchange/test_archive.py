@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import killed_archive_import
 import pytest
 import zstandard
 from called_here import Run, runner
@@ -27,6 +28,7 @@ from timed_runs import noisy_times, write_run
 from llmb.exchange import read_archive
 from llmb.exchange.imported import import_archive
 from llmb.exchange.write_archive import write_archive
+from llmb.jobs.history import open_history
 from llmb.jobs.locks import file_lock
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -565,3 +567,67 @@ def test_wrong_items_take_little_memory(forge: Callable[[Forger], bytes], sample
         command = [sys.executable, "-c", WITH_LITTLE_MEMORY, *words, str(forged)]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert (done.returncode, HOSTILE[forge] in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("distance", [17, pytest.param(1, marks=pytest.mark.measured)])
+def test_an_import_that_is_killed_adds_each_run_once(sample: Path, tmp_path: Path, distance: int) -> None:
+    command = [sys.executable, killed_archive_import.__file__, str(sample), str(tmp_path), str(distance)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["wanted"]["ids"]) == len({*told["wanted"]["ids"]}) == 4
+    assert told["wanted"]["hidden"] == [".import.lock"]
+    assert told["changes"] > 40
+    assert {number: one for number, one in told["found"].items() if one["after"] != told["wanted"]} == {}
+    assert max(one["between"] for one in told["found"].values()) <= 4
+
+
+def test_what_is_being_imported_is_no_run_yet(llmb: Run, sample: Path, tmp_path: Path) -> None:
+    root = tmp_path / "there"
+    assert llmb("import", str(sample), LLMB_INSTALL=str(root)).returncode == 0
+    whole = tmp_path / "whole"
+    shutil.copytree(root / "workloads" / "pretrain_llama3.1", whole)
+    for place in (root / "workloads" / ".import-1", root / "workloads" / "pretrain_llama3.1" / "experiments" / ".old"):
+        shutil.copytree(whole, place / "workloads" / "pretrain_llama3.1")
+    shown = json.loads(llmb("judge", str(root), "--json", LLMB_INSTALL=str(root)).stdout)
+    assert ".import-1" not in json.dumps(shown)
+    assert ".old" not in json.dumps(shown)
+    parsed = llmb("parse", str(root), "--json", LLMB_INSTALL=str(root))
+    assert ".import-1" not in parsed.stdout + parsed.stderr
+
+
+def test_a_run_that_the_history_lacks_is_found_by_its_folder(llmb: Run, sample: Path, tmp_path: Path) -> None:
+    root = tmp_path / "there"
+    first = json.loads(llmb("import", str(sample), "--json", LLMB_INSTALL=str(root)).stdout)
+    with open_history(root, print) as store:
+        store.db.execute("DELETE FROM jobs")
+    again = json.loads(llmb("import", str(sample), "--json", LLMB_INSTALL=str(root)).stdout)
+    assert (again["added"], sorted(again["known"])) == ([], sorted(first["added"]))
+    with open_history(root, print) as store:
+        assert sorted(job.run_dir for job in store.jobs()) == sorted(first["added"])
+
+
+def test_two_folders_with_one_id_are_one_run(llmb: Run, sample: Path, tmp_path: Path) -> None:
+    forger = Forger(sample)
+    run = forger.manifest["runs"][0]
+    for name in [name for name in forger.files if name.startswith(run["folder"] + "/")]:
+        copied = name.replace(run["folder"], run["folder"] + ".1")
+        forger.files[copied] = forger.files[name]
+        forger.describe(copied)
+    forger.manifest["runs"].insert(1, run | {"folder": run["folder"] + ".1"})
+    forged = tmp_path / "forged.tar.zst"
+    forged.write_bytes(zstandard.ZstdCompressor().compress(tar_of(forger.entries())))
+    done = json.loads(llmb("import", str(forged), "--json", LLMB_INSTALL=str(tmp_path / "there")).stdout)
+    assert len(done["added"]) == 4
+    assert done["known"] == done["added"][:1]
+
+
+def test_a_lock_that_is_a_link_is_not_followed(llmb: Run, sample: Path, tmp_path: Path) -> None:
+    place = tmp_path / "there" / "workloads"
+    place.mkdir(parents=True)
+    (place / ".import.lock").symlink_to(tmp_path / "elsewhere")
+    done = llmb("import", str(sample), LLMB_INSTALL=str(tmp_path / "there"))
+    assert done.returncode == 3
+    assert "it is a link, which is not followed for a lock" in done.stderr
+    assert not (tmp_path / "elsewhere").exists()
+    assert [path.name for path in place.iterdir()] == [".import.lock"]

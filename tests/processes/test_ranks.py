@@ -53,6 +53,22 @@ def test_ranks_that_end_well_end_the_launcher_well_and_their_store_is_gone(start
     assert not list(tmp_path.glob("llmb-ranks-*"))
 
 
+def test_the_next_launcher_removes_the_store_of_one_that_was_killed(started: Started, tmp_path: Path) -> None:
+    killed = started(WAITS)
+    ranks = begun(tmp_path)
+    killed.kill()
+    killed.wait()
+    for pid in ranks.values():
+        os.kill(pid, signal.SIGKILL)
+    assert len(list(tmp_path.glob("llmb-ranks-*"))) == 1
+    (tmp_path / "begun").unlink()
+    launcher = started("true")
+    begun(tmp_path)
+    assert launcher.communicate() == (None, "")
+    assert not list(tmp_path.glob("llmb-ranks-*"))
+    killed.communicate()
+
+
 def test_ranks_may_open_as_many_files_as_sockets_need_and_share_the_cores_to_compile(
     started: Started, tmp_path: Path
 ) -> None:

@@ -14,10 +14,11 @@ from pydantic import Field
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
 from llmb.analysis.copies import once_in
-from llmb.analysis.find_runs import Say, find_runs, labeled_runs, run_folders_below, runs_in
+from llmb.analysis.find_runs import Say, find_runs, labeled_runs, runs_in
 from llmb.catalogue.records import Record
 from llmb.errors import RunFailed, UsageError
 from llmb.input_files import read_text_file
+from llmb.jobs.history import run_folders_below
 from llmb.runs.folder import write_atomically, writing
 from llmb.runs.identity import Difference, differences
 from llmb.runs.record_file import BrokenRecord, read_record_file

@@ -16,14 +16,11 @@ from llmb.errors import UsageError, closest
 from llmb.exchange.imported import unpacked
 from llmb.exchange.manifest import ENDING
 from llmb.jobs.find import LATEST, find_runs_named
-from llmb.jobs.history import read_history
-from llmb.prepared.folders import WORKLOADS
+from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
 from llmb.runs.folder import RunFolder
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import identity_of
 
-RUN_RECORD = "run.json"
-RECORDS = f"{WORKLOADS}/*/experiments/*/*/*/{RUN_RECORD}"
 NEAR = 5
 MANY = 500
 """From so many records on, reading them takes longer than people wait with no output."""
@@ -57,7 +54,7 @@ def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
         return list(_run_folders(unpacked(path)))
     if path.is_dir() and text != LATEST:
         path = path.resolve()  # of a link such as the install root's 'latest', whose own name is not that of a run
-        below = sorted(found.parent for found in path.glob(f"*/{RUN_RECORD}"))
+        below = sorted(found.parent for found in path.glob(f"*/{RUN_RECORD}") if found.parent.name[0] != ".")
         return [RunFolder(below[0] if not (path / RUN_RECORD).exists() and len(below) == 1 else path)]
     if "/" in text:
         do = "name the folder with run.json, a run, a label or a campaign; 'llmb runs' shows all"
@@ -74,13 +71,13 @@ def _latest(install: Path, say: Say) -> RecordedRun:
     Only the records of these are read.
     """
     newer = []
-    for path in sorted(install.glob(RECORDS), key=_made_at, reverse=True):
-        if RunFolder(path.parent).imported.exists():
+    for path in sorted(run_folders_below(install), key=_made_at, reverse=True):
+        if RunFolder(path).imported.exists():
             continue
         try:
-            run = read_folder(RunFolder(path.parent))
+            run = read_folder(RunFolder(path))
         except (OSError, BrokenRecord) as error:
-            newer.append(f"{path.parent}: its record {_unreadable(error)}")
+            newer.append(f"{path}: its record {_unreadable(error)}")
             continue
         if run.record.status == "success":
             if newer:
@@ -93,9 +90,9 @@ def _latest(install: Path, say: Say) -> RecordedRun:
     raise UsageError("there are no runs yet", where=str(install), do="start one with 'llmb run' or 'llmb submit'")
 
 
-def _made_at(record: Path) -> tuple[int, str]:
+def _made_at(folder: Path) -> tuple[int, str]:
     """A run folder's parent ends with the seconds since 1970 when it was made."""
-    name = record.parents[1].name
+    name = folder.parent.name
     seconds = re.search(r"_(\d+)[.\d-]*$", name)
     return int(seconds[1]) if seconds else 0, name
 
@@ -133,11 +130,6 @@ def _nodes(run: RecordedRun) -> frozenset[str]:
 def runs_in(folders: Iterable[Path]) -> FoundRuns:
     """The runs of run folders that are measurements."""
     return measured(_found_in("", map(RunFolder, folders)))
-
-
-def run_folders_below(install: Path) -> set[Path]:
-    """Folders of every run that was made or submitted there."""
-    return {path.parent for path in install.glob(RECORDS)}
 
 
 def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:
@@ -301,11 +293,15 @@ def _at(text: str, path: Path) -> FoundRuns:
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:
-    """Nothing below a run folder is another one. Links are not followed: the same run would be found twice."""
+    """Nothing below a run folder is another one, and nothing with a hidden name is one, such as what is being imported.
+
+    Links are not followed: the same run would be found twice.
+    """
     for folder, folders, names in os.walk(root):
         if RUN_RECORD in (*names, *folders):
             folders.clear()
             yield RunFolder(Path(folder).absolute())
+        folders[:] = [name for name in folders if not name.startswith(".")]
 
 
 def _found_in(title: str, folders: Iterable[RunFolder]) -> FoundRuns:

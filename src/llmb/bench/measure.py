@@ -3,7 +3,6 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from llmb.processes.families import run_talking
 from llmb.processes.ranks import words
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.runs.host import Device
+from llmb.scratch import scratch_folder
 
 OnProgress = Callable[[BenchProgress], None]
 
@@ -40,9 +40,9 @@ def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
 @contextmanager
 def job_folder(name: str, job: Record) -> Iterator[Path]:
     """A temporary folder with the file that a program reads; for what it writes, too."""
-    with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
-        (Path(folder) / name).write_text(job.model_dump_json())
-        yield Path(folder)
+    with scratch_folder("llmb-bench-") as folder:
+        (folder / name).write_text(job.model_dump_json())
+        yield folder
 
 
 def run_ranks(program: str, folder: Path, ranks: int, device: Device, what: str, on_progress: OnProgress) -> None:

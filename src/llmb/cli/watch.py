@@ -114,7 +114,7 @@ def _at(path: Path, say: Say, stack: ExitStack) -> Target:
     """A run folder or a file in one, the only run folder in a folder, or a log."""
     folder = RunFolder(path if path.is_dir() else path.parent)
     if path.is_dir() and not folder.record.exists():
-        below = sorted(path.glob("*/run.json"))
+        below = sorted(found for found in path.glob("*/run.json") if found.parent.name[0] != ".")
         if len(below) != 1:
             do = "name a folder with run.json, or a log"
             raise UsageError("there is no run in this folder", where=str(path), do=do)

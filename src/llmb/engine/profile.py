@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import gettempdir
 from typing import Protocol
 
 import torch
@@ -23,6 +23,7 @@ from llmb.runs.claim import probe
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import nccl_log, profile_file
+from llmb.scratch import scratch_folder
 from llmb.traces.folders import NCCL_STEPS_END
 
 
@@ -120,8 +121,8 @@ class TorchRecorder:
         partial = self.path.with_name(f".{self.path.name}")
         try:
             # torch could compress it too, but on a full disk reports no error and leaves an empty trace behind.
-            with TemporaryDirectory(prefix="llmb-profile-") as folder:
-                whole = Path(folder) / "trace.json"
+            with scratch_folder("llmb-profile-") as folder:
+                whole = folder / "trace.json"
                 self.profile.export_chrome_trace(str(whole))
                 pack(whole, partial)
             partial.replace(self.path)

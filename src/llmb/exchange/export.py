@@ -8,7 +8,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from importlib.util import find_spec
@@ -34,6 +33,7 @@ from llmb.runs.record import read_job
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import identity_of
 from llmb.runs.steps import Step, read_steps
+from llmb.scratch import scratch_folder
 
 PROJECT = "llmb"
 """The experiment of MLflow, and the project of W&B."""
@@ -91,8 +91,8 @@ def write_wandb(runs: RunSource, folder: Path) -> Iterator[Path]:
     os.environ.update(QUIET)
     import wandb
 
-    with tempfile.TemporaryDirectory(prefix="llmb-wandb-") as place:
-        logged = {_wandb_path(folder, run): _log_to_wandb(run, Path(place)) for run in runs()}
+    with scratch_folder("llmb-wandb-") as place:
+        logged = {_wandb_path(folder, run): _log_to_wandb(run, place) for run in runs()}
         wandb.teardown()  # its files are complete when the process that writes them has ended
         for path, source in logged.items():
             with new_file(path) as partial:

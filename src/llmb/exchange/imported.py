@@ -4,10 +4,8 @@
 import atexit
 import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -17,7 +15,7 @@ from llmb.catalogue.records import Record
 from llmb.exchange.manifest import ArchivedRun, Manifest
 from llmb.exchange.read_archive import unpack_archive
 from llmb.jobs.folder_state import read_figures
-from llmb.jobs.history import open_history, row_of_record
+from llmb.jobs.history import open_history, row_of_record, run_folders_below
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.states import COMPLETED, FAILED
@@ -27,9 +25,12 @@ from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writi
 from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of
 from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import LOCAL
+from llmb.scratch import scratch_folder
 from llmb.trust import check_links
 
 PATIENCE_S = 600.0
+STAGING = ".import-"
+"""How names of folders begin in which archives are unpacked, on the disk of the runs."""
 STATES = {"success": COMPLETED, "cancelled": "CANCELLED"}
 """States of imported jobs by the status of the run; all others are failed."""
 
@@ -66,27 +67,35 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
     place = install / WORKLOADS
     check_links(place / "any")
     added, known = [], []
-    with _staging(place) as staging:
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+    with writing(place), scratch_folder(STAGING, place) as staging:
         manifest = _unpack(path, staging)
         # From the look at what is there to the last run: of two imports at once the second finds the runs of the first.
         with file_lock(place / ".import.lock", PATIENCE_S, "importing"), open_history(install, say) as store:
-            listed = {job.run_id: Path(job.run_dir) for job in store.jobs(Filter(runs_only=True))}
-            there = {run_id: folder for run_id, folder in listed.items() if RunFolder(folder).record.exists()}
+            there = _runs_there(install, store)
             for run in manifest.runs:
                 if run.run_id in there:
                     known.append(there[run.run_id])
                 else:
-                    added.append(_add(run, staging, install, store))
+                    there[run.run_id] = _add(run, staging, install, store)
+                    added.append(there[run.run_id])
     return Import(tuple(added), tuple(known))
 
 
-@contextmanager
-def _staging(place: Path) -> Iterator[Path]:
-    """A folder on the disk of the runs, which is removed again."""
-    with writing(place):
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".import-", dir=place, ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
+def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
+    """The folders of the runs by their ids. Those that the history lacks, as a killed import leaves them, are added."""
+    listed = {Path(job.run_dir): job.run_id for job in store.jobs(Filter(runs_only=True))}
+    there = {run_id: path for path, run_id in listed.items() if RunFolder(path).record.exists()}
+    for path in run_folders_below(install) - listed.keys():
+        try:
+            record, submitted = read_record(RunFolder(path)), read_job(RunFolder(path))
+        except (OSError, ValueError):
+            continue
+        there.setdefault(record.run_id, path)
+        if submitted and RunFolder(path).imported.exists():
+            store.restore([_row(record, submitted, path)])
+    return there
 
 
 def _unpack(path: Path, into: Path) -> Manifest:
@@ -176,8 +185,9 @@ def unpacked(path: Path) -> Path:
 
 @cache
 def _unpacked(path: Path, _changed_ns: int, _size: int) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="llmb-archive-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    kept = ExitStack()
+    atexit.register(kept.close)
+    folder = kept.enter_context(scratch_folder("llmb-archive-"))
     with writing(folder):
         _unpack(path, folder)
     return folder

@@ -21,9 +21,21 @@ from llmb.runs.recorded_identity import identity_of
 from llmb.trust import STATE_FOLDER, check_links
 
 RUNS = f"{WORKLOADS}/*/experiments/*/*/*"
+RUN_RECORD = "run.json"
 DATABASE = "jobs.sqlite"
 PATIENCE_S = 60.0
 _PARTS = ("", "-wal", "-shm", "-journal")
+
+
+def run_folders_below(install: Path) -> set[Path]:
+    """Folders of every run that was made, submitted or imported there; what has a hidden name is none."""
+    return {path.parent for path in _shown(install, f"{RUNS}/{RUN_RECORD}")}
+
+
+def _shown(install: Path, pattern: str) -> list[Path]:
+    """In order, without what is reached by a name that begins with a dot."""
+    found = sorted(install.glob(pattern))
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(install).parts)]
 
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:
@@ -52,7 +64,7 @@ def row_of_record(record: RunRecord) -> dict[str, Any]:
 
 
 def _jobs(install: Path, pattern: str, read: Callable[[RunFolder], dict[str, Any]]) -> Iterator[Job]:
-    for path in sorted(install.glob(f"{pattern}/job.json")):
+    for path in _shown(install, f"{pattern}/job.json"):
         folder = RunFolder(path.parent)
         try:
             submitted, row = read_job(folder), read(folder)

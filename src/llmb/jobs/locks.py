@@ -33,14 +33,18 @@ def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], No
 
 
 def _opened(path: Path) -> int:
+    """A link is not followed, nor the other end of a pipe waited for: another user may have put them there."""
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed for a lock", str(path)) from error
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         # Another user created it. A lock needs no permission to write, except on a file system such as NFS.
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(path, os.O_RDONLY | flags)
         except FileNotFoundError:
             raise error from None
 

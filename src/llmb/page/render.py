@@ -11,7 +11,6 @@ from functools import partial
 from getpass import getuser
 from importlib.resources import files
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from llmb import __version__
@@ -21,6 +20,7 @@ from llmb.page.contents import Contents, Section
 from llmb.page.drawing import being_drawn, standalone, themed
 from llmb.report.table import markdown_table, markdown_text
 from llmb.runs.source_version import source_version
+from llmb.scratch import scratch_folder
 from llmb.secrets import redacted
 from llmb.shown_text import printable_lines
 from llmb.tools import ask_program
@@ -83,8 +83,8 @@ def page_pdf(html: str) -> bytes:
     do = "print the page from a browser: --format html"
     if browser is None:
         raise EnvironmentProblem(f"no browser is installed that prints: {', '.join(BROWSERS)}", do=do)
-    with TemporaryDirectory() as folder:
-        page, printed = Path(folder) / "page.html", Path(folder) / "page.pdf"
+    with scratch_folder("llmb-page-") as folder:
+        page, printed = folder / "page.html", folder / "page.pdf"
         page.write_text(html, encoding="utf-8")
         # Run as root, a browser has no sandbox. All text of others in the page is escaped, and it requests nothing.
         sandbox = ("--no-sandbox",) if os.geteuid() == 0 else ()

@@ -13,12 +13,12 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
 from llmb.processes.signals import ENDING
 from llmb.runs.host import host_name, usable_cores
+from llmb.scratch import scratch_folder
 
 STORE = "LLMB_STORE"
 """The file in which the ranks of one node meet."""
@@ -140,7 +140,7 @@ def how_it_ended(code: int) -> str:
 def main(nodes: str, per_node: str, *command: str) -> None:
     allow_open_files()
     try:
-        with tempfile.TemporaryDirectory(prefix="llmb-ranks-") as folder:  # which only its owner can enter
+        with scratch_folder("llmb-ranks-") as folder:
             code = run(int(nodes), int(per_node), command, f"{folder}/store")
     except OSError as error:
         sys.exit(f"llmb: node {host_name()} failed: the ranks could not be started: {error}")

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a run fits its GPUs, before it starts or is queued: by the estimate and, if that is close, by the account."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.predict.memory import clearly_fits, estimate, estimate_here
@@ -13,6 +11,7 @@ from llmb.predict.remedies import remedies
 from llmb.processes.families import run_talking
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, PROGRAM, SURE_MARGIN_GIB, AccountJob, MemoryUse, RankAccount, countable
+from llmb.scratch import scratch_folder
 
 VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Nothing is computed, on no device."""
@@ -70,8 +69,8 @@ def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], Non
 
 
 def count_rank(job: AccountJob) -> RankAccount:
-    with tempfile.TemporaryDirectory(prefix="llmb-memory-") as folder:
-        path = Path(folder) / "job.json"
+    with scratch_folder("llmb-memory-") as folder:
+        path = folder / "job.json"
         path.write_text(job.model_dump_json())
         lines: list[bytes] = []
         ended = run_talking(("-P", "-m", PROGRAM, str(path)), VARIABLES, lines.append, "nothing was counted")
