@@ -14,7 +14,7 @@ from pathlib import Path
 LOCK = ".lock"
 """Locked while the process lives that made the folder; the kernel releases it however that ends."""
 UNLOCKED_S = 3600.0
-"""So old is a folder with content and without that file if nobody uses it: one of an earlier version, say."""
+"""A folder with content and without that file is abandoned when it is so old: one of an earlier version, say."""
 
 
 @contextmanager
@@ -35,12 +35,12 @@ def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
 
 
 def _new_folder(prefix: str, place: Path) -> tuple[Path, int]:
-    """With its locked file. Until that is locked, another process may take the folder for abandoned and remove it."""
+    """The folder, and its locked file: until it is locked, another process may take the folder for abandoned."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
         with suppress(FileNotFoundError):
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with suppress(OSError):  # a file system without locks, on which nobody else can lock it either
+            with suppress(OSError):  # a file system without locks, on which no other process locks it
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if (folder / LOCK).exists():
                 return folder, descriptor
@@ -48,7 +48,7 @@ def _new_folder(prefix: str, place: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(prefix: str, place: Path) -> None:
-    """Those of this user's; links are not followed."""
+    """Folders of this user alone; links are not followed."""
     with suppress(OSError):
         for folder in place.iterdir():
             if folder.name.startswith(prefix):

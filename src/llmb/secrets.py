@@ -43,6 +43,23 @@ _MARKS = (
 _MARKS_IN_ANY_CASE = ("bearer", "basic")
 # A setting in a text, such as ?token=... in an address or password=... of a database; not code such as key=$1.
 _PAIR = r"""(?<![\w.])([A-Za-z][\w.-]{0,80}+)\s{0,3}+=\s{0,3}([^\s$"'(<{;&|,]{4})"""
+# The same in a log, where names and values may be quoted, as in JSON, and a colon may be between them, as in headers.
+_IN_LOG = (
+    r"""(?<![\w.])([A-Za-z][\w.-]{0,80}+)\\?["']?\s{0,3}+([=:])\s{0,3}+(?:b?\\?["'])?"""
+    r"""([^\s"'\\$(<{;&|,\[*][^\s"'\\;&|,]{0,200})"""
+)
+_OPTION = r"""(?<![\w-])--?([A-Za-z][\w.-]{0,80}+)\s{1,3}+["']?([^\s"'$(<{;&|,-][^\s"';&|,]{0,200})"""
+_PARTS_OF_NAMES = (
+    *("token", "secret", "pass", "cred", "cookie", "bearer", "key", "pwd", "jwt", "connection", "pat", "psk", "auth"),
+    *("netrc", "sas", "sig", "dsn"),
+)
+"""One of these is in each name of a secret: few lines have any."""
+_WORDS = frozenset({"key", "pass", "pat", "sig", "sas", "auth"})
+"""Names that are words of a sentence before a colon."""
+_LEAST = 4
+"""Characters of a value that such a word may be the name of."""
+_COUNT = r"(?i)[-+]?\d[\d._]*(e[-+]?\d+)?[kmgtbs%]{0,2}(/\w{1,6})?"
+_NO_VALUES = frozenset({"none", "null", "true", "false", "nan"})
 _PLAIN = r"\d{1,9}(\.\d+)?"
 _FUNCTION = "BASH_FUNC_"
 HIDDEN = "[secret]"
@@ -58,6 +75,20 @@ def has_secret(text: str, *, settings: bool = True) -> bool:
     if _may_hold(text) and re.search(_BY_VALUE, text):
         return True
     return settings and "=" in text and any(_is_secret_name(name, value) for name, value in re.findall(_PAIR, text))
+
+
+def has_secret_in_log(line: str) -> bool:
+    """True if a line of a log may contain a secret: also a quoted one, as a header, as JSON, or after an option."""
+    if _may_hold(line) and re.search(_BY_VALUE, line):
+        return True
+    folded = line.casefold()
+    if not any(part in folded for part in _PARTS_OF_NAMES):
+        return False
+    pairs = re.findall(_IN_LOG, line) if "=" in line or ":" in line else []
+    options = re.findall(_OPTION, line) if "-" in line else []
+    return any(_is_told(name, value, mark) for name, mark, value in pairs) or any(
+        _is_told(name, value, " ") for name, value in options
+    )
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
@@ -104,6 +135,15 @@ def _is_secret_name(name: str, value: str) -> bool:
             return not re.fullmatch(_PLAIN, value)
         case kind:
             return kind == "one"
+
+
+def _is_told(name: str, value: str, mark: str) -> bool:
+    """Whether what stands beside a name in a log is a secret. Logs count tokens, and print the special ones."""
+    if _secret_name(name) is None or value.casefold() in _NO_VALUES:
+        return False
+    if name.casefold() in _WORDS:
+        return mark == "=" and len(value) >= _LEAST
+    return "token" not in name.casefold() or not re.fullmatch(_COUNT, value)
 
 
 @lru_cache(maxsize=4096)

@@ -10,6 +10,9 @@ from collections.abc import Iterable
 # C0 and C1 controls; marks that change the direction of what follows; surrogates, which stand for bytes that are no
 # characters and cannot be written.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20](?s:.)")
+"""With the wide forms, which some spreadsheets take for the same; a sign alone is none."""
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|nan)")
 _CONTROL_IN_LINES = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x08\x0b-\x1f"))
 
 
@@ -21,6 +24,17 @@ def printable(text: object) -> str:
 def printable_lines(text: str) -> str:
     """Several lines of text, whose line ends and tabs are kept."""
     return _CONTROL_IN_LINES.sub(_escape, text)
+
+
+def csv_value(value: object) -> object:
+    """A value for a CSV file: no text that a spreadsheet takes for a formula, and none that a terminal obeys.
+
+    Text that begins as formulas do has an apostrophe before it; a number is none.
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable_lines(value)
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def value_text(value: str | float | bool | None) -> str:

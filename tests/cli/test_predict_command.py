@@ -81,6 +81,26 @@ def test_a_file_gives_a_line_for_each_and_a_bad_one_spoils_no_other(llmb: Run, t
         assert "and --file exclude each other" in refused.stderr
 
 
+def test_what_a_file_says_is_no_formula_and_nothing_that_a_terminal_obeys_in_what_is_printed(
+    llmb: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "layouts.csv"
+    rows = ("=cmd|' /C calc'!A0,70b", "@SUM(1+1),70b", "pretrain_llama3.1,-1.5", "\x1b[2J,70b", "a,b,more")
+    file.write_text("\n".join(("workload,size", *rows)))
+    done = llmb("predict", "--file", str(file))
+    found = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["workload"] for row in found] == [
+        "'=cmd|' /C calc'!A0",
+        "'@SUM(1+1)",
+        "pretrain_llama3.1",
+        "\\x1b[2J",
+        "a",
+    ]
+    assert found[2]["size"] == "-1.5"
+    assert "\x1b" not in done.stdout
+    assert "null" not in json.loads(llmb("predict", "--file", str(file), "--json").stdout)[4]
+
+
 def test_hardware_of_ones_own_is_checked(llmb: Run, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     asked = ("predict", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8", "--gpu-type", "mine")

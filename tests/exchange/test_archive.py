@@ -74,7 +74,7 @@ def write_campaign(root: Path, tiny_plan: Callable[..., Plan]) -> list[RunFolder
         for name in ("checkpoints/step_9", "torch_profile"):
             (folder.path / name).mkdir(parents=True)
             (folder.path / name / "rank0.json.gz").write_bytes(b"large")
-    found[3].log.write_text(f"begun\ntoken {SECRET}\npassword=correct-horse\n{KEY}out of memory\n")
+    found[3].log.write_text(f"begun\ntoken {SECRET}\npassword: 'correct-horse'\n{KEY}out of memory\n")
     return found
 
 
@@ -117,6 +117,18 @@ def test_results_and_logs_are_packed_and_nothing_else(llmb: Run, archive: Path, 
     assert log.decode() == "begun\n" + 5 * "[secret]\n" + "out of memory\n"
     for secret in (SECRET, "correct-horse", "AAAAB3NzaC1yc2E"):
         assert all(secret.encode() not in held for held in files.values())
+
+
+def test_a_reason_that_repeats_a_line_of_a_log_holds_no_secret(
+    llmb: Run, tmp_path: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    said = 'rank 0 failed: login with "api_key": "open-sesame" refused'
+    write_run(tmp_path / "root", tiny_plan(), [2.0, 2.1], failed=said)
+    archive = tmp_path / packed(llmb)
+    (record,) = (held for name, held in content(archive).items() if name.endswith("run.json"))
+    assert b"open-sesame" not in record
+    assert json.loads(record)["result"]["reason"] == "[secret]"
+    assert llmb("import", "runs.tar.zst", LLMB_INSTALL=str(tmp_path / "there")).returncode == 0
 
 
 def test_traces_are_packed_if_asked_and_an_existing_file_is_left_alone(

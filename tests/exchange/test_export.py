@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb export``: each form is read back by the reader that its users have."""
 
+import csv
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from pyarrow import parquet
 from recorded_runs import gpu_record, times_around
 from recorded_runs import write_run as write_gpu_run
+from step_lines import step_line
 from timed_runs import write_run
 
 from llmb.exchange.tables import PREFIX, RESULTS, STEPS
@@ -32,6 +35,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record
 from llmb.runs.steps import ExpertLoad, Fp8Counts, step_to_json
+from llmb.shown_text import csv_value
 
 HOSTILE = 'week "47"\\,\n<b>'
 
@@ -129,6 +133,43 @@ def test_csv_parquet_and_json_lines_are_what_the_commands_show(llmb: Run, folder
     kinds = parquet.read_schema(out / "results.parquet")
     assert str(kinds.field("step_time_mean_s").type) == "double" and kinds.names == [column.name for column in RESULTS]
     assert parquet.read_schema(out / "steps.parquet").names == [column.name for column in STEPS]
+
+
+def test_text_is_no_formula_in_any_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a label of a run and as the name of a log; numbers stay numbers."""
+    llmb, label = runner(tmp_path, tmp_path / "root", monkeypatch, capsys), "=1+1"
+    found = write_gpu_run(tmp_path / "root" / "workloads" / "w" / "experiments" / "e", gpu_record(), times_around(12.3))
+    record = json.loads((found / "run.json").read_text())
+    (found / "run.json").write_text(json.dumps(record | {"label": label}))
+    log = tmp_path / "logs" / "=cmd.out"
+    log.parent.mkdir()
+    log.write_text("".join(step_line(step) for step in range(50)))
+    assert llmb("export", str(found), "--format", "csv", "-o", "out").returncode == 0
+    (row,) = csv.DictReader(StringIO((tmp_path / "out" / "results.csv").read_text()))
+    assert row["label"] == "'=1+1"
+    assert float(row["step_time_mean_s"]) == pytest.approx(12.3)
+    (parsed,) = csv.DictReader(StringIO(llmb("parse", str(log.parent), "--format", "csv").stdout))
+    assert parsed["filename"].startswith("'=cmd")
+    for command in (("compare", str(found), str(log.parent)), ("parse", str(log.parent), "--group")):
+        text = llmb(*command, "--format", "csv").stdout
+        assert text
+        assert not re.search(r"(?m)(^|,)\"?=", text), text
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        *((value, value) for value in (-1.5, -3, None, True, float("-inf"))),
+        *((text, text) for text in ("-1.5", "+2e-3", "-inf", "-", "a=b", "", "x\ny")),
+        *((text, f"'{text}") for text in ("=1+1", "+cmd|x", "-2+3", "@SUM(1)", "\t=1", " =1", "\uff1d1")),
+        ("\x1b[2J=1", "\\x1b[2J=1"),
+        ("\r=1", "\\x0d=1"),
+    ],
+)
+def test_a_value_for_a_csv_file(value: object, written: object) -> None:
+    assert csv_value(value) == written
 
 
 def test_steps_of_the_window_are_marked(llmb: Run, folders: list[Path], tmp_path: Path) -> None:

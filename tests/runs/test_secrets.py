@@ -7,7 +7,7 @@ from hypothesis import given, strategies
 from llmb import secrets
 from llmb.errors import UsageError
 from llmb.schedulers.slurm.client import submitting_environment
-from llmb.secrets import holds_secret, without_secrets
+from llmb.secrets import has_secret_in_log, holds_secret, without_secrets
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE3MDAwMDAwMDB9.c2lnbmF0dXJl"
 
@@ -83,9 +83,45 @@ def test_settings_are_no_secrets(name: str, value: str) -> None:
     assert without_secrets({name: value}) == {name: value}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "password='hunter2'", 'PASSWORD="hunter2"', "password: hunter2", "Password : 'hunter2'", "db_pwd = x1",
+        '{"api_key": "x1", "user": "me"}', "{'hf.token': 'abcd'}",
+        '\\"secret\\": \\"abcd\\"', '  "wandb_api_key": "x",',
+        "curl --api-key x https://host", "run --hf-token abcd -n 2", "run --password 'a b'", "tool -token=abcd",
+        "X-Api-Key: abcd", "Authorization: token abcd", "Cookie: session=abcd", "Private-Token: abcd",
+        "> Proxy-Authorization: Digest abcd", "password: 12345678", "env HF_TOKEN=abcd python train.py",
+        "headers={'x-api-key': b'abcd'}", "key=abcd1234", f"got {TOKEN}",
+    ],
+)  # fmt: skip
+def test_a_line_of_a_log_tells_a_secret(line: str) -> None:
+    assert has_secret_in_log(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{'loss': 2.1, 'mean_token_accuracy': 0.6312, 'num_input_tokens_seen': 8192, 'epoch': 0.1}",
+        "step 5, tokens: 1.2M, tokens_per_s: 12345.6, token_rate: 3.1k/s", "eos_token_id: 128001, max_tokens=4096",
+        "bos_token: <s>, pad_token='[PAD]', eos_token=\"</s>\"", '"hub_token": null, "push_to_hub_token": None',
+        "forward pass: 12.1 ms", "Missing key: model.layers.0", "sig=9", "--max-tokens 4096 --pad-token '<pad>'",
+        "node7:4001:4123 [3] NCCL INFO Using network IB", "tokenizer: meta-llama/Llama-3.1-8B", "password: $PASSWORD",
+        " iteration 10/ 50 | elapsed time per iteration (ms): 2010.0 | lm loss: 1.1E+01 |", "token: *****",
+    ],
+)  # fmt: skip
+def test_a_line_of_a_log_that_counts_tokens_tells_none(line: str) -> None:
+    assert not has_secret_in_log(line)
+
+
 @given(strategies.from_regex(secrets._BY_VALUE))
 def test_what_is_looked_for_first_is_in_every_secret(text: str) -> None:
     assert secrets.has_secret(text, settings=False)
+
+
+@given(strategies.from_regex(secrets._BY_NAME))
+def test_what_is_looked_for_first_is_in_every_name(name: str) -> None:
+    assert any(part in name.casefold() for part in secrets._PARTS_OF_NAMES)
 
 
 def test_sbatch_alone_gets_the_token_by_which_slurm_knows_the_user() -> None:
@@ -101,10 +137,29 @@ def test_messages_do_not_repeat_a_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["a=", "A", "a-", "x.", "eyJ-", "://", "https://a", "bearer ", "hf_", "basic AAAA", "SG.-"]
+    "part",
+    [
+        "a=",
+        "A",
+        "a-",
+        "x.",
+        "eyJ-",
+        "://",
+        "https://a",
+        "bearer ",
+        "hf_",
+        "basic AAAA",
+        "SG.-",
+        "-",
+        "--a ",
+        'a: "',
+        "key: ",
+        "token='",
+    ],
 )
 def test_a_long_text_takes_no_longer_than_its_length(part: str) -> None:
     """Of anything that grew with the square, this test would see minutes."""
     text = part * 20_000
     holds_secret("X", text)
+    has_secret_in_log(text)
     assert len(UsageError(text).what) >= len("[secret]")

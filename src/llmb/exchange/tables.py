@@ -19,6 +19,7 @@ from llmb.programs.conclude import EndedRun
 from llmb.runs.folder import new_file
 from llmb.runs.recorded_identity import identity_of
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
+from llmb.shown_text import csv_value
 
 if TYPE_CHECKING:
     import pandas
@@ -198,7 +199,7 @@ def _csv_file(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[R
     with new_file(path) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, [column.name for column in columns], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows_of(columns, rows))
+        writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows_of(columns, rows))
     return path
 
 

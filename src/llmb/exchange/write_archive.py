@@ -2,6 +2,7 @@
 """Packs runs into one file, without checkpoints and without secrets."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +25,7 @@ from llmb.exchange.manifest import (
 from llmb.input_files import open_regular
 from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import now, read_job, read_record
-from llmb.secrets import HIDDEN, has_secret, secret_spans
+from llmb.secrets import HIDDEN, has_secret_in_log, secret_spans
 
 BLOCK = 512
 """Bytes that parts of a tar file are multiples of."""
@@ -32,6 +33,8 @@ CHUNK = 1 << 20
 LEVEL = 10
 """Effort of zstd. Runs take a twentieth of their size; with 19 a quarter less, in seven times the time."""
 _KEY_END = "-----END"
+_TOLD = re.compile(r'"(?:reason|note)": "((?:[^"\\]|\\.)*+)"')
+"""What a record says of its end, which may be a line of its log."""
 _WORD = HIDDEN.encode()
 _ENCODING = ("utf-8", "surrogateescape")
 _Span = tuple[int, int]
@@ -133,7 +136,7 @@ def _searched_lines(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
     while line := file.readline(CHUNK):
         text = line.decode(*_ENCODING)
         begins = "PRIVATE KEY-----" in text
-        if in_key or begins or has_secret(text):
+        if in_key or begins or has_secret_in_log(text):
             bare = line.rstrip(b"\n")
             yield bare, True
             yield line[len(bare) :], False
@@ -144,7 +147,10 @@ def _searched_lines(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
 
 def _searched_text(text: str) -> Iterator[tuple[bytes, bool]]:
     place = 0
-    for first, end in secret_spans(text):
+    told = [found.span(1) for found in _TOLD.finditer(text) if has_secret_in_log(found[1])]
+    for first, end in sorted((*secret_spans(text), *told)):
+        if first < place:
+            continue
         yield text[place:first].encode(*_ENCODING), False
         yield text[first:end].encode(*_ENCODING), True
         place = end

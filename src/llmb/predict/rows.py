@@ -36,7 +36,7 @@ def predict_rows(
 ) -> Iterator[PredictedRow]:
     """One that cannot be predicted takes no other with it. Raises UsageError for columns that there are not."""
     if rows and (unknown := set(rows[0]) - set(COLUMNS)):
-        raise UsageError(f"unknown columns: {', '.join(map(str, sorted(unknown)))}", choices=COLUMNS)
+        raise UsageError(f"unknown columns: {', '.join(sorted(map(str, unknown)))}", choices=COLUMNS)
 
     @cache
     def plan_of(*recipe: str) -> EnginePlan:
@@ -56,7 +56,7 @@ def predict_rows(
             found: Prediction | LlmbError = predict(plan, gpu, calibration, catalogue.rates.errors, alike)
         except LlmbError as error:
             found = error
-        yield PredictedRow(line, row, found)
+        yield PredictedRow(line, {name: text for name, text in row.items() if name in COLUMNS}, found)
 
 
 def with_layout(plan: EnginePlan, changes: Mapping[str, int | None]) -> EnginePlan:

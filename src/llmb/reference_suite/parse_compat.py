@@ -20,7 +20,7 @@ from llmb.errors import UsageError
 from llmb.input_files import open_file
 from llmb.logs.error_text import describe_content, find_recorder
 from llmb.logs.reader import RunLog, read_log
-from llmb.shown_text import printable
+from llmb.shown_text import csv_value, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,9 @@ def compat_csv(report: CompatReport) -> str:
     for run in report.runs:
         success = run.kind == "success"
         figures = [figure or "-" for figure in _figures(run, report.form)] if success else [""] * len(_DIGITS)
-        writer.writerow([_text(run), "Success" if success else "Failed", *figures, "" if success else run.last_step])
+        writer.writerow(
+            [csv_value(_text(run)), "Success" if success else "Failed", *figures, "" if success else run.last_step]
+        )
     total = len(report.runs)
     text.write(f"# Summary: {report.successes} success, {report.failures} failed, {total} total\n")
     return text.getvalue()

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any, Generic, NamedTuple, TypeVar
 from unicodedata import combining, east_asian_width
 
-from llmb.shown_text import printable, printable_lines, value_text
+from llmb.shown_text import csv_value, printable, printable_lines, value_text
 
 GAP = "  "
 LONGEST_LABEL = 40
@@ -165,7 +165,7 @@ def csv_text(names: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     lines = io.StringIO()
     writer = csv.DictWriter(lines, list(names), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
     return lines.getvalue()
 
 

@@ -15,7 +15,9 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
   const csv = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
-    const text = cell.textContent;
+    const shown = cell.textContent;
+    const formula = /^\s*[=+\-@\uff1d\uff0b\uff0d\uff20]./s.test(shown);
+    const text = formula && !/^[-+]?[\d.,]+(e[-+]?\d+)?\s*%?$/i.test(shown) ? `'${shown}` : shown;
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   }).join(",")).join("\n") + "\n";
   const picture = (figure) => {
