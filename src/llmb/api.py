@@ -9,8 +9,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter
 
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison, Row
@@ -26,6 +31,7 @@ from llmb.checkpoints.origin import Origin
 from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.exchange.export import exported_run
 from llmb.exchange.tables import RESULTS, STEPS, data_frame, frame_of, step_rows
+from llmb.input_files import named_path
 from llmb.jobs.find import parse_since
 from llmb.jobs.history import read_history
 from llmb.jobs.local_run import plan_here, raise_unless_successful
@@ -50,6 +56,10 @@ from llmb.verdict.records import Condition, Verdict
 
 if TYPE_CHECKING:
     import pandas
+
+STRICT = ConfigDict(strict=True)
+MOST_RUNS = 2**63 - 1
+"""What the history can count to."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,6 +128,54 @@ class RunComparison(Comparison):
         return frame_of([row.model_dump(mode="json") for row in self.rows], [*Row.model_fields])
 
 
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+_WORDS: Mapping[object, str] = {
+    str: "text",
+    Path: "a path",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    NoneType: "None",
+}
+_MOST_SHOWN = 80
+
+
+def _checked(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """The function, which raises UsageError for an argument of a type that it does not take."""
+    expected = signature(function)
+
+    @cache
+    def adapters() -> Mapping[str, tuple[str, TypeAdapter[Any]]]:
+        hints = get_type_hints(function)
+        named = (name for name, one in expected.parameters.items() if one.kind is not one.VAR_KEYWORD)
+        return {name: (_type_text(hints[name]), TypeAdapter(hints[name], config=STRICT)) for name in named}
+
+    @wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        given = expected.bind(*args, **kwargs).arguments
+        for name, (text, adapter) in adapters().items():
+            value = given.get(name, expected.parameters[name].default)
+            try:
+                adapter.validate_python(value)
+                if isinstance(value, str):
+                    value.encode()  # half a pair of surrogates is no text, and no file or database takes it
+            except ValueError as error:  # pydantic's is one
+                raise UsageError(f"{name} is {repr(given[name])[:_MOST_SHOWN]}; it must be {text}") from error
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
+    """A type of an argument, for people."""
+    if origin := get_origin(annotation):
+        if origin is UnionType:
+            return " or ".join(map(_type_text, get_args(annotation)))
+        return "a function" if origin is Callable else "a list of texts"
+    return _WORDS[annotation]
+
+
 _COLUMNS: tuple[Column[Run], ...] = (
     Column("run", lambda run: run.id),
     Column("label", lambda run: run.label),
@@ -136,12 +194,14 @@ def _run_of(run: EndedRun) -> Run:
     return Run(record.id, record.label, run.folder.path, plan.recipe, run.result, plan.origin, plan)
 
 
+@_checked
 def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)
     """A recipe of the catalogue with its layout and published figures, as ``llmb show``. Raises UsageError."""
     values = _known(options, Request, workload, size)
     return resolve_request(Catalogue(), build(Request, values))
 
 
+@_checked
 def run(
     workload: str,
     size: str,
@@ -165,6 +225,7 @@ def run(
     return _run_of(ended)
 
 
+@_checked
 def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: None) -> Run:
     """A run that has ended, as ``llmb result``; also one that failed. Raises UsageError.
 
@@ -178,6 +239,7 @@ def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: Non
     return _run_of(read_ended_run(folders[0]))
 
 
+@_checked
 def list_runs(
     *,
     label: str | None = None,
@@ -191,6 +253,8 @@ def list_runs(
 
     ``on_message`` gets those that are left out: runs that have not ended, or that cannot be read.
     """
+    if limit is not None and not 0 <= limit <= MOST_RUNS:
+        raise UsageError(f"limit is {str(limit)[:_MOST_SHOWN]}; it must be a whole number from 0 to {MOST_RUNS}")
     selection = Filter(
         label=label,
         workload=workload,
@@ -210,6 +274,7 @@ def list_runs(
     return Runs(ended)
 
 
+@_checked
 def judge(
     path: str | Path,
     *,
@@ -250,15 +315,17 @@ def judge(
     return RunVerdict(**dict(judged[0].verdict))
 
 
+@_checked
 def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
     """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
     check_rule(window)
-    found = find_logs(Path(path).expanduser())
+    found = find_logs(named_path(path))
     read = (parsed_run(log, window) for log in found.logs)
     runs = with_copies([*(known_run(file, window) for file in found.refused), *read])
     return sorted((run.log for run in runs if run.log), key=lambda file: file.path)
 
 
+@_checked
 def compare(
     before: str | Path,
     after: str | Path | None = None,

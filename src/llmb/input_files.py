@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from llmb.errors import UsageError
 
+MOST_SHOWN = 80
 MOST_TEXT_BYTES = 1 << 22
 """The largest file of settings that is read as a whole."""
 MOST_JSON_BYTES = 1 << 26
@@ -59,6 +60,19 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
     except ValueError as error:  # the path holds a null character
         raise UsageError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def named_path(text: str | Path) -> Path:
+    """A path that a user names, of which there may be nothing. Raises UsageError for text that no path can have."""
+    try:
+        path = Path(text).expanduser()
+        path.lstat()
+    except (RuntimeError, ValueError) as error:  # of a user that there is none of, or no text for a file system
+        raise UsageError(f"this is not a path: {error}", where=str(text)[:MOST_SHOWN]) from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError("this is not a path: it is too long", where=str(text)[:MOST_SHOWN]) from error
+    return path
 
 
 def not_regular(mode: int) -> str | None:

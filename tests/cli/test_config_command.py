@@ -2,6 +2,7 @@
 """``llmb config``: what holds and where it comes from, and changes of single values."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -264,5 +265,9 @@ def test_a_checkout_of_the_reference_suite_is_checked_file_by_file(llmb: Run, tm
     assert "line 41 was 'export FW_VERSION=25.09.00', and is 'nothing'" in llmb(*check).stdout
     unknown = llmb(*check, "--release", "25.13")
     assert (unknown.returncode, "24.11, 25.04, 25.07, 25.12" in unknown.stderr) == (2, True)
+    (suite.checkout / launch["file"]).unlink()
+    os.mkfifo(suite.checkout / launch["file"])
+    piped = json.loads(llmb(*check, "--json").stdout)["files"]
+    assert [item["state"] for item in piped if item["file"] == launch["file"]] == ["missing"]
     other = llmb("config", "check", "--suite", str(tmp_path))
     assert (other.returncode, "this is not a checkout of the reference suite" in other.stderr) == (2, True)

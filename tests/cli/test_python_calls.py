@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 import llmb
 from llmb.cli.main import app
-from llmb.errors import UsageError
+from llmb.errors import LlmbError, UsageError
 from llmb.jobs.local_run import LocalRun
 from llmb.runs.plan import Plan
 
@@ -181,3 +182,49 @@ def test_runs_have_the_same_names_from_python_as_in_commands(
         llmb.result("week")
     with pytest.raises(UsageError, match="no job 'nothing'"):
         llmb.result("nothing")
+
+
+WRONG: tuple[Any, ...] = (
+    *(None, True, 5, 1.5, b"x", [], ["x"], {}, object(), 10**400, float("nan")),
+    *("", "\0", "\ud800", "a" * 5000, "/" + "a/" * 3000, "~nouser/x", Path("a\0b")),
+)
+CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "recipe": ({"workload": "pretrain_llama3.1", "size": "8b"}, ("workload", "size", "scale", "dtype", "gpu_type")),
+    "run": ({"workload": "none", "size": "8b"}, ("workload", "size", "force", "on_step", "on_message", "lr", "label")),
+    "result": ({"run": "x"}, ("run", "on_message")),
+    "list_runs": ({}, ("label", "workload", "campaign", "since", "limit", "on_message")),
+    "judge": ({"path": "x"}, ("path", "against", "control", "expect", "tolerance", "gpu_type", "window")),
+    "parse": ({"path": "x"}, ("path", "window")),
+    "compare": ({"before": "x"}, ("before", "after", "vary", "control", "tolerance")),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_argument_raises_no_other_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    usual, arguments = CALLS[name]
+    for argument in arguments:
+        for value in WRONG:
+            with suppress(LlmbError):
+                getattr(llmb, name)(**usual | {argument: value})
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda: llmb.judge("x", tolerance="x"), "tolerance is 'x'; it must be a number or None"),  # type: ignore[arg-type]
+        (lambda: llmb.recipe("pretrain_llama3.1", None), "size is None; it must be text"),  # type: ignore[arg-type]
+        (lambda: llmb.parse("x", window=None), "window is None; it must be text"),  # type: ignore[arg-type]
+        (lambda: llmb.judge(None), "path is None; it must be text or a path"),  # type: ignore[arg-type]
+        (lambda: llmb.compare("x", vary="tp"), "vary is 'tp'; it must be a list of texts"),
+        (lambda: llmb.list_runs(limit=-1), "limit is -1; it must be a whole number from 0 to 9223372036854775807"),
+        (lambda: llmb.result("x", on_message="x"), "on_message is 'x'; it must be a function"),  # type: ignore[arg-type]
+        (lambda: llmb.parse("~nouser/x"), "this is not a path: Could not determine home directory."),
+        (lambda: llmb.judge("a/" * 3000), "this is not a path: it is too long"),
+    ],
+)
+def test_the_error_says_what_an_argument_must_be(call: Callable[[], object], what: str) -> None:
+    with pytest.raises(UsageError) as error:
+        call()
+    assert error.value.what == what

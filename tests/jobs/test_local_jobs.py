@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +112,18 @@ def test_a_run_that_was_killed_is_found_out(llmb: Call, tmp_path: Path, forked_p
     record = read_record(RunFolder(Path(row["run_dir"])))
     assert record.status == "failed"
     assert str(record.reason).startswith("interrupted by the system (KILLED) after ")
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_gone_is_not_called_killed(llmb: Call, tmp_path: Path, forked_python: str) -> None:
+    process, row = begin(llmb, tmp_path, forked_python)
+    process.send_signal(signal.SIGKILL)
+    process.wait(WITHIN_S)
+    shutil.rmtree(Path(row["run_dir"]).parent)
+    llmb(tmp_path, "jobs", "refresh", PATH=BARE)
+    (row,) = jobs(llmb, tmp_path)
+    assert (row["state"], row["status"]) == ("UNKNOWN", "failed")
+    assert row["reason"] == "the run folder is gone, and with it how the run ended"
 
 
 @pytest.mark.slow

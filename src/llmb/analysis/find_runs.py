@@ -15,6 +15,7 @@ from llmb.analysis.recorded_run import RecordedRun, in_other_window, read_folder
 from llmb.errors import UsageError, closest
 from llmb.exchange.imported import unpacked
 from llmb.exchange.manifest import ENDING
+from llmb.input_files import named_path
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
 from llmb.runs.folder import RunFolder
@@ -49,7 +50,7 @@ def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     label or of a campaign; a path is that of a run folder, of a folder with only one, or of an archive. Raises
     UsageError.
     """
-    path = Path(text).expanduser().absolute()
+    path = named_path(text).absolute()
     if path.is_file() and path.name.endswith(ENDING):
         return list(_run_folders(unpacked(path)))
     if path.is_dir() and text != LATEST:
@@ -178,7 +179,7 @@ def _find(selector: str, install: Path, say: Say) -> FoundRuns:
     text = selector.strip()
     if not text:  # a variable of a script that is not set; as a path it would be the current folder
         raise UsageError("no runs are selected: the name is empty", choices=SELECTORS)
-    path = Path(text).expanduser()
+    path = named_path(text)
     if "/" in text or text in (".", "..", "~"):
         return _at(text, path)
     if text == LATEST:

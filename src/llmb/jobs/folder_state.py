@@ -33,6 +33,7 @@ def read_folder(run_dir: str) -> FolderState:
         end=end,
         run_status=outcome.status if outcome else None,
         unread=_unread(folder),
+        gone=not folder.path.is_dir(),
         run_reason=outcome.reason if outcome else None,
         run_of=(record.job.job_id, record.job.restarts) if record and record.job else None,
         steps=progress.steps,

@@ -33,9 +33,10 @@ def run_folders_below(install: Path) -> set[Path]:
 
 
 def _shown(install: Path, pattern: str) -> list[Path]:
-    """In order, without what is reached by a name that begins with a dot."""
+    """In order, without what is reached by a name that begins with a dot, unless the pattern has that."""
+    named = {*pattern.split("/")}
     found = sorted(install.glob(pattern))
-    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(install).parts)]
+    return [path for path in found if not any(part[0] == "." for part in {*path.relative_to(install).parts} - named)]
 
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:

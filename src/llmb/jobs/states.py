@@ -26,6 +26,8 @@ class FolderState:
     """``status`` of run.json; None if it cannot be read."""
     unread: str = "there is no record of it"
     """Why that is so."""
+    gone: bool = False
+    """There is no folder any more."""
     run_reason: str | None = None
     run_of: tuple[str, int] | None = None
     """The last job that ran it, and that job's restarts."""
@@ -132,6 +134,8 @@ def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
         state, status = LOST, "failed"
         mark = "it did not record its end: killed, or lost with its node"
         reason = f"its scheduler has forgotten it, and {mark}{_progress(folder)}"
+    elif folder.gone:
+        state, status, reason = LOST, "failed", f"its scheduler has forgotten it, and {folder.unread}"
     else:
         state, status = LOST, "failed"
         reason = "its scheduler has forgotten it, and it never started: most likely cancelled while it was pending"

@@ -58,6 +58,9 @@ def _span(part: str) -> Span:
     return span
 
 
+MOST_WHOLE = 2**63 - 1
+
+
 class Form(NamedTuple):
     """``is_written`` returns False, or raises ValueError, for text in another format."""
 
@@ -165,6 +168,8 @@ class Option:
             return self.type is bool
         if self.folder and isinstance(value, Path):
             return True
+        if isinstance(value, int) and abs(value) > MOST_WHOLE:
+            return False
         return isinstance(value, (int, float) if self.type is float else self.type)
 
     def arguments(self, value: Any) -> Iterator[str]:  # noqa: ANN401 (of the option's type)

@@ -4,11 +4,12 @@
 import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from io import BytesIO
+from io import DEFAULT_BUFFER_SIZE, BytesIO
 from pathlib import Path
 from typing import Any
 
 from llmb.catalogue.records import Window
+from llmb.input_files import open_regular
 from llmb.logs.formats.format import Format
 from llmb.logs.outcome import FINISHED, LogOutcome, judge_log
 from llmb.logs.reader import read_log
@@ -160,7 +161,7 @@ def judge_latest_attempt(log: Path, window: Window, log_format: Format) -> LogOu
     first = log_format.first_number
     rule = window.rule if window.rule in LOG_RULES else f"{max(window.first, first)}-{max(window.last, first)}"
     try:
-        with log.open("rb") as stream:
+        with open_regular(log, buffering=DEFAULT_BUFFER_SIZE) as stream:
             begin = _latest_attempt(stream.fileno())
             if not begin:
                 return judge_log(read_log(stream, rule))

@@ -6,6 +6,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pydantic import Field
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError, unknown
+from llmb.input_files import open_regular
 
 DATA = Path(__file__).with_name("launch_scripts.yaml")
 REPOSITORY = "https://github.com/NVIDIA/dgxc-benchmarking"
@@ -195,7 +197,7 @@ def _check_script(checkout: Path, script: LaunchScript) -> Iterator[CheckedFile]
 
 def _content(path: Path) -> bytes | None:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(LARGEST_BYTES)
     except OSError:
         return None
@@ -286,8 +288,8 @@ SUPERBLOCK_BYTES = 96
 def image_problem(path: Path) -> str | None:
     """Why ``path`` is not a complete squashfs image, such as one whose import was ended; None for one that is."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
             head = stream.read(SUPERBLOCK_BYTES)
     except OSError as error:
         return f"cannot be read: {error.strerror}"

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a run's log, and which rank failed first by it."""
 
+import os
 import re
 import signal
 from pathlib import Path
 from typing import NamedTuple
 
 from llmb.errors import LlmbError
+from llmb.input_files import open_regular
 from llmb.runs.stall import STALL
 
 TAIL_BYTES = 64 * 1024
@@ -16,8 +18,8 @@ def tail(path: Path) -> str:
     """The last ``TAIL_BYTES`` of a log, of the latest attempt alone; empty when there is none."""
     if not path.exists():
         return ""
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
+    with open_regular(path) as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL_BYTES))
         return latest_attempt(stream.read().decode(errors="replace"))
 
 

@@ -117,6 +117,7 @@ def started(pid: int) -> str | None:
 INTERRUPTED = 130
 """Exit code of a run that was asked to end."""
 JOB_VARIABLE = "LLMB_JOB_ID"
+GONE = "the run folder is gone, and with it how the run ended"
 WORDS: dict[Phase, str] = {
     "running": "RUNNING",
     "completed": "COMPLETED",
@@ -197,6 +198,8 @@ def _state(job: AskedJob) -> JobState:
     if process and not here:
         meaning = f"it was started on {process.host}, and only that host can show whether it still runs"
         return JobState(job_id=job_id, phase="running", meaning=meaning, nodes=nodes, started_s=started_s)
+    if process is None and not job.base.path.is_dir():
+        return JobState(job_id=job_id, state=UNKNOWN, phase="failed", meaning=GONE)
     phase: Phase = "running" if alive else "killed"
     how = None if alive else "its process was killed"
     return JobState(job_id=job_id, state=WORDS[phase], phase=phase, meaning=how, nodes=nodes, started_s=started_s)
