@@ -159,7 +159,7 @@ def _checked(function: Callable[Parameters, Returned]) -> Callable[Parameters, R
             try:
                 adapter.validate_python(value)
                 if isinstance(value, str):
-                    value.encode()  # half a pair of surrogates is no text, and no file or database takes it
+                    value.encode()  # neither a file nor a database takes half a pair of surrogates
             except ValueError as error:  # pydantic's is one
                 raise UsageError(f"{name} is {repr(given[name])[:_MOST_SHOWN]}; it must be {text}") from error
         return function(*args, **kwargs)
