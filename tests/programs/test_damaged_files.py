@@ -261,10 +261,9 @@ def reasons(result: Result) -> dict[str, str]:
         ),
         pytest.param(
             "checkpoints.jsonl",
-            b"\xff\xfe",
+            b"\xff\xfe\n{}\n",
             {"checkpoint"},
-            "what was written of the checkpoints cannot be read: UnicodeDecodeError: 'utf-8' codec can't decode byte "
-            "0xff in position 0: invalid start byte",
+            "what was written of the checkpoints cannot be read: ValueError: line 1 is not a complete save or load",
             id="no text",
         ),
         pytest.param("breakdown.json", b"[]", set(), "", id="a breakdown of another form"),

@@ -77,11 +77,16 @@ def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
 
 
 def read_checkpoint_times(path: Path) -> list[CheckpointTime]:
-    """All complete lines, without one that was truncated by a crash. Raises OSError if there is no such file."""
+    """All complete lines, without a last one that was truncated by a crash.
+
+    Raises OSError if the file cannot be read, ValueError if any other line is not complete.
+    """
     found = []
-    for line in read_regular(path, MOST_JSON_BYTES).splitlines():
+    lines = read_regular(path, MOST_JSON_BYTES).splitlines()
+    for number, line in enumerate(lines, start=1):
         try:
             found.append(CheckpointTime.model_validate_json(line))
-        except ValidationError:
-            break
+        except ValidationError as error:
+            if number < len(lines):
+                raise ValueError(f"line {number} is not a complete save or load") from error
     return found
