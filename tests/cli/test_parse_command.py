@@ -42,9 +42,10 @@ SCALING_COLUMNS = (
 )
 
 
-def log_text(steps=50, upto=None, *, loss=12.5, tflops=600.0):
+def log_text(steps=50, upto=None, *, loss=12.5, tflops=600.0, gbs=8):
     numbers = range(steps if upto is None else upto + 1)
-    return "".join(step_line(n, steps, loss=loss, step_time_s=2.5 + n % 2 / 10, tflops_per_gpu=tflops) for n in numbers)
+    told = {"loss": loss, "tflops_per_gpu": tflops, "global_batch_size": gbs}
+    return "".join(step_line(n, steps, step_time_s=2.5 + n % 2 / 10, **told) for n in numbers)
 
 
 @pytest.fixture
@@ -304,7 +305,7 @@ def scales(tmp_path):
     for gpus, jobs in ((8, (11, 12, 13)), (128, (21,))):
         for job in jobs:
             name = f"log-acct.pretrain_llama3.1_8b_bf16_gpus{gpus}_tp1_pp1_cp2_vp1_mbs1_gbs{16 * gpus}_{job}_0.out"
-            (tmp_path / name).write_text(log_text().replace(": 2.", f": 12.{job}"))
+            (tmp_path / name).write_text(log_text(gbs=16 * gpus).replace(": 2.", f": 12.{job}"))
     (tmp_path / "log-acct.pretrain_llama3.1_8b_bf16_gpus8_14_0.out").write_text(log_text(upto=20))
     return tmp_path
 
@@ -461,7 +462,7 @@ def test_a_damaged_record_is_reported(tmp_path):
 
 def test_a_log_that_tells_its_nodes_alone_asks_for_the_gpu_type(tmp_path):
     name = "log-acct.pretrain_llama3.1_8b_bf16_1nodes_tp1_pp1_cp2_vp1_mbs1_gbs128_7_0.out"
-    (tmp_path / name).write_text(log_text())
+    (tmp_path / name).write_text(log_text(gbs=128).replace(": 2.", ": 12."))
     note = "GPUs of 1 of these logs: only the nodes are reported; add --gpu-type"
     assert note in parse(tmp_path).stdout
     assert note not in parse(tmp_path, "--gpu-type", "h100").stdout
@@ -476,7 +477,7 @@ def test_a_document_written_where_logs_are_read_is_that_of_all_runs_together(tmp
     (results / "log-noted.out").write_text(log_text(loss=11.0) + "ValueError: at the end\n")
     (results / "log-pretrain_llama3.1_8b_bf16_gpus16_2_0.out").write_text(log_text(loss=10.0))
     assert_written_as_together(results)
-    (results / "log-gpu.out").write_text("NVIDIA H100\n" + log_text(loss=9.0))
+    (results / "log-gpu.out").write_text("NVIDIA H100 80GB HBM3\n" + log_text(loss=9.0))
     document = assert_written_as_together(results)
     assert sum(result["copy_of"] is not None for result in document["results"]) == 2
 

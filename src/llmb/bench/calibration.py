@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from llmb.bench.cases import MIB, PASS_WORDS, attention_shapes
 from llmb.bench.records import Measurement, MeasurementFile
-from llmb.catalogue.records import Gpu
+from llmb.catalogue.records import Gpu, gpu_type_of
 from llmb.errors import UsageError
 from llmb.predict.prediction import Calibration
 from llmb.predict.sizes import BF16
 from llmb.predict.work import MeasuredMachine, ProductShape, filled
 from llmb.runs.plan import EnginePlan
-from llmb.site.machine import gpu_type_of
 
 USED = ("gemm", "attention", "memory", "collectives")
 LEAST_COPY, LEAST_MESSAGE = 512 * MIB, 64 * MIB

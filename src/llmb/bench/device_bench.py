@@ -11,12 +11,12 @@ from llmb.bench.jobs import CaseList, ProductDtype
 from llmb.bench.measure import OnProgress, run_measurements
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Dtype, Recipe
+from llmb.catalogue.records import Dtype, Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, unknown
 from llmb.runs.host import Device, host_name
 from llmb.runs.record import now
-from llmb.site.machine import Machine, gpu_type_of
+from llmb.site.machine import Machine
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DEFAULT_MODEL: dict[Device, tuple[str, str]] = {

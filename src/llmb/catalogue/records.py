@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Typed, frozen records of the catalogue."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -19,6 +20,8 @@ from llmb.catalogue.published import (
 from llmb.catalogue.record import Record as Record
 
 DEFAULT = "default"
+MIG = " MIG"
+"""In the device name of a part of a GPU."""
 OPEN_CHOICES = {"gpu_type": "GPU type", "scale": "scale", "dtype": "dtype", "release": "release"}
 """The fields of a request that may be left open, and their names in messages."""
 
@@ -114,12 +117,21 @@ class Gpu(Record):
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
 
+    def is_called(self, name: str) -> bool:
+        """Whether ``name`` is a device name of exactly this variant; a slice of MIG is not the GPU."""
+        return MIG not in name and any(fnmatchcase(name, pattern) for pattern in self.device_names)
+
     @model_validator(mode="after")
     def _every_figure_has_a_source(self) -> Self:
         missing = [name for name in SOURCED if getattr(self, name) is not None and name not in self.sources]
         if missing:
             raise ValueError(f"{self.gpu_type} has no source for {', '.join(missing)}")
         return self
+
+
+def gpu_type_of(name: str, gpus: Iterable[Gpu]) -> str | None:
+    """The type of a device name; None for any other variant, whose peak is not guessed."""
+    return next((gpu.gpu_type for gpu in gpus if gpu.is_called(name)), None)
 
 
 class Fabric(Record):

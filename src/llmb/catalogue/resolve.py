@@ -241,7 +241,7 @@ def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
     return _unique([*itemized, *(gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized)])
 
 
-def gpu_type_of(catalogue: Catalogue, request: Request) -> str:
+def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
     """The GPU type of a request, by default the first that its size is published for. Raises UsageError."""
     return _gpu_type(catalogue, _sized_workload(catalogue, request.workload, request.size), request)
 

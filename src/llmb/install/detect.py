@@ -15,12 +15,12 @@ from pydantic import Field
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Record
+from llmb.catalogue.records import Record, gpu_type_of
 from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.runs.folder import ROOT_VARIABLES
 from llmb.schedulers.installer import Offer
 from llmb.schedulers.lookup import SCHEDULERS, find_scheduler
-from llmb.site.machine import gpu_type_of, this_machine
+from llmb.site.machine import this_machine
 from llmb.tools import ask_program
 
 BUILDS = Path(__file__).with_name("torch_builds.yaml")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Recipe
+from llmb.catalogue.records import Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history, read_history, row_of_record
@@ -55,7 +55,7 @@ from llmb.schedulers.local.scheduler import (
     run_workers,
 )
 from llmb.schedulers.lookup import LOCAL, find_scheduler
-from llmb.site.machine import Machine, check_machine, gpu_type_of, this_machine
+from llmb.site.machine import Machine, check_machine, this_machine
 from llmb.site.site import Site
 from llmb.trust import STATE_FOLDER
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmb.catalogue.job_defaults import JobDefaults, job_defaults
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import Request, gpu_type_of, resolve
+from llmb.catalogue.resolve import Request, requested_gpu_type, resolve
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.assemble import mounted_folders, on_site
 from llmb.jobs.history import row_of_record
@@ -177,7 +177,7 @@ def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen
     """The requested scale, or that of the requested nodes. Raises UsageError if they differ."""
     if options.nodes is None:
         return request.scale
-    gpu = catalogue.gpus.get(gpu_type_of(catalogue, request))
+    gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))
     per_node = options.gpus_per_node or chosen.gpus_per_node or (gpu.gpus_per_node if gpu else None)
     if per_node is None:
         raise UsageError("the number of processes per node is not specified", do="add --gpus-per-node")

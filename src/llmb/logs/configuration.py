@@ -12,11 +12,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmb.catalogue.records import MIG, gpu_type_of
 from llmb.logs.formats.format import Value, has
 from llmb.logs.formats.torchtitan import replica_groups
 
 if TYPE_CHECKING:
     from llmb.catalogue.published import Document
+    from llmb.catalogue.records import Gpu
 
 _ARGUMENTS = {
     b"world_size": "gpus",
@@ -53,7 +55,13 @@ _TITAN_TOKENS = re.compile(
 )
 """As torchtitan prints it since 2026."""
 _PARAMETER = re.compile(rb"Config param (model_name|max_target_length): (\S{1,80})")
-_GPU = re.compile(rb"\bNVIDIA (GB300|GB200|B300|B200|H200|H100|A100)\b")
+_GPU = re.compile(
+    rb"\bNVIDIA (?P<chip>G?[ABHL]\d{2,3}S?)"
+    rb"(?:[ -](?:PCI[eE]|NVL\d{0,2}|SXM\d?|CNX|\d{2,3}GB|HBM\d\w?|MIG [\w.+]{1,20})){0,5}(?!\w)"
+)
+"""The name of a device, by the driver or by CUDA."""
+_SLICES = re.compile(rb"[\r\n] {1,9}MIG {1,9}[\w.+]{1,20} {1,9}Device {1,9}\d")
+"""As ``nvidia-smi -L`` lists them below their GPU."""
 
 _EXPERIMENT = re.compile(
     r"(?<![a-z])(?P<workload>(?:pretrain|finetune|sft|lora)_[a-z][a-z0-9.-]*?(?:_[a-z][a-z0-9.-]*?)*?)"
@@ -99,9 +107,25 @@ def _from_head(head: bytes) -> dict[str, Value]:
             found["workload"] = value.decode("utf-8", "replace")
         elif value.isdigit():
             found["layout.seq_len"] = int(value)
-    if has(head, _GPU_SIGN) and (gpu := _GPU.search(head)):
-        found["gpu_type"] = gpu[1].decode().lower()
+    if has(head, _GPU_SIGN) and (gpu := _GPU.search(head)) and (kind := _gpu_type(gpu, head)):
+        found["gpu_type"] = kind
     return found
+
+
+def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
+    """The catalogue's type of a device, or the name of a variant that it does not have; None for a chip without the
+    rest of its name, of which there are several variants."""
+    gpus, name, chip = _gpus(), gpu[0].decode(), gpu["chip"].decode()
+    name += MIG.rstrip() if _SLICES.search(head) else ""
+    is_bare = name.endswith(f" {chip}") and chip.lower() in gpus
+    return gpu_type_of(name, gpus.values()) or (None if is_bare else name)
+
+
+@cache
+def _gpus() -> "Mapping[str, Gpu]":
+    from llmb.catalogue.load import Catalogue  # takes longer to load than to read a hundred logs
+
+    return Catalogue().gpus
 
 
 def _torchtitan_sizes(head: bytes) -> dict[str, int]:

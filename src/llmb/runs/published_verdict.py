@@ -3,7 +3,6 @@
 
 import math
 from dataclasses import replace
-from fnmatch import fnmatch
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation, PublishedCondition
@@ -225,4 +224,4 @@ def _variant(gpu_type: str, device: str | None) -> str | None:
     gpu = Catalogue().gpus.get(gpu_type)
     if gpu is None:
         return None
-    return device if device and any(fnmatch(device, pattern) for pattern in gpu.device_names) else gpu.name
+    return device if device and gpu.is_called(device) else gpu.name

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this machine has to train on, seen without torch."""
 
-import fnmatch
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmb.catalogue.records import Gpu
 from llmb.errors import EnvironmentProblem
 from llmb.runs.host import usable_cores
 from llmb.runs.plan import Plan
@@ -55,14 +53,6 @@ def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
             break
         found.append(names[number])
     return tuple(found)
-
-
-def gpu_type_of(name: str, gpus: Iterable[Gpu]) -> str | None:
-    """The catalogue's type of a device name; None for any other variant, whose peak is not guessed."""
-    for gpu in gpus:
-        if any(fnmatch.fnmatch(name, pattern) for pattern in gpu.device_names):
-            return gpu.gpu_type
-    return None
 
 
 def check_machine(plan: Plan, machine: Machine) -> None:

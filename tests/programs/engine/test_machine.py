@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import gpu_type_of
 from llmb.catalogue.resolve import Request
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.local_run import local_spec, recipe_for
@@ -15,7 +16,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.schedulers.local.scheduler import THREADS, local_command, local_variables
-from llmb.site.machine import Machine, check_machine, gpu_type_of, this_machine
+from llmb.site.machine import Machine, check_machine, this_machine
 
 CATALOGUE = Catalogue()
 LAPTOP = Machine(gpu_names=(), cores=8)
