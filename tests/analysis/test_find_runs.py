@@ -149,7 +149,7 @@ def empty(install: Path) -> Path:
 
 
 def test_logs_without_a_record_are_runs(install: Path, tmp_path: Path) -> None:
-    name = "log-account.pretrain_llama3_8b_bf16_gpus8_tp1_pp1_cp1_vp1_mbs1_gbs128_{}_0.out"
+    name = "log-account.pretrain_llama3_8b_bf16_gpus8_tp1_pp1_cp1_vp1_mbs1_gbs256_{}_0.out"
     one, two = (nemo_log(tmp_path / "logs" / name.format(job)) for job in (1234567, 1234568))
     nemo_log(tmp_path / "logs" / "log-died_1_0.out", logged=20)
     nemo_log(tmp_path / "logs" / "log-nan_1_0.out", loss=float("nan"))

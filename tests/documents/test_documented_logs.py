@@ -39,15 +39,15 @@ def nemo_run(experiment: str, job: int, part: str = "") -> str:
     return f"experiments/{experiment}/{experiment}_1750000000/{task}/log-acct.{task}_{job}_0.out"
 
 
-def steps(mean: float, deviation: float, window: range, tflops: str = "") -> str:
+def steps(mean: float, deviation: float, window: range, gbs: int, tflops: str = "") -> str:
     """50 steps; those of the window have this mean, and this deviation of a population."""
     lines = []
     for step in range(50):
         time = mean + (deviation if step % 2 else -deviation) if step in window else 2 * mean
         rate = f" | TFLOPS_per_GPU: {tflops}" if tflops else ""
         lines.append(
-            f"Training epoch 0, iteration {step}/49 | lr: 1e-06 | global_batch_size: 64 | global_step: {step} | "
-            f"reduced_train_loss: 2.0 | train_step_timing in s: {time:.4f} | consumed_samples: {64 * step}{rate}\n"
+            f"Training epoch 0, iteration {step}/49 | lr: 1e-06 | global_batch_size: {gbs} | global_step: {step} | "
+            f"reduced_train_loss: 2.0 | train_step_timing in s: {time:.4f} | consumed_samples: {gbs * step}{rate}\n"
         )
     return "".join(lines)
 
@@ -83,10 +83,10 @@ LOGS = {
     # The document divides the same time by the peak of FP8.
     "25.04 8b fp8": (nemo_run("pretrain_llama3.1_8b_fp8_8", 4711), LLAMA_8B, "h100"),
     "25.04 15b": (nemo_run("pretrain_nemotron4_15b_bf16_64", 4711), NEMOTRON_15B, "h100"),
-    "25.07": (nemo_run(MAVERICK, 3048691), steps(0.297, 0.003, range(11, 45), "1.8e+02"), "h100"),
-    "25.07 b200": (nemo_run(MAVERICK, 3048691), steps(0.224, 0.003, range(11, 45)), "b200"),
-    "25.12": (nemo_run(LORA, 933609), steps(4.07, 0.009, range(35, 45)), "gb200"),
-    "25.12 example": (nemo_run(LORA, 933609), steps(4.229, 0.009, range(35, 45)), "gb200"),
+    "25.07": (nemo_run(MAVERICK, 3048691), steps(0.297, 0.003, range(11, 45), 32, "1.8e+02"), "h100"),
+    "25.07 b200": (nemo_run(MAVERICK, 3048691), steps(0.224, 0.003, range(11, 45), 32), "b200"),
+    "25.12": (nemo_run(LORA, 933609), steps(4.07, 0.009, range(35, 45), 64), "gb200"),
+    "25.12 example": (nemo_run(LORA, 933609), steps(4.229, 0.009, range(35, 45), 64), "gb200"),
 }
 
 
@@ -159,12 +159,13 @@ def test_the_table_of_maverick_is_not_of_b200(tmp_path: Path) -> None:
 
 
 def test_nodes_and_releases_that_are_not_known_are_not_guessed(tmp_path: Path) -> None:
-    place(tmp_path / "a", nemo_run(LORA, 1), steps(4.07, 0.009, range(35, 45)))
+    place(tmp_path / "a", nemo_run(LORA, 1), steps(4.07, 0.009, range(35, 45), 64))
     assert judged(tmp_path / "a")["reason"] == "the log does not report its GPU type, number of GPUs"
     assert judged(tmp_path / "a", "--gpu-type", "h100")["reason"] == (
-        "the catalogue has no recipe with the layout of this log"
+        "the catalogue has no recipe with the layout of this log; layout.tp 1, and 2 in the recipe"
     ), "two nodes are 8 GPUs on GB200 alone"
-    place(tmp_path / "b", "results/25.01/bf16/405b/576/log-nemo_llama3.1_405b_576_4711.out", steps(17, 0.1, range(50)))
+    log = "results/25.01/bf16/405b/576/log-nemo_llama3.1_405b_576_4711.out"
+    place(tmp_path / "b", log, steps(17, 0.1, range(50), 252))
     assert judged(tmp_path / "b", "--gpu-type", "h100")["reason"] == (
         "the log is of release 25.01, and figures are known of 24.11 and 25.04"
     )

@@ -59,7 +59,7 @@ def _outcome(
 ) -> tuple[LogOutcome, tuple[Step, ...]]:
     """With the steps that its figures are of; none for those of the log."""
     outcome = _in_planned_window(file, record, rule)
-    contradiction = why_contradicting(record, steps, log_gpus=outcome.gpus)
+    contradiction = why_contradicting(record, steps, log_gpus=outcome.gpus, log_gbs=outcome.gbs)
     if contradiction and (outcome.status in FINISHED or record.status == "success"):
         return without_figures(outcome, contradiction), ()
     outcome = _as_recorded(outcome, record)

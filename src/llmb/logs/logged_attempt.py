@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD, UsualSteps
+from llmb.logs.printed_work import PrintedWork
 from llmb.logs.step_line import StepLine
 from llmb.metrics.contradictions import Lap
 from llmb.metrics.statistics import are_between
@@ -83,6 +84,12 @@ class LoggedAttempt:
     """The largest number of steps that a line declares to be the mean of."""
     clock_s: float = 0.0
     """What the clock counts that step times are differences of; see ``StepLine``."""
+    work: PrintedWork = field(default_factory=PrintedWork)
+    """What the lines of the window tell of the work of a step."""
+    profiled: tuple[int, int] | None = None
+    """The first and the last step in which a profiler started or ended, which have no time."""
+    untimed: set[int] = field(default_factory=set)
+    """Those of the window."""
     step: "array[int]" = field(default_factory=_integers)
     laps: list[Lap] = field(default_factory=list)
     """Between lines of the window that tell when they were written."""
@@ -171,9 +178,9 @@ class LoggedAttempt:
         every = self.interval
         first = window.first + -(window.first - self.first_number + 1) % every
         expected = range(first, window.last + 1, every)
-        if len(self.step) >= len(expected):
+        if len(self.step) + len(self.untimed) >= len(expected):
             return []
-        seen = (first - every, *self.step, first + every * len(expected))
+        seen = (first - every, *sorted({*self.step, *self.untimed}), first + every * len(expected))
         return [range(before + every, after, every) for before, after in pairwise(seen) if after > before + every]
 
     def add_lines(self, lines: Iterable[StepLine]) -> None:
@@ -185,16 +192,25 @@ class LoggedAttempt:
                 self.bad_loss_step, self.bad_loss = line.step, line.loss
             if self.bad_grad_norm_step is None and line.grad_norm is not None and not math.isfinite(line.grad_norm):
                 self.bad_grad_norm_step = line.step
+            if line.profiled:
+                self.profiled = (self.profiled or (line.step, 0))[0], line.step
             if self.window and self.window.first <= line.step <= self.window.last:
-                self._note_lap(line)
-                self._note_since(self._steps_of(line))
-                self._add_row(line)
-                self.skipped_in_window += line.skipped
+                self._add_to_window(line)
             self.logged_last_s = line.logged_s
             self.note = line.note or self.note
             self.mean_of = max(self.mean_of, line.mean_of)
             self.clock_s = max(self.clock_s, line.clock_s)
             self._leave(line, 1)
+
+    def _add_to_window(self, line: StepLine) -> None:
+        self.work.note(line)
+        self.skipped_in_window += line.skipped
+        if line.profiled:
+            self.untimed.add(line.step)
+            return
+        self._note_lap(line)
+        self._note_since(self._steps_of(line))
+        self._add_row(line)
 
     def add_block(self, block: "StepBlock | UsualSteps") -> bool:
         """Adds the steps of ``block``. Returns False if they have to be added line by line."""
@@ -232,7 +248,10 @@ class LoggedAttempt:
         if self.logged:
             step, logged_s = self.logged
             steps = line.step - step if self.means else 1
-            self.laps.append(Lap(steps_s=line.step_time_s * steps, clock_s=line.logged_s - logged_s))
+            steps_s, clock_s = line.step_time_s * steps, line.logged_s - logged_s
+            # How long an evaluation took is not told: all of the lap may lie between its steps.
+            between_s = max(0.0, clock_s - steps_s) if line.interrupted else 0.0
+            self.laps.append(Lap(steps_s=steps_s, clock_s=clock_s, between_s=between_s, steps=steps))
         self.logged = line.step, line.logged_s
 
     def _is_news(self, line: StepLine) -> bool:
@@ -257,6 +276,9 @@ class LoggedAttempt:
             return False
         if first == begin.step:
             self._note_since(self._steps_of(begin))
+        self.work.note(begin)  # the lines of a block have one batch
+        if block.count > 1:
+            self.work.note(block.final)
         self._wait(block.numbers[inside].tobytes(), step_times.tobytes(), tflops.tobytes())
         return True
 
@@ -303,6 +325,7 @@ class LoggedAttempt:
         self.skipped_in_window, self.mean_of, self.clock_s, self.note = 0, 1, 0.0, None
         self.gaps, self.ranks = {}, {line.rank: line.step}
         self.laps, self.logged = [], None
+        self.work, self.profiled, self.untimed = PrintedWork(), None, set()
         for column in self._columns:
             del column[:]
         self.waiting.clear()
@@ -319,6 +342,7 @@ class LoggedAttempt:
             self._note_gap(1, count - 1)
         self.steps += count
         self.max_step = line.step
+        self.work.leave(line)
         self.loss_last = _or_nan(line.loss)
 
     def _note_gap(self, gap: int, count: int) -> None:

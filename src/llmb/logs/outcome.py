@@ -14,10 +14,12 @@ from llmb.logs.error_text import describe_content, error_at_end, find_recorder, 
 from llmb.logs.formats.format import Value
 from llmb.logs.formats.known import format_called
 from llmb.logs.logged_attempt import LoggedAttempt
+from llmb.logs.printed_work import GBS, GPUS
 from llmb.logs.reader import RunLog
 from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S, RunFacts, contradictions
 from llmb.metrics.statistics import Statistics, are_between, describe, describe_means
+from llmb.shown_text import counted
 
 MOST_GAPS = 20
 DISTINCT_TIMES = 5
@@ -81,8 +83,14 @@ class LogOutcome:
     @property
     def gpus(self) -> int | None:
         """By the log, or by its name."""
-        gpus = self.configuration.get("layout.gpus")
+        gpus = self.configuration.get(GPUS)
         return gpus if isinstance(gpus, int) else None
+
+    @property
+    def gbs(self) -> int | None:
+        """Global batch size, by the log or by its name."""
+        gbs = self.configuration.get(GBS)
+        return gbs if isinstance(gbs, int) else None
 
 
 def judge_log(log: RunLog) -> LogOutcome:
@@ -113,6 +121,8 @@ def _judged(log: RunLog, last: int) -> LogOutcome:
     if bad or unfinished:
         status: Status = "invalid" if bad else "incomplete"
         return _outcome(log, status, "; ".join(filter(None, (bad, unfinished))), window)
+    if window and (why := _profiled_text(attempt, window)):
+        return _profiled(log, window, why)
     if window and not len(attempt.step):
         every = (
             f"only every {attempt.interval}. step" if attempt.mean_of == 1 else f"the mean of {attempt.mean_of} steps"
@@ -145,6 +155,21 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
     found = _outcome(log, status, reason, window, times, tflops)
     return replace(found, clock_error_s=error_s, step_times_s=()) if error_s else found
+
+
+def _profiled_text(attempt: LoggedAttempt, window: Window) -> str | None:
+    """Why the window does not measure how fast steps are, where the log shows when a profiler ran."""
+    first, last = attempt.profiled or (0, -1)
+    inside = range(max(first, window.first), min(last, window.last) + 1)
+    if not inside:
+        return None
+    hidden = f", and {counted(len(attempt.untimed), 'step')} without a time" if attempt.untimed else ""
+    return f"a profiler ran in {steps_span(inside[0], inside[-1])} of the window{hidden}; profiling slows a run down"
+
+
+def _profiled(log: RunLog, window: Window, why: str) -> LogOutcome:
+    times = log.attempt.step_time_s
+    return _outcome(log, "profiled", why, window, describe(times) if times else None)
 
 
 def _statistics(values: "array[float]", weights: Sequence[int] | None, error: float | None = None) -> Statistics:
@@ -203,9 +228,15 @@ def _outcome(
         logged_s=attempt.logged_s if _tells_when(attempt) else (),
         logged_last_s=attempt.logged_last_s,
         format=log.format,
-        configuration=log.configuration,
+        configuration=_configured(log),
         digest=_digest(log),
     )
+
+
+def _configured(log: RunLog) -> Mapping[str, Value]:
+    """With the batch size that the lines print, which the name may leave out."""
+    gbs = log.attempt.work.gbs
+    return {GBS: gbs, **log.configuration} if gbs else log.configuration
 
 
 def _tells_when(attempt: LoggedAttempt) -> bool:
@@ -248,6 +279,8 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
     if window and not attempt.clock_s and not are_between(SHORTEST_STEP_S, attempt.step_time_s, LONGEST_STEP_S):
         bad = next(filter(_is_no_time, attempt.step_time_s))
         return f"a step time in {steps_span(window.first, window.last)} is {_bad_time_text(bad)}"
+    if flaw := attempt.work.flaw(log.configuration):
+        return flaw
     if attempt.skipped_in_window:
         steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"
         return f"{steps} of the window skipped the update of the parameters"

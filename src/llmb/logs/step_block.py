@@ -3,18 +3,23 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmb.logs.formats.format import NOT_FINITE, has, has_any
 from llmb.logs.formats.nemo2 import (
+    GBS_FIELD,
     GLOBAL_STEP_FIELD,
     LOSS_FIELD,
     MAX_BODY_BYTES,
+    SAMPLES,
     STEP_TIME_FIELD,
     TFLOPS_FIELD,
+    are_regular,
     find_steps,
 )
 from llmb.logs.step_line import STEP_LINE_HEAD, StepLine
@@ -139,9 +144,22 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
         has_steps = text.find(GLOBAL_STEP_FIELD, start, end) < 0
     else:
         has_steps = _have_global_steps(text, bars[:, column] + 1, numbers)
-    if not has_steps:
+    if not has_steps or has_any(text, NOT_FINITE, start, end):
         return None
-    return StepBlock(first, final, text, bars, line_ends, columns)
+    block = StepBlock(first, final, text, bars, line_ends, columns)
+    return block if _is_of_one_batch(block, fields) else None
+
+
+def _is_of_one_batch(block: StepBlock, fields: Sequence[bytes]) -> bool:
+    """Whether all lines have the batch size of the first, or if it has none, whether each step consumed as many
+    samples."""
+    text, start, end = block.text, int(block.line_ends[0]), int(block.line_ends[-1])
+    column = next((i for i, field in enumerate(fields) if field.startswith(GBS_FIELD)), None)
+    if column is not None:
+        return text.count(b"|" + fields[column] + b"|", start, end) == block.count
+    if has(text, GBS_FIELD, start, end):
+        return False
+    return are_regular([int(samples) for samples in SAMPLES.findall(text, start, end)])
 
 
 def _only_step(line: bytes) -> StepLine | None:

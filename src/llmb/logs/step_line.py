@@ -38,6 +38,20 @@ class StepLine(NamedTuple):
     """When the line was written, by its own clock, beside a step time that the program measured."""
     note: str | None = None
     """What a reader has to know of the step times so far: what they leave out, and figures that contradict them."""
+    interrupted: bool = False
+    """Since the line before there was an evaluation, or a checkpoint was saved, which the step time leaves out."""
+    gbs: int | None = None
+    """Sequences of a step; a printed number that is rounded is left out, here and below."""
+    samples: int | None = None
+    """Sequences of all steps so far."""
+    tokens: int | None = None
+    """Tokens of the step, without padding."""
+    tokens_per_s_per_gpu: float | None = None
+    """As printed beside the step time; None if that is made of it."""
+    ramped_up: bool = False
+    """The log says that the batch size still grows."""
+    profiled: bool = False
+    """A profiler starts or ends in the step, which therefore has no time."""
 
 
 def format_step_line(

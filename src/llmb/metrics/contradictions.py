@@ -27,6 +27,7 @@ class Lap:
     """Seconds by the clock."""
     between_s: float = 0.0
     """What is known to lie between the steps."""
+    steps: int = 1
     ranks_apart_s: float = 0.0
     """The time of the slowest rank less that of the fastest: a step's time is that of the slowest one of this step."""
 
@@ -48,6 +49,8 @@ class RunFacts:
     """Laps of the window."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Number of GPUs or ranks, by who tells."""
+    batches: Mapping[str, int] = field(default_factory=dict)
+    """Global batch size, by who tells."""
     tokens_per_step: int | None = None
     """By the layout."""
     tokens: Mapping[int, int] = field(default_factory=dict)
@@ -57,7 +60,8 @@ class RunFacts:
 def contradictions(facts: RunFacts) -> tuple[str, ...]:
     """Why the run is invalid, for people; empty if all agrees."""
     found = (_of_window(facts), _of_order(facts), _of_times(facts), _of_updates(facts), _of_clock(facts.laps))
-    return tuple(reason for reason in (*found, _of_gpus(facts.gpus), _of_tokens(facts)) if reason)
+    counts = _told_apart("number of GPUs", facts.gpus), _told_apart("global batch size", facts.batches)
+    return tuple(reason for reason in (*found, *counts, _of_tokens(facts)) if reason)
 
 
 def _of_window(facts: RunFacts) -> str | None:
@@ -105,14 +109,16 @@ def _of_clock(every: Sequence[Lap]) -> str | None:
         return f"step times of the window sum to {steps_s:.4g} s, and by the clock {clock_s:.4g} s passed"
     step_s, known_s = median(lap.steps_s for lap in laps), median(lap.clock_s - lap.between_s for lap in laps)
     if step_s + CLOCK_ERROR_S < LEAST_OF_CLOCK * known_s:
-        return f"a step of the window takes {step_s:.4g} s, and by the clock {known_s:.4g} s"
+        count = max(lap.steps for lap in laps)
+        told = "a step of the window takes" if count == 1 else f"{count} steps of the window take"
+        return f"{told} {step_s:.4g} s, and by the clock {known_s:.4g} s"
     return None
 
 
-def _of_gpus(gpus: Mapping[str, int]) -> str | None:
-    if len(set(gpus.values())) < 2:
+def _told_apart(what: str, counts: Mapping[str, int]) -> str | None:
+    if len(set(counts.values())) < 2:
         return None
-    return "the number of GPUs is " + ", ".join(f"{count} in the {who}" for who, count in gpus.items())
+    return f"the {what} is " + ", ".join(f"{count} in the {who}" for who, count in counts.items())
 
 
 def _of_tokens(facts: RunFacts) -> str | None:

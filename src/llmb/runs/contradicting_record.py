@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from llmb.metrics.contradictions import CLOCK_ERROR_S, Lap, RunFacts, contradictions
+from llmb.metrics.throughput import MOST_MFU_PCT, why_too_fast
 from llmb.runs.record import RunRecord
 from llmb.runs.steps import Step
 
@@ -15,11 +16,13 @@ WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 """Error of the difference of two moments in the record."""
 
 
-def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int | None = None) -> str | None:
+def why_contradicting(
+    record: RunRecord, steps: Sequence[Step], *, log_gpus: int | None = None, log_gbs: int | None = None
+) -> str | None:
     """Why a run that did all its steps, by itself or by its record, is invalid; ``steps`` is empty for a program that
     writes none.
 
-    ``log_gpus`` is their number by the log, if that tells it itself.
+    ``log_gpus`` is their number by the log, if that tells it itself, and ``log_gbs`` its global batch size.
     """
     plan, window = record.plan, record.plan.window
     layout = plan.recipe.layout
@@ -33,6 +36,7 @@ def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int
         not_updated=[step.step for step in steps if not step.updated],
         laps=[_lap(before, step) for before, step in pairwise(inside)],
         gpus={"layout": plan.processes, **_told_gpus(record, log_gpus)},
+        batches={"layout": layout.gbs, **({"log": log_gbs} if log_gbs and plan.recipe.pretended_rank is None else {})},
         tokens_per_step=layout.gbs * layout.seq_len // (1 if plan.recipe.pretended_rank is None else layout.dp),
         tokens={step.step: step.padded_tokens for step in steps},
     )
@@ -83,6 +87,10 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
         yield f"it says {record.status}, and {f'its result {result.status}' if result else 'has no result'}"
     if steps and record.status == "success" and len(steps) != record.plan.steps:
         yield f"it says success, and {len(steps)} of {record.plan.steps} steps are recorded"
+    if result and (why := why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)):
+        yield why
+    if result and (beyond := max((mfu for mfu in (result.mfu_pct or {}).values() if mfu), default=0)) > MOST_MFU_PCT:
+        yield f"its result says an MFU of {beyond:.4g} %"
     times = [step.step_time_s for step in steps if step.step in window and not step.profiled]
     mean_s = result.step_time_s.mean if result and result.step_time_s else None
     if mean_s is not None and times and not math.isclose(fmean(times), mean_s, rel_tol=1e-9):

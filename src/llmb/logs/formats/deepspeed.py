@@ -25,7 +25,7 @@ _RATE = (
 )
 _PIPE = (
     rb"steps: (?P<steps>\d{1,9}) loss: (?P<loss>%s) [^\r\n]{0,400}?iter time \(s\): (?P<seconds>%s) samples/sec: "
-    % (NUMBER, NUMBER)
+    rb"(?P<samples>%s)?" % (NUMBER, NUMBER, NUMBER)
 )
 _NOTES = (
     rb"step=(?P<done>\d{1,9}), skipped=(?P<skipped>\d{1,9}), lr="
@@ -33,6 +33,12 @@ _NOTES = (
 )
 _ANY = re.compile(rb"(?:%s|%s|%s|%s)" % (_TIMERS, _RATE, _PIPE, _NOTES) + LINE_ENDS_SOON)
 STEP = re.compile(rb"(?:%s|%s|%s)" % (_TIMERS, _RATE, _PIPE) + LINE_ENDS_SOON)
+
+
+MOST_SAMPLES = 1e9
+"""No step has as many."""
+SAMPLES_ERROR = 0.05
+"""Relative, of a rate times a time, which are both rounded."""
 
 
 class DeepSpeedReader:
@@ -80,7 +86,15 @@ class DeepSpeedReader:
             return None
         number = int(match["steps"])
         mean_of = number - self.done if number > self.done else 1
-        return self._line(number, float(match["seconds"]), number_or_none(match["loss"]), mean_of)
+        seconds = float(match["seconds"])
+        gbs = self._batch(seconds * (number_or_none(match["samples"]) or 0.0))
+        return self._line(number, seconds, number_or_none(match["loss"]), mean_of)._replace(gbs=gbs)
+
+    def _batch(self, samples: float) -> int | None:
+        """That of the configuration unless a step has another number of samples."""
+        if not 0 < samples < MOST_SAMPLES:
+            return None
+        return self.batch if self.batch and abs(samples / self.batch - 1) < SAMPLES_ERROR else round(samples)
 
     def _line(self, number: int, seconds: float, loss: float | None = None, mean_of: int = 1) -> StepLine:
         skipped = max(0, self.skipped - self.skipped_before) if number > self.done else 0

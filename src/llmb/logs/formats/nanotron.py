@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from llmb.logs.formats.format import Format, rank_before
+from llmb.logs.formats.format import Format, find_bad_loss, rank_before
 from llmb.logs.step_line import StepLine
 
 _NUMBER = rb"(-?(?:\d{1,12}(?:\.\d{1,12})?(?:[eE][+-]?\d{1,3})?|nan|inf))([KMGBTPE]?)"
@@ -21,6 +21,8 @@ STEP = re.compile(
 _LOSS = re.compile(rb" lm_loss: %s \|" % _NUMBER)
 _TFLOPS = re.compile(rb" model_tflops_per_gpu: %s \|" % _NUMBER)
 _GRAD_NORM = re.compile(rb" grad_norm: %s(?= \||\s|$)" % _NUMBER)
+_GBS = re.compile(rb" global_batch_size: (\d{1,9}) \|")
+_RATE = re.compile(rb" tokens_per_sec_per_gpu: %s \|" % _NUMBER)
 _FACTORS = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15, b"E": 1e18}
 _UNENDED = re.compile(rb"iteration: \d{1,9} / \d{1,9} \|")
 
@@ -39,14 +41,17 @@ class NanotronReader:
 
 def _read(match: "re.Match[bytes]", rank: int | None) -> StepLine:
     body = match["body"]
+    gbs, bad = _GBS.search(body), find_bad_loss(body)
     return StepLine(
         step=int(match["step"]),
         last=max(int(match["last"]), int(match["step"])),
         step_time_s=_scaled(match[4], match[5]) / 1000,
-        loss=_value(_LOSS.search(body)),
+        loss=_value(_LOSS.search(body)) if bad is None else bad,
         tflops_per_gpu=_value(_TFLOPS.search(body)),
         grad_norm=_value(_GRAD_NORM.search(body)),
         rank=rank,
+        gbs=int(gbs[1]) if gbs else None,
+        tokens_per_s_per_gpu=_value(_RATE.search(body)),
     )
 
 

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
+from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, find_bad_loss, number_or_none, rank_before
 from llmb.logs.step_line import LOAD_HEAD, StepLine
 
 MARK = b"train_step_timing in s="
@@ -21,6 +21,7 @@ STEP = re.compile(
     rb"(?P<body>[^\r\n\]]{0,1500}?, train_step_timing in s=(?P<time>%s)[^\r\n\]]{0,500}+)\]" % NUMBER + LINE_ENDS_SOON
 )
 _STEP_NUMBER = re.compile(rb", global_step=(\d{1,9})(?:\.0{0,9})?[,\]]")
+_SAMPLES = re.compile(rb", consumed_samples=(\d{1,15})(?:\.0{0,9})?(?:,|$)")
 _PADDED = rb"=(%s)(?:\.0?)?(?:,|$)" % NUMBER
 _LOSS = re.compile(rb", (?:reduced_train_loss|loss)" + _PADDED)
 _GRAD_NORM = re.compile(rb", grad_norm" + _PADDED)
@@ -46,15 +47,17 @@ def _read(match: "re.Match[bytes]", rank: int | None) -> StepLine:
     step = int(number[1]) if number else max(0, before + done - 1)
     # The bar counts the iterations of an epoch, of which there may be several, or of the run.
     last = 0 if total is None else int(total) - 1 + (before if step >= before else 0)
-    loss, grad_norm, tflops = _LOSS.search(body), _GRAD_NORM.search(body), _TFLOPS.search(body)
+    loss, grad_norm, tflops, samples = (one.search(body) for one in (_LOSS, _GRAD_NORM, _TFLOPS, _SAMPLES))
+    bad = find_bad_loss(body)
     return StepLine(
         step=step,
         last=max(step, last),
         step_time_s=float(match["time"]),
-        loss=number_or_none(loss and loss[1]),
+        loss=number_or_none(loss and loss[1]) if bad is None else bad,
         tflops_per_gpu=number_or_none(tflops and tflops[1]),
         grad_norm=number_or_none(grad_norm and grad_norm[1]),
         rank=rank,
+        samples=int(samples[1]) if samples else None,
     )
 
 

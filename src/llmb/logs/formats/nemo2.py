@@ -10,11 +10,19 @@ on, and is the number of the step. The first version numbered iterations from 1,
 import re
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from llmb.logs.formats.format import MAX_LINE_BYTES, Format, has, rank_before
+from llmb.logs.formats.format import (
+    MAX_LINE_BYTES,
+    NOT_FINITE,
+    Format,
+    find_bad_loss,
+    has,
+    has_any,
+    rank_before,
+)
 from llmb.logs.step_line import LOAD_HEAD, STEP_LINE_HEAD, StepLine
 
 MAX_BODY_BYTES = 4000
@@ -22,6 +30,8 @@ STEP_TIME_FIELD = b" train_step_timing in s: "
 LOSS_FIELD = b" reduced_train_loss: "
 TFLOPS_FIELD = b" TFLOPS_per_GPU: "
 GLOBAL_STEP_FIELD = b" global_step: "
+GBS_FIELD = b" global_batch_size: "
+SAMPLES_FIELD = b" consumed_samples: "
 _NAMES_READ = tuple(field.strip(b": ") for field in (STEP_TIME_FIELD, LOSS_FIELD, TFLOPS_FIELD))
 # Every repetition is bounded and the body possessive, so that text without line ends takes no quadratic time.
 _HEAD = rb"Training epoch (\d{1,9}), iteration (\d{1,9})/(\d{1,9}) \|"
@@ -30,15 +40,18 @@ _VALUE = rb"([^ |\r\n]+)"
 _STEP_TIME = re.compile(STEP_TIME_FIELD + _VALUE)
 _LOSS = re.compile(LOSS_FIELD + _VALUE)
 _TFLOPS = re.compile(TFLOPS_FIELD + _VALUE)
-_GLOBAL_STEP = re.compile(GLOBAL_STEP_FIELD + rb"(\d{1,9})(?=[ |\r\n]|\Z)")
+_GLOBAL_STEP, _GBS, SAMPLES = (
+    re.compile(field + rb"(\d{1,15})(?=[ |\r\n]|\Z)") for field in (GLOBAL_STEP_FIELD, GBS_FIELD, SAMPLES_FIELD)
+)
 
 
-# The usual line, whose fields are in this order: read by one pattern in half of the time. It ends with a field that is
-# not read, so that it cannot have been cut in one that is.
+# The usual line, whose fields are in this order: read by one pattern in half of the time. It ends with a field that no
+# figure is made of, so that it cannot have been cut in one that is.
 _FIELDS = rb"(?:[^|\r\n]{0,100}+\|){0,9}?"
 _USUAL_LINE = (
-    _HEAD + _FIELDS + GLOBAL_STEP_FIELD + rb"(\d{1,9}) \|" + _FIELDS + LOSS_FIELD + _VALUE + rb" \|"
-    + STEP_TIME_FIELD + _VALUE + rb"(?: \|" + TFLOPS_FIELD + _VALUE + rb")? \| consumed_samples: \d{1,15}"
+    _HEAD + _FIELDS + rb"(?:" + GBS_FIELD + rb"(\d{1,15}) \|)?" + GLOBAL_STEP_FIELD + rb"(\d{1,9}) \|" + _FIELDS
+    + LOSS_FIELD + _VALUE + rb" \|" + STEP_TIME_FIELD + _VALUE + rb"(?: \|" + TFLOPS_FIELD + _VALUE + rb")? \|"
+    + SAMPLES_FIELD + rb"(\d{1,15})"
 )  # fmt: skip
 _USUAL = re.compile(_USUAL_LINE + rb"[\r\n]")
 _FINITE = rb"(\d{1,12}+(?:\.\d{1,20}+)?+(?:[eE][+-]?\d{1,2}+)?+)"
@@ -57,6 +70,8 @@ class UsualSteps:
     """As printed; like the others, they are all numbers."""
     step_times: tuple[bytes, ...]
     rates: tuple[bytes, ...] | None
+    gbs: int | None
+    samples: tuple[int, ...]
 
     @property
     def count(self) -> int:
@@ -84,7 +99,8 @@ class UsualSteps:
 
     def _line(self, at: int) -> StepLine:
         rate = None if self.rates is None else float(self.rates[at])
-        return StepLine(self.first_step + at, self.last, float(self.step_times[at]), float(self.losses[at]), rate)
+        line = StepLine(self.first_step + at, self.last, float(self.step_times[at]), float(self.losses[at]), rate)
+        return line._replace(gbs=self.gbs, samples=self.samples[at])
 
 
 class Nemo2Reader:
@@ -105,7 +121,7 @@ class Nemo2Reader:
         return self._find_each(text, start, end)
 
     def _find_each(self, text: bytes, start: int, end: int) -> Iterator[StepLine]:
-        at = start
+        at, not_finite = start, has_any(text, NOT_FINITE, start, end)
         # Searching for a field as bytes takes a third of the time of searching for the pattern.
         for field in _step_times(text, start, end):
             if field < at:
@@ -114,10 +130,11 @@ class Nemo2Reader:
             at = match.end() if match else field + len(STEP_TIME_FIELD)
             if not match:
                 continue
+            bad = find_bad_loss(match[0]) if not_finite else None
             if match.re is _USUAL:
                 self.before = self.before[1], text[match.end(3) + 2 : at - 1]
                 if step := _step_of(rank_before(text, match.start(), start), *match.groups()):
-                    yield step
+                    yield step if bad is None else step._replace(loss=bad)
                 continue
             body = match[4]
             if STEP_LINE_HEAD in body:
@@ -126,7 +143,7 @@ class Nemo2Reader:
             is_cut = self.is_cut(body)
             self.note(body)
             if not is_cut and (step := _read(match, rank_before(text, match.start(), start))):
-                yield step
+                yield step if bad is None else step._replace(loss=bad)
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         found = list(_split(text, ended=False))
@@ -155,15 +172,28 @@ def find_usual(text: bytes, start: int, end: int) -> UsualSteps | None:
     found = _USUAL_BEHIND_ANOTHER.findall(text, max(0, start - 1), end)
     if not found or len(found) != text.count(STEP_LINE_HEAD, start, end):
         return None
-    epochs, printed, totals, global_steps, losses, times, rates = zip(*found, strict=True)
+    if has_any(text, NOT_FINITE, start, end):
+        return None  # a loss with another name may be
+    epochs, printed, totals, batches, global_steps, losses, times, rates, consumed = zip(*found, strict=True)
     first, last = int(printed[0]), int(totals[0])
     if printed != global_steps or {*totals} != {totals[0]} or {*epochs} != {b"0"} or first + len(found) - 1 > last:
         return None  # such as in a later epoch, whose iterations are not the steps
     if printed != _successive(first, len(found)):
         return None
-    if b"" in rates and (any(rates) or has(text, TFLOPS_FIELD, start, end)):
-        return None  # they are at another place
-    return UsualSteps(first, last, losses, times, rates if rates[0] else None)
+    for field, values in ((TFLOPS_FIELD, rates), (GBS_FIELD, batches)):
+        if b"" in values and (any(values) or has(text, field, start, end)):
+            return None  # they are at another place
+    gbs, samples = int(batches[0]) if batches[0] else None, tuple(map(int, consumed))
+    if {*batches} != {batches[0]} or not are_regular(samples):
+        return None
+    return UsualSteps(first, last, losses, times, rates if rates[0] else None, gbs, samples)
+
+
+def are_regular(samples: Sequence[int]) -> bool:
+    """Whether each step consumed as many."""
+    if len(samples) < 2 or (each := samples[1] - samples[0]) <= 0:
+        return len({*samples}) < 2
+    return list(samples) == list(range(samples[0], samples[0] + each * len(samples), each))
 
 
 @lru_cache(maxsize=16)
@@ -206,10 +236,11 @@ def _match_line(text: bytes, begin: int, field: int, end: int) -> "re.Match[byte
 
 
 def _is_usual(match: "re.Match[bytes]", text: bytes) -> bool:
-    """Whether it is one line only, without TFLOPS at another place than the pattern has them."""
+    """Whether it is one line only, without a field at another place than the pattern has it."""
     start, end = match.span()
-    return text.find(STEP_LINE_HEAD, start + 1, end) < 0 and (
-        match[7] is not None or text.find(TFLOPS_FIELD, start, end) < 0
+    return text.find(STEP_LINE_HEAD, start + 1, end) < 0 and all(
+        match[group] is not None or text.find(name, start, end) < 0
+        for group, name in ((4, GBS_FIELD), (8, TFLOPS_FIELD))
     )
 
 
@@ -227,8 +258,9 @@ def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
     parts = line.split(STEP_LINE_HEAD)[1:]
     for count, part in enumerate(parts, start=1):
         match = _LINE.fullmatch(STEP_LINE_HEAD + part)
-        complete = match and ((ended and count == len(parts)) or _is_complete(match[4]))
-        yield _read(match, None) if match and complete else None
+        is_whole = ended and count == len(parts)
+        step = _read(match, None) if match and (is_whole or _is_complete(match[4])) else None
+        yield step if step is None or is_whole else step._replace(samples=None)  # which may be cut
 
 
 def _is_complete(body: bytes) -> bool:
@@ -243,9 +275,9 @@ def _read(match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
     step_time = _STEP_TIME.search(body)
     if not step_time:
         return None
-    others = (pattern.search(body) for pattern in (_GLOBAL_STEP, _LOSS, _TFLOPS))
-    global_step, loss, tflops = (found[1] if found else None for found in others)
-    return _step_of(rank, match[1], match[2], match[3], global_step, loss, step_time[1], tflops)
+    others = (pattern.search(body) for pattern in (_GBS, _GLOBAL_STEP, _LOSS, _TFLOPS, SAMPLES))
+    gbs, global_step, loss, tflops, samples = (found[1] if found else None for found in others)
+    return _step_of(rank, match[1], match[2], match[3], gbs, global_step, loss, step_time[1], tflops, samples)
 
 
 def _step_of(
@@ -253,10 +285,12 @@ def _step_of(
     epoch: bytes,
     printed: bytes,
     total: bytes,
+    gbs: bytes | None,
     global_step: bytes | None,
     loss: bytes | None,
     step_time: bytes,
     tflops: bytes | None,
+    samples: bytes | None,
 ) -> StepLine | None:
     """None for a value that is not a number. After the rank, parameters are in the order of the usual line."""
     iteration, declared = int(printed), int(total)
@@ -266,9 +300,10 @@ def _step_of(
     last = declared + before if step == before + iteration else declared - counted_from_1
     try:
         loss_value, rate = float(loss) if loss else None, float(tflops) if tflops else None
-        return StepLine(step, max(last, step), float(step_time), loss_value, rate, None, 0, 1, rank)
+        line = StepLine(step, max(last, step), float(step_time), loss_value, rate, None, 0, 1, rank)
     except ValueError:
         return None
+    return line._replace(gbs=int(gbs) if gbs else None, samples=int(samples) if samples else None)
 
 
 FORMAT = Format(

@@ -92,7 +92,7 @@ class MegatronBridge(Program):
         plan = record.plan
         profile = report_profile(folder, plan, export_report(plan, folder))
         outcome = judge_latest_attempt(folder.log, plan.window, FORMAT)
-        contradiction = why_contradicting(record, (), log_gpus=outcome.gpus)
+        contradiction = why_contradicting(record, (), log_gpus=outcome.gpus, log_gbs=outcome.gbs)
         gpu = Catalogue().gpus.get(plan.recipe.gpu_type)
         nodes = -(-plan.recipe.layout.gpus // gpu.gpus_per_node) if gpu else None
         return result_of_log(plan, outcome, end, FORMAT, profile, contradiction, samples_beside(folder), nodes)

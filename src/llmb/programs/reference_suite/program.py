@@ -259,7 +259,9 @@ class ReferenceSuite(Program):
         bring_log(folder)
         plan, log_format = record.plan, _format(record.plan)
         outcome = judge_latest_attempt(folder.log, plan.window, log_format)
-        contradiction = why_contradicting(record, (), log_gpus=outcome.gpus) or other_batch(folder, plan)
+        contradiction = why_contradicting(record, (), log_gpus=outcome.gpus, log_gbs=outcome.gbs) or other_batch(
+            folder, plan
+        )
         return result_of_log(plan, outcome, end, log_format, None, contradiction, NOT_BESIDE)
 
 
