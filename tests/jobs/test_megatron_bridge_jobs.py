@@ -24,7 +24,7 @@ RUNTIME = r"""#!/bin/bash
 [ "$SLURM_PROCID" = 0 ] || exit 0
 for n in $(seq 1 "$BRIDGE_STEPS"); do
     printf ' [2026-01-01 00:00:00.000000] iteration %8d/%8d | consumed samples: %12d |' "$n" 20 "$((n * 32))"
-    printf ' elapsed time per iteration (ms): 2000.0 | learning rate: 1.000000E-05 | global batch size:    32 |'
+    printf ' elapsed time per iteration (ms): 10000.0 | learning rate: 1.000000E-05 | global batch size:    32 |'
     printf ' lm loss: %d.5E+00 | grad norm: 1.0 | number of skipped iterations:   0 |' "$((9 - n / 4))"
     printf ' number of nan iterations:   0 |\n'
 done
@@ -58,7 +58,7 @@ def pretended(bridge: Client, tmp_path: Path) -> Callable[..., dict[str, str]]:
 
 def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretended: Callable[..., dict[str, str]]) -> None:
     result = bridge.json("submit", *BRIDGE, "--wait", **pretended(20))
-    assert (result["status"], result["steps"], result["step_time_s"]["mean"]) == ("success", 20, 2.0)
+    assert (result["status"], result["steps"], result["step_time_s"]["mean"]) == ("success", 20, 10.0)
     assert result["tokens_per_s_per_gpu"] == pytest.approx(32 * 4096 / 2 / 8)
     assert result["machine"]["state"] == "unknown", "nothing happened, and no GPU is here to tell"
     assert result["machine"]["unread"][0]["what"] == "counters of the GPUs"
@@ -70,7 +70,7 @@ def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretended: Ca
     assert not {"attention_backend", "keep_logits", "compiled", "recompute", "parallelism"} & set(kept["plan"])
     assert bridge.json("result", str(folder.path)) == result
     (row,) = bridge.json("jobs", "list")["jobs"]
-    assert (row["status"], row["step_time_s"]) == ("success", 2.0)
+    assert (row["status"], row["step_time_s"]) == ("success", 10.0)
 
 
 @pytest.mark.parametrize(("steps", "status", "said"), [(20, "success", None), (7, "failed", "after 7 of 20 steps")])

@@ -8,7 +8,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import LlmbError
-from llmb.metrics.throughput import throughput
+from llmb.metrics.throughput import throughput, why_too_fast
 from llmb.runs.identity import Value
 
 NEEDED = ("workload", "size", "dtype", "gpu_type", "layout.gpus")
@@ -64,6 +64,13 @@ def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) ->
     return found
 
 
+def if_possible(run: AnalyzedRun, catalogue: Catalogue, gpu_type: str | None = None) -> AnalyzedRun:
+    """A log's run as it is; invalid if a GPU of its type, or of ``gpu_type`` if it does not tell, is not so fast."""
+    (told,) = with_gpu_type([run], gpu_type) if gpu_type else (run,)
+    (found,) = with_catalogue_figures([told], catalogue)
+    return run if found.status == run.status else run.spoiled(found.outcome.reason)
+
+
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue) -> Recipe | None:
     """The recipe with the layout of a configuration, whose keys are those of a run's identity; None if the catalogue
     has none, or the configuration does not tell enough."""
@@ -88,14 +95,21 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue) -> Rec
 
 def has_layout(configuration: Mapping[str, object], recipe: Recipe) -> bool:
     """Whether every size that is known is the recipe's."""
-    known = {name: configuration[f"layout.{name}"] for name in _SIZES if f"layout.{name}" in configuration}
-    return all(getattr(recipe.layout, name) == value for name, value in known.items())
+    return not other_sizes(configuration, recipe)
+
+
+def other_sizes(configuration: Mapping[str, object], recipe: Recipe) -> dict[str, int]:
+    """The recipe's sizes that a configuration has another value of, by its keys."""
+    sizes = {f"layout.{name}": getattr(recipe.layout, name) for name in _SIZES}
+    return {key: size for key, size in sizes.items() if configuration.get(key, size) != size}
 
 
 def _with_figures(run: AnalyzedRun, recipe: Recipe | None, catalogue: Catalogue) -> AnalyzedRun:
     outcome = run.outcome
     if recipe and outcome.step_time_s:
         figures = throughput(recipe, outcome.step_time_s.mean)
+        if why := why_too_fast(figures.tflops_per_gpu, figures.peak_tflops):
+            return run.spoiled(why)
         layout = {f"layout.{name}": getattr(recipe.layout, name) for name in _SIZES}
         assumed: dict[str, Value] = {} if set(BATCH) <= set(run.layout) else {ASSUMED: True}
         known = run.configured({**layout, **run.configuration, **assumed})
@@ -103,5 +117,7 @@ def _with_figures(run: AnalyzedRun, recipe: Recipe | None, catalogue: Catalogue)
     gpu = catalogue.gpus.get(run.text("gpu_type") or "")
     peak = gpu.peak_tflops.get(run.text("dtype") or "") if gpu else None
     if peak and outcome.tflops_per_gpu:
+        if why := why_too_fast({LOGGED: outcome.tflops_per_gpu.mean}, peak):
+            return run.spoiled(why)
         return run.with_figures({LOGGED: 100 * outcome.tflops_per_gpu.mean / peak}, None)
     return run

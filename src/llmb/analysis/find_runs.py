@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, needs_catalogue
 from llmb.analysis.copies import once_in
 from llmb.analysis.match_runs import Earlier
 from llmb.analysis.recorded_run import RecordedRun, in_other_window, read_folder, recorded_run
@@ -172,7 +172,8 @@ def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
     from llmb.analysis.logged_run import logged_run  # what reads logs takes longer to load than to judge
     from llmb.logs.files import parse_file
 
-    return logged_run(parse_file(run.path, rule))
+    (found,) = _possible([logged_run(parse_file(run.path, rule))])
+    return found
 
 
 def _find(selector: str, install: Path, say: Say) -> FoundRuns:
@@ -289,8 +290,19 @@ def _at(text: str, path: Path) -> FoundRuns:
     logged = logged_runs(root, {folder.path for folder in folders})
     if not folders and not logged.runs and not logged.left_out:
         raise UsageError(f"no run folder and no '*.out' file in or below '{text}'", choices=SELECTORS)
-    runs = sorted((*recorded.runs, *logged.runs), key=_order)
+    runs = sorted((*recorded.runs, *_possible(logged.runs)), key=_order)
     return FoundRuns(text, tuple(runs), (*recorded.left_out, *logged.left_out))
+
+
+def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
+    """Invalid where a GPU cannot be so fast."""
+    if not needs_catalogue(logs):
+        return logs
+    from llmb.analysis.catalogue_figures import if_possible  # seldom needed
+    from llmb.catalogue.load import Catalogue
+
+    catalogue = Catalogue()
+    return [if_possible(run, catalogue) for run in logs]
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:

@@ -14,7 +14,7 @@ from llmb.analysis.analyzed_run import (
     grouped,
     measured,
 )
-from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe
+from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
 from llmb.analysis.comparison import Control
 from llmb.analysis.copies import once_in
 from llmb.analysis.find_runs import earlier_runs, find_runs, in_window
@@ -40,7 +40,7 @@ from llmb.missing import Missing
 from llmb.runs.identity import Value
 from llmb.runs.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
-from llmb.verdict.conditions import condition_values, fault_texts, find_conditions, title_of, together
+from llmb.verdict.conditions import condition_values, fault_texts, find_conditions, rule_of, title_of, together
 from llmb.verdict.expectations_file import Expectations, read_expectations
 from llmb.verdict.judgement import (
     Measured,
@@ -212,6 +212,7 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | No
     known = {**({"gpu_type": gpu_type} if gpu_type else {}), **run.identity.configuration}
     known = as_catalogued(known, catalogue)
     recipe = find_recipe(known, catalogue)
+    run = if_possible(run, catalogue, gpu_type) if run.log else run
     found = verdict_of_recipe(recipe, _measured_log(run, recipe), tolerance) if recipe else _no_recipe(known, catalogue)
     return Judged(recipe.title() if recipe else run.path.name, (run,), _verdict(run, found), run.step_time_s)
 
@@ -230,11 +231,18 @@ def _measured_log(run: AnalyzedRun, recipe: Recipe) -> Measured:
 def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
     if unknown_keys := [title_of(key) for key in NEEDED if known.get(key) is None]:
         return Missing(f"the log does not report its {', '.join(unknown_keys)}")
+    if (gpu_type := known["gpu_type"]) not in catalogue.gpus:
+        return Missing(
+            f"the log is of another GPU than figures are known of, {gpu_type}: {rule_of('hardware.device').why}"
+        )
     workload, release = catalogue.workloads.get(str(known["workload"])), known.get("release")
     releases = releases_of(workload, str(known["size"])) if workload else []
     if release and releases and release not in releases:
         return Missing(f"the log is of release {release}, and figures are known of {' and '.join(releases)}")
-    return Missing(NO_RECIPE)
+    recipe = find_recipe({key: known[key] for key in (*NEEDED, "release") if key in known}, catalogue)
+    others = other_sizes(known, recipe) if recipe else {}
+    differs = [f"{title_of(key)} {known[key]}, and {size} in the recipe" for key, size in others.items()]
+    return Missing("; ".join([NO_RECIPE, *differs]))
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:

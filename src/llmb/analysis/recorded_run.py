@@ -10,6 +10,7 @@ from llmb.analysis.copies import digest_of
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.metrics.statistics import Statistics, describe
+from llmb.metrics.throughput import why_too_fast
 from llmb.metrics.window import resolve_window, rule_of_document
 from llmb.missing import Missing
 from llmb.runs.attempts import cut, window_began, with_steady_window
@@ -145,6 +146,9 @@ def measure_window(record: RunRecord, window: Window, steps: Sequence[Step]) -> 
     found = asked.plan.window
     inside = [step for step in steps if step.step in found]
     times = statistics_of_window(asked.plan, inside, unsteady or cut(asked))
+    figures = figures_of(asked.plan, times.mean, measured_packing(plan, inside)) if times else None
+    if figures and (why := why_too_fast(figures["tflops_per_gpu"], figures["peak_tflops"])):
+        return MeasuredWindow(found, (), NOT_SUCCESSFUL, why)
     flaw = times.reason if isinstance(times, Missing) else no_measurement(asked.plan, window_began(asked))
     return MeasuredWindow(found, tuple(step for step in inside if not step.profiled), times, flaw)
 

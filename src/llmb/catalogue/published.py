@@ -75,7 +75,7 @@ class Expectation(Record):
     step_time_std_s: float | None = None
     """Standard deviation of the window's steps, of a population as the document's script prints it."""
     tokens_per_s: float | None
-    mfu_pct: float | None
+    mfu_pct: float | None = Field(gt=0, le=100)
     days_per_1t_tokens: float | None
     tflops_per_gpu: float | None = None
     convention: str

@@ -16,7 +16,7 @@ from llmb.cli.options import takes_recipe
 from llmb.cli.root import install_here, print_for_recipe
 from llmb.errors import UsageError
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
-from llmb.metrics.throughput import throughput
+from llmb.metrics.throughput import throughput, why_too_fast
 from llmb.report.recipe_report import (
     metrics_document,
     recipe_document,
@@ -93,5 +93,9 @@ def metrics(
         raise UsageError(f"step time {step_time} s is invalid", do="specify --step-time in seconds, above 0")
     recipe = resolve(Catalogue(), request)
     result = throughput(recipe, step_time)
+    if why := why_too_fast(result.tflops_per_gpu, result.peak_tflops):
+        raise UsageError(
+            f"no step of {recipe.title()} takes {step_time:g} s: {why}", do="check --step-time and the recipe"
+        )
     shown = metrics_document(recipe, result) if json else throughput_table(recipe, result)
     print_for_recipe(recipe.unspecified, shown)

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Throughput, FLOP rate, MFU and time to train, from a step time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmb.catalogue.records import Convention, Lora, Packing, Recipe
 from llmb.metrics.model_counts import flops_per_sequence
 
 SECONDS_PER_DAY = 86_400
+MOST_MFU_PCT = 100.0
+MFU = "mfu_pct"
+"""The name of the figure in ``reasons``."""
 TERA = 1e12
 
 
@@ -43,7 +47,11 @@ def throughput(
     per_gpu = layout.gbs / step_time_s / layout.gpus / TERA
     tflops = {name: None if value is None else value * per_gpu for name, value in counted.items()}
     peak = recipe.peak_tflops
-    mfu = {name: None if value is None or peak is None else 100 * value / peak for name, value in tflops.items()}
+    too_fast = why_too_fast(tflops, peak)
+    mfu = {
+        name: None if value is None or peak is None or value > peak else 100 * value / peak
+        for name, value in tflops.items()
+    }
     return Throughput(
         step_time_s=step_time_s,
         tokens_per_s=tokens_per_s,
@@ -54,8 +62,26 @@ def throughput(
         mfu_pct=mfu,
         peak_tflops=peak,
         days_per_1t_tokens=None if recipe.proxy else 1e12 / tokens_per_s / SECONDS_PER_DAY,
-        reasons=_reasons(recipe, counted),
+        reasons=_reasons(recipe, counted) | ({MFU: too_fast} if too_fast else _beyond_peak(tflops, peak)),
     )
+
+
+def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float | None) -> str | None:
+    """Why a step time cannot be true, whatever the convention: the one that counts the least is above the peak."""
+    known = {name: value for name, value in tflops_per_gpu.items() if value is not None}
+    if not known or not peak_tflops:
+        return None
+    name = min(known, key=known.__getitem__)
+    pct = 100 * known[name] / peak_tflops
+    if pct <= MOST_MFU_PCT:
+        return None
+    return f"the MFU would be {pct:.4g} % ({name}): the step time, the work of a step or the GPU is another than told"
+
+
+def _beyond_peak(tflops: Mapping[str, float | None], peak: float | None) -> dict[str, str]:
+    """Conventions that count so much work that is not done, such as masked attention, that no MFU can be told."""
+    beyond = [name for name, value in tflops.items() if value and peak and value > peak]
+    return {f"{MFU}.{name}": "above the peak, as it counts work that is not done" for name in beyond}
 
 
 def _reasons(recipe: Recipe, flops: dict[str, float | None]) -> dict[str, str]:
@@ -66,7 +92,7 @@ def _reasons(recipe: Recipe, flops: dict[str, float | None]) -> dict[str, str]:
         reasons["packed"] = unpacked_reason(recipe)
     if recipe.peak_tflops is None:
         device = "a CPU" if recipe.gpu_type == "cpu" else recipe.gpu_type
-        reasons["mfu_pct"] = f"the catalogue has no {recipe.dtype} peak for {device}"
+        reasons[MFU] = f"the catalogue has no {recipe.dtype} peak for {device}"
     if recipe.proxy:
         reasons["days_per_1t_tokens"] = f"a proxy is not the model: {recipe.proxy_text}"
     return reasons

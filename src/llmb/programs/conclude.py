@@ -21,7 +21,7 @@ from llmb.runs.profile_report import keep_breakdown
 from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
 from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
-from llmb.runs.result import NOT_SUCCESSFUL, Result, Status
+from llmb.runs.result import Result, without_figures
 from llmb.runs.steps import read_steps
 
 NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
@@ -139,7 +139,7 @@ def stored_result(folder: RunFolder, record: RunRecord) -> Result:
     assert record.status not in ("queued", "running")
     result, failed = record.result, record.status != "success"
     if result is None and failed:
-        return with_verdict(_no_figures(record.status, record.reason, steps=0), record)  # it never began
+        return with_verdict(without_figures(record.status, record.reason, steps=0), record)  # it never began
     if result and failed and result.status == record.status:
         return result
     try:
@@ -152,15 +152,4 @@ def stored_result(folder: RunFolder, record: RunRecord) -> Result:
     contradiction = f"there are no steps in {folder.steps}" if missing else why_contradicting(record, steps)
     if result and contradiction is None:
         return result
-    return with_verdict(_no_figures("invalid", contradiction, len(steps)), record)
-
-
-def _no_figures(status: Status, reason: str | None, steps: int) -> Result:
-    return Result(
-        status=status,
-        reason=reason,
-        steps=steps,
-        step_time_s=NOT_SUCCESSFUL,
-        loss=None,
-        peak_memory_gib=None,
-    )
+    return with_verdict(without_figures("invalid", contradiction, len(steps)), record)

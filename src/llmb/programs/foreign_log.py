@@ -24,7 +24,16 @@ from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import ProfileReport
-from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status, figures_of, machine_report, resource_use
+from llmb.runs.result import (
+    NOT_SUCCESSFUL,
+    Loss,
+    Result,
+    Status,
+    figures_of,
+    if_possible,
+    machine_report,
+    resource_use,
+)
 from llmb.runs.steps import StepNews
 
 NOT_SAMPLED = Missing("no sampler of llmb ran beside the run")
@@ -63,7 +72,7 @@ def result_of_log(
         reasons.append(f"exit code {end.exit_code}")
     losses = (outcome.loss_first, outcome.loss_last)
     times = _statistics(plan, status, outcome, log_format)
-    return Result(
+    found = Result(
         status=status,
         reason=None if status == "success" else "; ".join(reasons),
         steps=outcome.steps or 0,
@@ -75,6 +84,7 @@ def result_of_log(
         **_sampled(plan, outcome, times, samples, nodes),
         **(figures_of(plan, times.mean) if times else {}),
     )
+    return if_possible(found)
 
 
 def samples_beside(folder: RunFolder) -> Sequence[Sampled] | Missing:

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.errors import LlmbError
-from llmb.metrics.throughput import Throughput, throughput
+from llmb.metrics.throughput import MFU, Throughput, throughput
 from llmb.missing import Missing
 from llmb.predict.prediction import Prediction
 from llmb.predict.remedies import Remedy
@@ -215,6 +215,8 @@ def predict_tables(foreseen: Foreseen) -> Iterator[Table]:
     for name, title in CONVENTION_NAMES.items():
         if (mfu := figures.mfu_pct[name]) is not None:
             table.add_row("MFU %", number(mfu), title)
+    if MFU in figures.reasons:
+        table.add_row("MFU %", "n/a", figures.reasons[MFU])
     days = figures.days_per_1t_tokens
     table.add_row("days per 1T tokens", known(days), figures.reasons.get("days_per_1t_tokens", ""))
     memory = foreseen.memory

@@ -8,6 +8,7 @@ from typing import Any
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
 from llmb.metrics.statistics import Spread, Statistics, spread_of
+from llmb.metrics.throughput import MFU
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.report.nccl_report import network_text
@@ -225,8 +226,11 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
         if mfu is not None:
             published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
             table.add_row(f"MFU %, {CONVENTION_NAMES[convention]}", number(mfu), number(published) if published else "")
-    if "mfu_pct" in reasons:
-        table.add_row("MFU %", "n/a", "", reasons["mfu_pct"])
+    for name, reason in reasons.items():
+        figure, _, convention = name.partition(".")
+        if figure == MFU:
+            named = f", {CONVENTION_NAMES[Convention(convention)]}" if convention else ""
+            table.add_row(f"MFU %{named}", "n/a", "", reason)
     days = result.days_per_1t_tokens
     expected_days = number(expected.days_per_1t_tokens) if expected and expected.days_per_1t_tokens else "n/a"
     table.add_row("days per 1T tokens", number(days), expected_days, reasons.get("days_per_1t_tokens", ""))

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmb.analysis.watched import Forecast, ForecastComparison, Outlook, Pace
 from llmb.catalogue.records import Convention
-from llmb.metrics.throughput import Throughput, throughput
+from llmb.metrics.throughput import MFU, Throughput, throughput
 from llmb.report.recipe_report import CONVENTION_NAMES
 from llmb.report.table import Table, duration, interval_of, number, result_table
 from llmb.runs.plan import Plan
@@ -73,6 +73,8 @@ def _speed_rows(title: WatchedTitle, seen: Outlook) -> Iterator[tuple[str, str]]
         known = [(CONVENTION_NAMES[item], value) for item in Convention if (value := speed.mfu_pct[item]) is not None]
         if known:
             yield "MFU %", ", ".join(f"{number(value)} ({name})" for name, value in known)
+        elif speed.peak_tflops:
+            yield "MFU %", f"n/a: {speed.reasons[MFU]}"
     elif seen.steps and seen.steps[-1].tflops_per_gpu is not None:
         yield "TFLOPS per GPU", f"{number(seen.steps[-1].tflops_per_gpu)} in the log"
 

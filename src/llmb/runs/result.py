@@ -10,7 +10,7 @@ from llmb.catalogue.record import ReasonedRecord
 from llmb.catalogue.records import Packing, Record, Window
 from llmb.metrics.model_counts import parameter_count, trainable_parameters
 from llmb.metrics.statistics import Statistics, describe
-from llmb.metrics.throughput import throughput
+from llmb.metrics.throughput import throughput, why_too_fast
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.resources.machine import MachineReport, find_events
@@ -36,6 +36,8 @@ NOT_SUCCESSFUL = Missing("the run was not successful")
 """In place of the figures of such a run."""
 NOT_SAMPLED = Missing("the run was not sampled")
 NO_SAMPLES = Missing("the run folder has no samples")
+NO_FIGURES = ("checkpoint", "profile", "counters", "attention_backend", "network", "machine")
+"""What a result has to tell of an invalid run, too."""
 NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
 """Figures that a pretended rank cannot have."""
 GIB = 2**30
@@ -250,9 +252,29 @@ class RunEvidence:
     """Samples of the resources in use."""
 
 
+def without_figures(status: Status, reason: str | None, steps: int) -> Result:
+    return Result(
+        status=status,
+        reason=reason,
+        steps=steps,
+        step_time_s=NOT_SUCCESSFUL,
+        loss=None,
+        peak_memory_gib=None,
+    )
+
+
+def if_possible(result: Result) -> Result:
+    """The result, which is invalid if no GPU of its type can have been so fast."""
+    why = why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)
+    if why is None:
+        return result
+    kept = {name: getattr(result, name) for name in NO_FIGURES}
+    return without_figures("invalid", why, result.steps).model_copy(update=kept)
+
+
 def conclude(evidence: RunEvidence) -> Result:
     """The result of a run, but for its verdict."""
-    found = _conclude(evidence)
+    found = if_possible(_conclude(evidence))
     return found if evidence.plan.recipe.pretended_rank is None else _pretended(evidence.plan, found)
 
 

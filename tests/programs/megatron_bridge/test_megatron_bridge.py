@@ -471,7 +471,7 @@ def test_data_names_recipes_that_exist() -> None:
 
 def iterations(count: int, last: int = 50, norm: str = "1.0") -> str:
     return "".join(
-        f" iteration {n}/ {last} | elapsed time per iteration (ms): {2000 + n}.0 | lm loss: 1.1E+01 |"
+        f" iteration {n}/ {last} | elapsed time per iteration (ms): {3000 + n}.0 | lm loss: 1.1E+01 |"
         f" grad norm: {norm} | number of nan iterations:   0 |\n"
         for n in range(1, count + 1)
     )
@@ -507,7 +507,7 @@ BEGAN_S = 1_800_000_000.0
 
 def stamped_iterations(shift_s: float = 0.0) -> str:
     """With the whole seconds of a clock that is off by ``shift_s``."""
-    ends = accumulate((2 + n / 1000 for n in range(1, 51)), initial=BEGAN_S + shift_s)
+    ends = accumulate((3 + n / 1000 for n in range(1, 51)), initial=BEGAN_S + shift_s)
     stamps = (f" [{datetime.fromtimestamp(int(end)):%Y-%m-%d %H:%M:%S}]" for end in islice(ends, 1, None))
     return "".join(stamp + line for stamp, line in zip(stamps, iterations(50).splitlines(True), strict=True))
 
@@ -519,11 +519,11 @@ def write_samples(folder: RunFolder, gpus: int) -> None:
     lines: list[Line] = [SamplerStart(node="node1", cores=64, interval_s=1.0, gpus=known)]
     reading = CounterReading(read_at_s=BEGAN_S, counters={}, read=("gpu", "rdma"), unread={}, kernel=())
     lines.append(reading)
-    for second in range(-20, 110):
-        watts = 700.0 if 2 * 34 <= second <= 2 * 45 else 500.0
+    for second in range(-20, 170):
+        watts = 700.0 if 3 * 34 <= second <= 3 * 45 else 500.0
         own = GpuSamples(power_w=(watts,) * gpus, sm_clock_mhz=(1800.0,) * gpus)
         lines.append(Sample(time_s=BEGAN_S + second, host=HostSample(), gpus=own))
-    lines.append(replace(reading, read_at_s=BEGAN_S + 110))
+    lines.append(replace(reading, read_at_s=BEGAN_S + 170))
     (folder.resources / "node1.jsonl").write_bytes(b"".join(map(to_line, lines)))
 
 
@@ -547,7 +547,7 @@ def test_power_is_that_of_the_steps_of_the_window(tmp_path: Path, shift_s: int, 
     used = result.resources
     assert used
     assert (used.power_w_mean, used.sm_clock_mhz_mean, used.throttled) == (700.0, 1800.0, None)
-    whole = 8 * 700.0 * 10 * 2.0395
+    whole = 8 * 700.0 * 10 * 3.0395
     assert used.energy_j == (pytest.approx(whole) if gpus == 8 else None)
     assert gpus == 8 or "not all GPUs and nodes were sampled" in used.reasons["energy_j"]
 
@@ -574,14 +574,14 @@ def test_what_samplers_read_of_their_nodes_tells_runs_apart(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize(
-    ("rule", "window", "count", "mean_s"), [("reference", None, 10, 2.0027), ("auto", (4, 50), 47, None)]
+    ("rule", "window", "count", "mean_s"), [("reference", None, 10, 3.0033), ("auto", (4, 50), 47, None)]
 )
 def test_windows_are_in_the_numbers_of_the_log(
     tmp_path: Path, rule: str, window: tuple[int, int] | None, count: int, mean_s: float | None
 ) -> None:
     """The first three of 50 iterations take longer than the others, which are level."""
-    level = re.sub(r"(?<=: )2\d+", lambda time: f"20{int(time[0]) * 5 % 7:02}", iterations(50))
-    _, folder = concluded(tmp_path, re.sub("(?<=: )20", "40", level, count=3), Choices(window=rule))
+    level = re.sub(r"(?<=: )3\d+", lambda time: f"30{int(time[0]) * 5 % 7:02}", iterations(50))
+    _, folder = concluded(tmp_path, re.sub("(?<=: )30", "60", level, count=3), Choices(window=rule))
     result = finish_job(folder, 0, "")
     assert (result.window and (result.window.first, result.window.last)) == window
     assert result.step_time_s
@@ -590,11 +590,11 @@ def test_windows_are_in_the_numbers_of_the_log(
 
 
 def test_the_window_is_that_of_the_frameworks_own_parsers(tmp_path: Path) -> None:
-    """They average the iterations that are printed as 35-44; iteration n took 2 + n/1000 s."""
+    """They average the iterations that are printed as 35-44; iteration n took 3 + n/1000 s."""
     order, folder = concluded(tmp_path, iterations(50))
     result = finish_job(folder, 0, "")
     assert result.step_time_s
-    assert (result.step_time_s.count, result.step_time_s.mean) == (10, pytest.approx(2.0395))
+    assert (result.step_time_s.count, result.step_time_s.mean) == (10, pytest.approx(3.0395))
     assert (order.plan.window.first, order.plan.window.last) == (35, 44)
 
 
@@ -609,7 +609,7 @@ def test_its_run_is_judged_against_the_published_figure(
 ) -> None:
     """The document averages the iterations that are printed as 35-44, too; iteration n took n ms more."""
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    log = iterations(50).replace("(ms): 2", f"(ms): {seconds}")
+    log = iterations(50).replace("(ms): 3", f"(ms): {seconds}")
     order, folder = concluded(tmp_path, log, gpu_type="gb200", dtype="bf16")
     assert finish_job(folder, 0, "").status == "success"
     capsys.readouterr()
