@@ -19,7 +19,7 @@ from benchmarks.engine.store import code_of
 from llmb.catalogue.records import Dtype
 from llmb.metrics.model_counts import parameter_count
 from llmb.metrics.statistics import describe
-from llmb.metrics.throughput import throughput
+from llmb.metrics.throughput import throughput, why_too_fast
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
@@ -199,6 +199,8 @@ def with_figures(case: Case, known: CaseResult, measured: Measured) -> CaseResul
     """Rates are those of the median step."""
     statistics = describe(measured.step_times_s)
     metrics = throughput(case.subject.recipe, statistics.median)
+    if why := why_too_fast(metrics.tflops_per_gpu, metrics.peak_tflops):
+        return known.model_copy(update={"status": "failed", "reason": why})
     versions = tuple(f"{name} {version}" for name, version in measured.versions.items())
     return known.model_copy(
         update={

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, told_by
 from llmb.errors import UsageError
 from llmb.input_files import open_regular
+from llmb.logs.configuration import ARGUMENTS
 from llmb.logs.files import NCCL, FoundFiles, ParsedFile, find_logs, parse_file, parse_logs
 from llmb.logs.outcome import LogOutcome
 from llmb.logs.reader import PlainText
@@ -26,8 +27,10 @@ if TYPE_CHECKING:  # few logs have NCCL's lines
 
 MOST_BYTES = 1 << 25
 CHUNK_BYTES = 1 << 20
-_AROUND_EXPERIMENT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out(?:\.gz)?$")
-"""Parts of a log's name that are left out: the account, and the numbers of the job and of its start."""
+_AROUND_EXPERIMENT = re.compile(
+    r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:[_-]?\d+)*\.(?:out|log)(?:\.gz)?$"
+)
+"""Parts of a log's name that are left out: the account, and the numbers of the job and of its start, or of a repeat."""
 
 
 def parsed_run(path: Path, rule: str) -> AnalyzedRun:
@@ -79,14 +82,14 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
 def log_identity(file: ParsedFile) -> RunIdentity:
     """Equal for logs of repeats.
 
-    The name counts as a whole if it does not tell what was trained: two runs are not taken for repeats because nothing
-    is known of either.
+    The name counts, without the number at its end, if neither it nor the log tells what was trained: two runs are not
+    taken for repeats because nothing is known of either.
     """
     outcome = file.outcome
     known = dict(outcome.configuration)
     if outcome.format:
         known["program"] = outcome.format
-    if "workload" not in known:
+    if "workload" not in known and ARGUMENTS not in known:
         known["experiment"] = _AROUND_EXPERIMENT.sub("", file.path.name)
     return RunIdentity(configuration=known)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, grouped
 from llmb.analysis.comparison import Control, Varied
 from llmb.errors import UsageError
+from llmb.logs.configuration import ARGUMENTS
 from llmb.metrics.group_difference import ControlGroup, KnownSpread, control_differs, known_spread
 from llmb.runs.identity import Value, differences
 
@@ -18,6 +19,8 @@ MODEL_NAME = "model name"
 NAMED = ("workload", "size", "dtype")
 TOLD_FIRST = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "layout.seq_len", "layout.layers")
 """What distinguishes rows, if it does; else other keys."""
+NAMES = ("experiment", ARGUMENTS)
+"""What stands for the recipe of a log which does not tell it: who names two sides says that they are of one."""
 IDENTIFYING = ("workload", "size", "dtype", "layout.gpus")
 """What must be known of a run without a record to find runs of the same recipe that have one."""
 Configuration = dict[str, Value]
@@ -109,6 +112,9 @@ def _by_what_logs_tell(
 def _agrees(one: MatchedRuns, other: MatchedRuns, varied: Varied) -> bool:
     if one.is_recorded and other.is_recorded:
         return False
+    named = replace(varied, patterns=(*varied.patterns, *NAMES))
+    if any(key in one.configuration for key in NAMES) and same_but(one.configuration, other.configuration, named):
+        return True
     values, others = _fixed(one.configuration, varied), _fixed(other.configuration, varied)
     shared = values.keys() & others.keys()
     needed = {key for key in IDENTIFYING if key not in varied}
@@ -179,7 +185,8 @@ def group_title(group: MatchedRuns) -> str:
 def _title(values: Mapping[str, str]) -> str:
     """As of a recipe, if the runs tell; else by the name of the experiment, or all that is known."""
     if not all(key in values for key in NAMED):
-        return values.get("experiment") or ", ".join(f"{key} {value}" for key, value in values.items()) or "unknown"
+        told = (f"{key} {value}" for key, value in values.items() if key != ARGUMENTS)
+        return values.get("experiment") or ", ".join(told) or "unknown"
     title = f"{values.get(MODEL_NAME) or ' '.join(values[key] for key in MODEL)} {values['dtype']}"
     if "layout.gpus" in values:
         title += f" on {values['layout.gpus']} x {values.get('gpu_type', 'GPU')}"

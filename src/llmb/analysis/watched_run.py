@@ -99,7 +99,9 @@ class WatchedLog:
             if line.last > line.step:
                 self.declared_last = line.last
             if self.last is None or line.step != self.last.step:  # several ranks may log it
-                yield StepNews(line.step, line.step_time_s, line.loss, line.grad_norm, line.tflops_per_gpu)
+                yield StepNews(
+                    line.step, line.step_time_s, line.loss, line.grad_norm, line.tflops_per_gpu, line.profiled
+                )
             self.last = line
 
 

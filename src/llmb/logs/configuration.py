@@ -5,6 +5,7 @@ Keys are those of a run's identity: ``workload``, ``size``, ``dtype``, ``gpu_typ
 and ``release`` of the reference suite where the path tells it.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -81,13 +82,36 @@ _RESULTS = re.compile(
 _BARE = re.compile(r"_(?:bf16|fp8)_\d{1,6}(?=_(?:nsys|nccltrace)(?:_|\.|$)|_\d+(?:_\d+)?(?:\.|$)|\.|$)")
 """Behind the size in a name of 25.04: a number of GPUs and no layout. Later names have ``gpus`` or ``nodes``."""
 BARE_RELEASE = "25.04"
+_FACT = re.compile(rb"(?<![\w/.-])([A-Za-z_]\w{1,40})\"? ?(?:[:=]|\.{2,60}) ?\"?([\w.+-]{1,60})(?=[\s,|}\")]|\Z)")
+"""An argument of any program, as it is printed before the first step."""
+_OF_ONE_RUN = re.compile(
+    rb"seed|rank|port|pid|host|addr|path|dir|file|url|uuid|save|load|log|wandb|tensorboard|time|date|job|run|exp_|elapsed"
+    rb"|took",
+    re.IGNORECASE,
+)
+"""Arguments whose values differ between repeats."""
+ARGUMENTS = "arguments.digest"
+"""Key of a configuration with the digest of all arguments that are printed before the first step."""
 INFERRED_RELEASE = "release.inferred"
 """Key of a configuration whose release is inferred from the form of the experiment's name."""
 
 
-def configuration_of(head: bytes, path: Path | None) -> dict[str, Value]:
-    """Configuration of a log that begins with ``head``; a name is believed only where the log itself is silent."""
-    return {**(_from_path(path.absolute()) if path else {}), **_from_head(head)}
+def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> dict[str, Value]:
+    """Configuration of a log that begins with ``head``; a name is believed only where the log itself is silent.
+
+    ``first_step``: where the first step is in ``head``, if it is there. Where the workload is not known, all
+    arguments before it stand for it, if some of them are sizes.
+    """
+    told = _from_head(head)
+    known = {**(_from_path(path.absolute()) if path else {}), **told}
+    if "workload" not in known and any(key.startswith("layout.") for key in told):
+        known[ARGUMENTS] = _digest_of_arguments(head[:first_step] if first_step >= 0 else head)
+    return known
+
+
+def _digest_of_arguments(header: bytes) -> str:
+    facts = sorted({pair for pair in _FACT.findall(header) if not _OF_ONE_RUN.search(pair[0])})
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _from_head(head: bytes) -> dict[str, Value]:

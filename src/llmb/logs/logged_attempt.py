@@ -89,7 +89,7 @@ class LoggedAttempt:
     profiled: tuple[int, int] | None = None
     """The first and the last step in which a profiler started or ended, which have no time."""
     untimed: set[int] = field(default_factory=set)
-    """Those of the window."""
+    """Numbers of such steps in the window."""
     step: "array[int]" = field(default_factory=_integers)
     laps: list[Lap] = field(default_factory=list)
     """Between lines of the window that tell when they were written."""

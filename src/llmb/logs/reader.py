@@ -301,14 +301,15 @@ class _Pass:
         unended, truncated_line = self.finder.find_unended(rest)
         self._begin()
         self.attempt.add_lines(unended)
+        known = self.finder.format
         return RunLog(
             size=text.size,
             head=head,
             tail=tail,
             truncated_line=truncated_line or text.damaged,
             attempt=self.attempt,
-            format=self.finder.format.name if self.finder.format else None,
-            configuration=configuration_of(head, path),
+            format=known.name if known else None,
+            configuration=configuration_of(head, path, known.find_step_mark(head) if known else -1),
         )
 
     def _add(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> None:
