@@ -144,10 +144,15 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
         has_steps = text.find(GLOBAL_STEP_FIELD, start, end) < 0
     else:
         has_steps = _have_global_steps(text, bars[:, column] + 1, numbers)
-    if not has_steps or has_any(text, NOT_FINITE, start, end):
-        return None
     block = StepBlock(first, final, text, bars, line_ends, columns)
-    return block if _is_of_one_batch(block, fields) else None
+    return block if has_steps and _is_of_one_batch(block, fields) and _has_no_other_loss(block, fields) else None
+
+
+def _has_no_other_loss(block: StepBlock, fields: Sequence[bytes]) -> bool:
+    """Whether all losses that a field with another name may have are finite."""
+    if not any(b"loss" in field and not field.startswith(LOSS_FIELD) for field in fields):
+        return True
+    return not has_any(block.text, NOT_FINITE, int(block.line_ends[0]), int(block.line_ends[-1]))
 
 
 def _is_of_one_batch(block: StepBlock, fields: Sequence[bytes]) -> bool:
@@ -156,7 +161,8 @@ def _is_of_one_batch(block: StepBlock, fields: Sequence[bytes]) -> bool:
     text, start, end = block.text, int(block.line_ends[0]), int(block.line_ends[-1])
     column = next((i for i, field in enumerate(fields) if field.startswith(GBS_FIELD)), None)
     if column is not None:
-        return text.count(b"|" + fields[column] + b"|", start, end) == block.count
+        places, width = block.bars[:, column] + 1, len(fields[column])
+        return places[-1] + width < len(text) and _are_all(_gather(text, places, width), fields[column])
     if has(text, GBS_FIELD, start, end):
         return False
     return are_regular([int(samples) for samples in SAMPLES.findall(text, start, end)])

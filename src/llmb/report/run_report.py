@@ -227,9 +227,9 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
             published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
             table.add_row(f"MFU %, {CONVENTION_NAMES[convention]}", number(mfu), number(published) if published else "")
     for name, reason in reasons.items():
-        figure, _, convention = name.partition(".")
+        figure, _, counted_by = name.partition(".")
         if figure == MFU:
-            named = f", {CONVENTION_NAMES[Convention(convention)]}" if convention else ""
+            named = f", {CONVENTION_NAMES[Convention(counted_by)]}" if counted_by else ""
             table.add_row(f"MFU %{named}", "n/a", "", reason)
     days = result.days_per_1t_tokens
     expected_days = number(expected.days_per_1t_tokens) if expected and expected.days_per_1t_tokens else "n/a"

@@ -17,8 +17,9 @@ LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
 """What follows text that need not end its line: only the end of a longer line is read."""
 LEAST_PRINTED_S = 0.01
 """A shorter time that is printed in thousandths of a second is known to less than 5 %: it is not read."""
-NOT_FINITE = (b": nan", b": inf", b": -inf", b": NAN", b": INF", b": -INF", b": NaN", b"=nan", b"=inf", b"=-inf")
-"""How values begin that are not finite: found faster than any pattern."""
+NOT_FINITE = (b": nan", b": inf", b": -inf")
+"""How Python prints values that are not finite: found faster than any pattern."""
+_BAD = (*NOT_FINITE, b": NAN", b": INF", b": -INF", b"=nan", b"=inf", b"=-inf")
 _BAD_LOSS = re.compile(
     rb"([\w ]{0,12})loss(?![ _]scale)[\w ./()-]{0,40}'?[:=] {0,2}'?(-?(?:nan|inf))(?!\w)", re.IGNORECASE
 )
@@ -107,7 +108,7 @@ def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
 
 def find_bad_loss(text: bytes) -> float | None:
     """A loss of the training that is not finite, whatever its name, in a line; None if all are."""
-    found = _BAD_LOSS.findall(text) if has_any(text, NOT_FINITE) else ()
+    found = _BAD_LOSS.findall(text) if has_any(text, _BAD) else ()
     return next((float(value) for before, value in found if _EVALUATED not in before.lower()), None)
 
 

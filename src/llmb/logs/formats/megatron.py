@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, find_bad_loss, has_any, rank_before
+from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, find_bad_loss, has, has_any, rank_before
 from llmb.logs.step_line import StepLine
 
 LAST_FIELD = b"number of nan iterations:"
@@ -49,7 +49,8 @@ _CLOCK = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] {1,4}\
 _CLOCK_BYTES = 40
 _CLOCK_ERROR_S, _CLOCK_ERROR = 1.0, 0.05
 """By which time stamps, some of whole seconds, and a sum of step times may differ."""
-_LOADED = re.compile(rb"successfully loaded checkpoint from [^\r\n]{0,500}? at iteration (\d{1,9})")
+LOADED = b"successfully loaded checkpoint from"
+_LOADED = re.compile(LOADED + rb" [^\r\n]{0,500}? at iteration (\d{1,9})")
 _INTERRUPTIONS = (
     b"validation loss at iteration ",
     b" saved checkpoint from iteration ",
@@ -125,7 +126,7 @@ class MegatronReader:
     def _look_between(self, text: bytes, start: int, end: int) -> None:
         """For what comes between the lines of iterations."""
         self.interrupted = self.interrupted or has_any(text, _INTERRUPTIONS, start, end)
-        for match in _LOADED.finditer(text, start, end):
+        for match in _LOADED.finditer(text, start, end) if has(text, LOADED, start, end) else ():
             self.loaded = int(match[1])
         for seconds, tflops in (match.groups() for match in _UTILIZATION.finditer(text, start, end)):
             self.waiting.append(_Utilization(float(seconds) if seconds else None, float(tflops)))
@@ -139,7 +140,8 @@ class MegatronReader:
         if int(match["step"]) == 0 or (match["unit"] == b"s" and seconds < _LEAST_S):
             return None
         loss, grad_norm = _LOSS.search(body) or _ANY_LOSS.search(body), _GRAD_NORM.search(body)
-        bad, gbs, samples, rate = find_bad_loss(body), _GBS.search(body), _SAMPLES.search(match[0]), _RATE.search(body)
+        bad, gbs, samples = find_bad_loss(body), _GBS.search(body), _SAMPLES.search(match[0])
+        rate = _RATE.search(body) if b" tokens per " in body else None
         return StepLine(
             step=int(match["step"]),
             last=int(match["last"]),
@@ -176,10 +178,10 @@ def _clock_before(text: bytes, at: int) -> float | None:
 FORMAT = Format(
     name="megatron",
     title="Megatron-LM, Megatron-Bridge, Megatron-DeepSpeed or Primus",
-    marks=(b"elapsed time per iteration (", b"GPU utilization: ", b"successfully loaded checkpoint from"),
+    marks=(b"elapsed time per iteration (", b"GPU utilization: ", LOADED),
     step=STEP,
     reader=MegatronReader,
     first_number=1,
     mean_of_interval=True,
-    resumed=re.compile(rb"successfully loaded checkpoint from"),
+    resumed=re.compile(LOADED),
 )
