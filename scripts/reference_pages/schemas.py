@@ -192,6 +192,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "results[].mfu_pct": Mapping[str, float | None],
         "results[].layout_source": Literal["record", "log", "recipe"] | None,
         "results[].format": str | None,
+        "results[].warnings": tuple[str, ...],
         "results[].anomalies": Anomalies | None,
         "results[].network": NetworkUse | None,
         "groups": tuple[ParsedGroup, ...] | None,

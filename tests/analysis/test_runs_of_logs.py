@@ -2,6 +2,7 @@
 """Runs that are known by their logs alone: which are repeats, which are comparable, and which cannot be true."""
 
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from llmb.cli.main import app
 from llmb.errors import LlmbError
 
 NAME = "log-acct.pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128_{}_0.out"
+START = datetime(2026, 4, 28, 14, 23)
 SXM = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n"
 ARGUMENTS = (
     "  tensor_model_parallel_size ...................... 4\n  global_batch_size ............................... {gbs}\n"
@@ -137,3 +139,21 @@ def test_a_log_that_is_too_fast_for_its_gpus_is_invalid_everywhere(tmp_path: Pat
     assert why in call("judge", untold, "--gpu-type", "h100")[0]["judged"][0]["reason"]
     logged = write(tmp_path / "d" / "log-pretrain_own_8b_bf16_gpus8_1_0.out", s=1.55, head=SXM, tflops=1200.0)
     assert call("parse", logged)[0]["results"][0]["reason"].startswith("the MFU would be 121.3 % (logged)")
+
+
+def test_a_warning_of_a_log_makes_its_verdict_soft(tmp_path: Path) -> None:
+    line = (
+        " [{at:%Y-%m-%d %H:%M:%S}] iteration {n:8d}/      50 | elapsed time per iteration (ms): {ms} | lm loss: 2.0 |"
+        " grad norm: 1.0 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+    )
+    for name, jump in (("a", 0), ("b", 3600)):
+        times = (START + timedelta(seconds=12 * n - (jump if n == 40 else 0)) for n in range(1, 51))
+        lines = [line.format(at=at, n=n, ms=12000 + n % 3 * 10) for n, at in enumerate(times, 1)]
+        (tmp_path / f"{name}.out").write_text("".join(lines))
+    why = "the clock of its lines goes back in the window"
+    (judged,) = call("judge", tmp_path / "b.out", "--against", tmp_path / "a.out")[0]["judged"]
+    assert judged["soft"] and why in json.dumps(judged["conditions"])
+    (parsed,) = call("parse", tmp_path / "b.out")[0]["results"]
+    assert (parsed["status"], parsed["warnings"]) == ("success", [why])
+    (row,) = call("compare", tmp_path / "a.out", tmp_path / "b.out")[0]["rows"]
+    assert row["soft"] and why in row["reason"]

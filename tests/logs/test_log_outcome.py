@@ -353,7 +353,7 @@ def test_an_error_after_the_last_step_is_a_note(sample, error):
     ("ms", "status", "reason"),
     [
         (20000, "success", "steps 35-44 of 50"),
-        (60000, "invalid", "step times of the window sum to 540 s, and by the clock 180 s passed"),
+        (60000, "invalid", "step times of the window sum to 600 s, and by the clock 200 s passed"),
         (2000, "invalid", "a step of the window takes 2 s, and by the clock 20 s"),
     ],
 )

@@ -242,3 +242,19 @@ def test_an_evaluation_behind_every_line_is_no_contradiction(between: str) -> No
 )
 def test_only_the_very_variant_of_a_gpu_has_its_type(text: str, gpu_type: str | None) -> None:
     assert configuration_of(f"{text}\n".encode(), None).get("gpu_type") == gpu_type
+
+
+def test_a_mean_in_another_unit_contradicts_the_clock() -> None:
+    lines = [iteration(n) for n in range(10, 51, 10)]
+    lines[3] = lines[3].replace("(ms)", "(s)")
+    found = judged(lines)
+    assert (found.status, found.step_time_s) == ("invalid", None)
+    assert found.reason == "step times of the window sum to 2e+04 s, and by the clock 20 s passed"
+
+
+def test_a_clock_that_jumps_is_noted() -> None:
+    lines = [iteration(n, at_s=2 * n - (3600 if n == 40 else 0)) for n in range(1, 51)]
+    found = judged(lines)
+    assert (found.status, found.warnings) == ("success", ("the clock of its lines goes back in the window",))
+    later = judged(iteration(n, at_s=2 * n + (3600 if n >= 40 else 0)) for n in range(1, 51))
+    assert later.warnings == ("between two lines of the window 3602 s passed, of which steps took 2 s",)

@@ -13,7 +13,7 @@ from llmb.errors import UsageError
 from llmb.input_files import open_regular
 from llmb.logs.configuration import ARGUMENTS
 from llmb.logs.files import NCCL, FoundFiles, ParsedFile, find_logs, parse_file, parse_logs
-from llmb.logs.outcome import LogOutcome
+from llmb.logs.outcome import LOG_WARNING, LogOutcome
 from llmb.logs.reader import PlainText
 from llmb.metrics.anomalies import Anomalies, find_anomalies
 from llmb.metrics.window import DEFAULT_RULE
@@ -73,6 +73,7 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
         started_s=_written_s(file.path),
         anomalies=anomalies,
         network=network,
+        faults={LOG_WARNING: warnings} if (warnings := file.outcome.warnings) else {},
         source=digest,
         content=digest,
         **told_by(file),

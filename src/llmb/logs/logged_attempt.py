@@ -92,9 +92,9 @@ class LoggedAttempt:
     """Numbers of such steps in the window."""
     step: "array[int]" = field(default_factory=_integers)
     laps: list[Lap] = field(default_factory=list)
-    """Between lines of the window that tell when they were written."""
+    """To lines of the window from those before them, if both tell when they were written."""
     logged: tuple[int, float] | None = None
-    """The last such line: its step, and when."""
+    """The last line, if it tells that: its step, and when."""
     logged_s: "array[float]" = field(default_factory=_floats)
     """When the lines of the window were written, by their own clock; 0 for one that does not tell, and shorter than the
     window if the last ones do not."""
@@ -198,6 +198,7 @@ class LoggedAttempt:
                 self._add_to_window(line)
             self.logged_last_s = line.logged_s
             self.note = line.note or self.note
+            self.logged = None if line.logged_s is None else (line.step, line.logged_s)
             self.mean_of = max(self.mean_of, line.mean_of)
             self.clock_s = max(self.clock_s, line.clock_s)
             self._leave(line, 1)
@@ -243,16 +244,13 @@ class LoggedAttempt:
             self.since.append(steps)
 
     def _note_lap(self, line: StepLine) -> None:
-        if line.logged_s is None:
-            return
-        if self.logged:
+        if line.logged_s is not None and self.logged and self.logged[0] < line.step:
             step, logged_s = self.logged
             steps = line.step - step if self.means else 1
             steps_s, clock_s = line.step_time_s * steps, line.logged_s - logged_s
             # How long an evaluation took is not told: all of the lap may lie between its steps.
             between_s = max(0.0, clock_s - steps_s) if line.interrupted else 0.0
             self.laps.append(Lap(steps_s=steps_s, clock_s=clock_s, between_s=between_s, steps=steps))
-        self.logged = line.step, line.logged_s
 
     def _is_news(self, line: StepLine) -> bool:
         """False for a step that another rank logged before, or this one."""

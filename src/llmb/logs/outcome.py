@@ -4,7 +4,7 @@
 import hashlib
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,11 +17,15 @@ from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.printed_work import GBS, GPUS
 from llmb.logs.reader import RunLog
 from llmb.logs.step_line import find_invalid_line
-from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S, RunFacts, contradictions
+from llmb.metrics.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, RunFacts, contradictions
 from llmb.metrics.statistics import Statistics, are_between, describe, describe_means
 from llmb.shown_text import counted
 
 MOST_GAPS = 20
+LOG_WARNING = "log_warning"
+"""Key of the verdict's condition on ``warnings``."""
+LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
+"""A longer time between two lines, beside this multiple of their steps, is odd unless another line explains it."""
 DISTINCT_TIMES = 5
 """So many different step times are not those of another run by chance, with the same losses."""
 WIDEST_CLOCK_ERROR = 0.05
@@ -65,6 +69,8 @@ class LogOutcome:
     """The step time is off by at most this, because the log's clock is coarse."""
     note: str | None = None
     """What a reader has to know of the step times; also in the reason."""
+    warnings: tuple[str, ...] = ()
+    """What is odd in the window and leaves the step times as they are."""
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
@@ -153,8 +159,18 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     steps += f"; {attempt.note}" if attempt.note else ""
     steps += f"; after its last step: {error}" if (error := error_at_end(log.tail)) else ""
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
-    found = _outcome(log, status, reason, window, times, tflops)
+    found = replace(_outcome(log, status, reason, window, times, tflops), warnings=tuple(_warnings(attempt)))
     return replace(found, clock_error_s=error_s, step_times_s=()) if error_s else found
+
+
+def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
+    """How the clock of the lines, by which the program did not time its steps, moves oddly."""
+    if any(lap.clock_s < -CLOCK_ERROR_S for lap in attempt.laps):
+        yield "the clock of its lines goes back in the window"
+        return
+    pause = max(attempt.laps, key=lambda lap: lap.clock_s - lap.steps_s - lap.between_s, default=None)
+    if pause and pause.clock_s - pause.between_s > max(LONGEST_PAUSE_S, MOST_PAUSE * pause.steps_s):
+        yield f"between two lines of the window {pause.clock_s:.4g} s passed, of which steps took {pause.steps_s:.4g} s"
 
 
 def _profiled_text(attempt: LoggedAttempt, window: Window) -> str | None:

@@ -104,7 +104,7 @@ def _of_clock(every: Sequence[Lap]) -> str | None:
     if not clock_s or not all(0 < lap.steps_s < LONGEST_STEP_S for lap in laps):
         return None
     # A host that queues steps for a GPU may see the end of one as late as that of the next one.
-    late_s = max(lap.steps_s for lap in laps) + sum(lap.ranks_apart_s for lap in laps)
+    late_s = max(lap.steps_s / lap.steps for lap in laps) + sum(lap.ranks_apart_s for lap in laps)
     if steps_s > MOST_OF_CLOCK * clock_s + CLOCK_ERROR_S + late_s:
         return f"step times of the window sum to {steps_s:.4g} s, and by the clock {clock_s:.4g} s passed"
     step_s, known_s = median(lap.steps_s for lap in laps), median(lap.clock_s - lap.between_s for lap in laps)

@@ -89,7 +89,7 @@ def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | No
         if isinstance(error, OSError) and error.errno not in NEVER_READABLE:
             raise
         reason = "; ".join(filter(None, (f"its files cannot be read: {why_unreadable(error)}", after)))
-        return _no_figures("failed" if after else "invalid", reason, steps=0), False
+        return without_figures("failed" if after else "invalid", reason, steps=0), False
 
 
 def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSettings | Missing:

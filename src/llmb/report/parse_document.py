@@ -141,6 +141,7 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
         "figures": run.figures,
         "step_time_s": known_times(outcome) or None,
         "clock_error_s": outcome.clock_error_s,
+        "warnings": list(outcome.warnings),
         "anomalies": run.anomalies and _anomalies(run.anomalies),
         "tflops_per_gpu": outcome.tflops_per_gpu and all_statistics(outcome.tflops_per_gpu),
         "mfu_pct": dict(run.mfu_pct),
