@@ -108,8 +108,9 @@ class LoggedAttempt:
     """How often the logged steps are how many steps apart."""
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step that each rank logged."""
-    note: str | None = None
-    """That of the last line that has one."""
+    left_out: str | None = None
+    """As of the last line that has one, like the next."""
+    contradiction: str | None = None
     logged_last_s: float | None = None
     """When the last line was written, in the window or not."""
     settled: bool = False
@@ -197,7 +198,8 @@ class LoggedAttempt:
             if self.window and self.window.first <= line.step <= self.window.last:
                 self._add_to_window(line)
             self.logged_last_s = line.logged_s
-            self.note = line.note or self.note
+            self.left_out = line.left_out or self.left_out
+            self.contradiction = line.contradiction or self.contradiction
             self.logged = None if line.logged_s is None else (line.step, line.logged_s)
             self.mean_of = max(self.mean_of, line.mean_of)
             self.clock_s = max(self.clock_s, line.clock_s)
@@ -320,7 +322,8 @@ class LoggedAttempt:
         self.first_step = begun if self.continued else min(line.step, self.first_number)
         self.loss_first = _or_nan(line.loss)
         self.bad_loss_step, self.bad_loss, self.bad_grad_norm_step = None, math.nan, None
-        self.skipped_in_window, self.mean_of, self.clock_s, self.note = 0, 1, 0.0, None
+        self.skipped_in_window, self.mean_of, self.clock_s = 0, 1, 0.0
+        self.left_out, self.contradiction = None, None
         self.gaps, self.ranks = {}, {line.rank: line.step}
         self.laps, self.logged = [], None
         self.work, self.profiled, self.untimed = PrintedWork(), None, set()

@@ -67,10 +67,10 @@ class LogOutcome:
     tflops_per_gpu: Statistics | None = None
     clock_error_s: float | None = None
     """The step time is off by at most this, because the log's clock is coarse."""
-    note: str | None = None
-    """What a reader has to know of the step times; also in the reason."""
+    left_out: str | None = None
+    """What the step times leave out; also in the reason."""
     warnings: tuple[str, ...] = ()
-    """What is odd in the window and leaves the step times as they are."""
+    """What is odd in the window, or contradicts the step times, and leaves them as they are."""
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
@@ -156,7 +156,7 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     steps = f"{steps_span(window.first, window.last)} of {last + 1 - attempt.first_number}"
     steps += f"{_interval_text(log)}{_attempts_text(attempt)}"
     steps += f"; the clock shows whole seconds: ±{error_s:.2g} s, spread unknown" if error_s else ""
-    steps += f"; {attempt.note}" if attempt.note else ""
+    steps += f"; {attempt.left_out}" if attempt.left_out else ""
     steps += f"; after its last step: {error}" if (error := error_at_end(log.tail)) else ""
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
     found = replace(_outcome(log, status, reason, window, times, tflops), warnings=tuple(_warnings(attempt)))
@@ -164,7 +164,10 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
 
 
 def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
-    """How the clock of the lines, by which the program did not time its steps, moves oddly."""
+    """Another figure that contradicts the step times, and how the clock of the lines, by which the program did not time
+    its steps, moves oddly."""
+    if attempt.contradiction:
+        yield attempt.contradiction
     if any(lap.clock_s < -CLOCK_ERROR_S for lap in attempt.laps):
         yield "the clock of its lines goes back in the window"
         return
@@ -237,7 +240,7 @@ def _outcome(
         max_step=attempt.max_step,
         step_time_s=step_time_s,
         tflops_per_gpu=tflops_per_gpu,
-        note=attempt.note,
+        left_out=attempt.left_out,
         loss_first=_finite(attempt.loss_first),
         loss_last=_finite(attempt.loss_last),
         step_times_s=attempt.step_time_s if step_time_s else (),

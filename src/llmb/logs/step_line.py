@@ -36,8 +36,10 @@ class StepLine(NamedTuple):
     """The step after which the run began or resumed, in its first line, if the log tells."""
     logged_s: float | None = None
     """When the line was written, by its own clock, beside a step time that the program measured."""
-    note: str | None = None
-    """What a reader has to know of the step times so far: what they leave out, and figures that contradict them."""
+    left_out: str | None = None
+    """What the step times so far leave out."""
+    contradiction: str | None = None
+    """Another figure of the program that the step times so far contradict."""
     interrupted: bool = False
     """Since the line before there was an evaluation, or a checkpoint was saved, which the step time leaves out."""
     gbs: int | None = None

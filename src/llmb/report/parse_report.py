@@ -324,7 +324,7 @@ def note_of(run: AnalyzedRun) -> str:
     outcome = run.outcome
     notes: list[str] = [outcome.status] if outcome.status != "success" else []
     notes += [f"attempt {outcome.attempts}"] if (outcome.attempts or 1) > 1 else []
-    notes += [outcome.note] if outcome.note else []
+    notes += [outcome.left_out] if outcome.left_out else []
     notes += outcome.warnings
     return ", ".join([*notes, *(_anomaly_notes(run.anomalies) if run.anomalies else [])])
 

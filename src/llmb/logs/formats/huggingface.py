@@ -212,8 +212,9 @@ class HuggingFaceReader:
         resumed = len(epochs) == 2 and epochs[0] > 1.5 * (epochs[1] - epochs[0]) > 0 and not self.bar.start
         if not self.bar.timed and steps > 0 and not resumed:
             last, mean_s = self.bar.total or steps, (seconds - evaluations_s) / steps
-            loss_value, note = number_or_none(loss and loss[1]), _evaluations_text(evaluations_s)
-            whole = StepLine(last, last, mean_s, loss_value, None, mean_of=steps, after=last - steps, note=note)
+            loss_value, left_out = number_or_none(loss and loss[1]), _evaluations_text(evaluations_s)
+            whole = StepLine(last, last, mean_s, loss_value, None)
+            whole = whole._replace(mean_of=steps, after=last - steps, left_out=left_out)
             if self.bar.seen:
                 yield whole
             else:
@@ -319,7 +320,8 @@ class _Bar:
             mean_of=steps,
             clock_s=_CLOCK_S * (1 + self.pauses.guessed),
             after=None if self.timed else before,
-            note=self._note(),
+            left_out=_evaluations_text(self.pauses.taken_s),
+            contradiction=self.contradiction,
         )
 
     def _decide(self, next_steps: int, next_s: float) -> None:
@@ -366,10 +368,7 @@ class _Bar:
         by_rate, shown_s = self.rated_s / steps, (self.steps_s + self.pauses.taken_s) / steps
         if self.rated_s and not self.anchor and not _are_alike(by_rate, shown_s, error_s, _ALIKE_RATES):
             self.contradiction = f"{shown_s:.4g} s per step by the progress bar's clock, {by_rate:.4g} s by its rate"
-        self.kept = self.kept._replace(note=self._note())
-
-    def _note(self) -> str | None:
-        return ", ".join(filter(None, (_evaluations_text(self.pauses.taken_s), self.contradiction))) or None
+        self.kept = self.kept._replace(contradiction=self.contradiction)
 
     def steps_in(self, seconds: float, per_s: float) -> int:
         """The steps of a run that ended, by the bar unless the rate contradicts: since transformers 5 it does not count
