@@ -4,6 +4,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from llmb.logs.files import find_all_logs, parse_file
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.steps import read_steps
+from llmb.runs.steps import read_steps, step_to_json
 
 
 def quiet(_: str) -> None:
@@ -98,10 +99,10 @@ def test_a_copy_that_was_changed_is_named_and_none_is_chosen(root: Path) -> None
     copy = next(root.rglob("unpacked/*/metrics.jsonl"))
     copy.write_text("".join(copy.read_text().splitlines(keepends=True)[:-5]))
     found = find_ended_runs(str(root), root, quiet)
-    assert [run.path.parent.name[-1] for run in found.runs] == ["2"]
-    assert len(found.left_out) == 4
-    for one in found.left_out:
-        assert "one was cut or edited" in one.reason and str(copy.parent) in one.reason
+    assert [(run.status, run.step_time_s is None) for run in found.runs] == [("invalid", True), ("success", False)]
+    assert len(found.left_out) == 3
+    for reason in (str(found.runs[0].reason), *(one.reason for one in found.left_out)):
+        assert "one was cut or edited" in reason and str(copy.parent) in reason
     parsed = with_copies([known_run(parse_file(path, DEFAULT_RULE)) for path in sorted(root.rglob("log-*.out"))])
     assert [run.outcome.status for run in parsed].count("invalid") == 4
     assert [len(group.runs) for group in group_runs(parsed)] == [1]
@@ -119,3 +120,93 @@ def test_groups_of_parsed_logs_have_each_run_once(root: Path) -> None:
 def test_expectations_count_a_run_once(root: Path) -> None:
     write_expectations(root / "expected.yaml", find_runs(str(root), root, quiet).runs)
     assert "runs: 2" in (root / "expected.yaml").read_text()
+
+
+def cut_copy(folder: RunFolder) -> Path:
+    """A copy of a run beside it, without its last step."""
+    copy = shutil.copytree(folder.path.parent, folder.path.parent.with_name(f"{folder.path.parent.name}-copy"))
+    steps = next(copy.glob("*/metrics.jsonl"))
+    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:-1]))
+    return copy
+
+
+def judged_as(*words: Path | str) -> tuple[list[str], str]:
+    done = CliRunner().invoke(judge, [*map(str, words), "--json"])
+    document = json.loads(done.stdout)
+    return [one["verdict"] for one in document["judged"]], done.stdout
+
+
+def test_a_cut_copy_of_a_slow_run_leaves_no_verdict_better_than_inconclusive(
+    tmp_path: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    def runs(name: str, means_s: tuple[float, ...], seed: int) -> list[RunFolder]:
+        return [
+            write_run(tmp_path / name, tiny_plan(), noisy_times(mean_s, 0.002, 50, seed + number), number=seed + number)
+            for number, mean_s in enumerate(means_s)
+        ]
+
+    runs("before", (2.0, 2.0, 2.0, 2.0), 10)
+    *others, slow = runs("after", (2.0, 2.0, 2.001, 2.3), 20)
+    sides = (tmp_path / "after", "--against", tmp_path / "before")
+    assert judged_as(*sides)[0] == ["inconclusive"]
+    copy = cut_copy(slow)
+    verdicts, text = judged_as(*sides)
+    assert verdicts == ["inconclusive"] and "one was cut or edited" in text
+    compared = compare_runs(*find_sides(str(tmp_path / "before"), str(tmp_path / "after"), tmp_path, quiet))
+    assert compared.rows[0].verdict == "inconclusive" and "one was cut or edited" in str(compared.rows[0].reason)
+    expected = tmp_path / "expected.yaml"
+    expected.write_text(
+        "expectations:\n- {workload: pretrain_llama3.1, size: tiny, step_time_s: 2.0, tolerance_pct: 5}\n"
+    )
+    assert sorted(judged_as(tmp_path / "after", "--expect", expected)[0]) == [*["inconclusive"] * 3, "invalid"]
+    shutil.rmtree(copy)
+    shutil.rmtree(slow.path.parent)
+    assert judged_as(*sides)[0] == ["pass"]
+    cut_copy(others[0])
+    assert judged_as(*sides)[0] == ["inconclusive"]
+
+
+def test_a_changed_copy_among_the_baseline_counts_as_well(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:
+    for name, first in (("before", 1), ("after", 11)):
+        for seed in range(first, first + 3):
+            folder = write_run(tmp_path / name, tiny_plan(), noisy_times(2.0, 0.001, 50, seed), number=seed)
+    sides = (tmp_path / "after", "--against", tmp_path / "before")
+    assert judged_as(*sides)[0] == ["pass"]
+    cut_copy(RunFolder(next((tmp_path / "before").rglob("run.json")).parent))
+    assert judged_as(*sides)[0] == ["inconclusive"]
+    assert folder.path.exists()
+
+
+def with_other_id(folder: RunFolder, copy: Path, changed: dict[int, float] | None = None) -> RunFolder:
+    """A copy of a run under a new id, in whose steps some times were changed."""
+    other = RunFolder(shutil.copytree(folder.path, copy))
+    document = json.loads(other.record.read_text())
+    other.record.write_text(json.dumps(document | {"run_id": "0" * 16}))
+    steps = [
+        replace(step, step_time_s=(changed or {}).get(step.step, step.step_time_s)) for step in read_steps(other.steps)
+    ]
+    other.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
+    return other
+
+
+def test_equal_step_times_under_another_id_are_a_copy(root: Path) -> None:
+    folder = RunFolder(next(root.rglob("metrics.jsonl")).parent)
+    other = with_other_id(folder, root / "again")
+    found = find_runs(str(root), root, quiet)
+    assert len(found.runs) == 2
+    (reason,) = {one.reason for one in found.left_out}
+    assert reason.startswith("5 copies of one run, under different ids, counted once: ")
+    shutil.rmtree(other.path)
+    with_other_id(folder, root / "again", dict.fromkeys((3, 4), 1.0))
+    found = find_ended_runs(str(root), root, quiet)
+    assert [run.status for run in found.runs] == ["invalid", "success"]
+    assert "one was cut or edited" in str(found.runs[0].reason)
+
+
+def test_runs_that_share_few_step_times_are_different_ones(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:
+    """Such as steps of a clock that counts milliseconds."""
+    for number in range(2):
+        times = [round(time_s, 3) for time_s in noisy_times(2.0, 0.02, 50, number)]
+        write_run(tmp_path, tiny_plan(), [2.0, 2.001, 2.002, 2.003, *times[4:]], number=number)
+        write_run(tmp_path, tiny_plan(), [1.5] * 50, number=10 + number)
+    assert len(find_runs(str(tmp_path), tmp_path, quiet).runs) == 4

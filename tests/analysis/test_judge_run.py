@@ -232,7 +232,7 @@ def test_a_control_that_differs_withdraws_the_verdict(
     assert found["control"]["withdraws"] and len(found["control"]["runs"]) == 3
     said = "the control differs from the runs before by "
     assert found["reason"].startswith(said) and said in found["sentence"]
-    write_timed_run(tmp_path / "other", tiny_plan(dtype="bf16"), times, number=99)
+    write_timed_run(tmp_path / "other", tiny_plan(dtype="bf16"), noisy_times(2.1, 0.005, 50, seed=99), number=99)
     with pytest.raises(UsageError, match=r"the control is not like the runs before: .*dtype.* differs"):
         judge(*against, "--control", tmp_path / "other")
     with pytest.raises(UsageError, match="the control has runs that are judged"):

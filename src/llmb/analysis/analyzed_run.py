@@ -55,6 +55,8 @@ class AnalyzedRun:
     window: Window | None = None
     step_times_s: Sequence[float] = ()
     """Step times of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
+    first_times_s: Sequence[float] = ()
+    """Its first step times to the last digit, whatever the window; empty if only its log has them."""
     step_time_s: Statistics | None = None
     figures: Literal["exact", "rounded"] | None = None
     """Whether step times are those of ``metrics.jsonl``, or rounded as the log prints them."""
@@ -174,11 +176,11 @@ class AnalyzedRun:
         days = 1e12 / (tokens_per_s_per_gpu * gpus) / SECONDS_PER_DAY if tokens_per_s_per_gpu and gpus else None
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
 
-    def spoiled(self, reason: str) -> "AnalyzedRun":
+    def invalid(self, reason: str) -> "AnalyzedRun":
         """As an invalid one, without figures."""
-        assert self.log, "the log was read"
-        log = replace(self.log, outcome=without_figures(self.outcome, reason))
-        return replace(self.with_outcome(log).with_figures({}, None), anomalies=None)
+        log = replace(self.log, outcome=without_figures(self.outcome, reason)) if self.log else None
+        bare = replace(self, log=log, status="invalid", reason=reason, step_times_s=(), step_time_s=None, figures=None)
+        return replace(bare.with_figures({}, None), anomalies=None)
 
 
 def told_by(log: "ParsedFile", figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:

@@ -24,7 +24,7 @@ from llmb.runs.identity import Difference, differences
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.trust import STATE_FOLDER, check_links, check_owner
 from llmb.verdict.bisect_search import CONFIDENCE, Means, Status, ends_difference, next_step, probabilities
-from llmb.verdict.conditions import condition_values, merged, rule_of
+from llmb.verdict.conditions import CHANGED_COPY, condition_values, merged, rule_of
 
 DEFAULT_NAME = "bisect"
 CANDIDATE, LABEL = "{candidate}", "{label}"
@@ -218,7 +218,10 @@ def _runs(state: BisectState, install: Path, say: Say) -> list[list[AnalyzedRun]
                 say(f"warning: '{text}' has no measured run of the recipe ({len(selected.runs)} of others{left_out})")
             found += selected.runs
         (every,) = once_in(FoundRuns(candidate, tuple(found)))
-        runs.append([run for run in every.runs if _is_of(state, run)])
+        of_recipe = [run for run in every.runs if _is_of(state, run)]
+        if doubt := next((run.faults[CHANGED_COPY] for run in of_recipe if CHANGED_COPY in run.faults), None):
+            raise UsageError(f"the runs of '{candidate}' cannot be compared: {doubt[0]}")
+        runs.append(of_recipe)
     return runs
 
 

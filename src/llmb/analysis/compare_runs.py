@@ -2,6 +2,7 @@
 """Compares two groups of runs, recipe by recipe. Pure."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
@@ -50,9 +51,9 @@ from llmb.runs.drift import known_differences
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
 from llmb.shown_text import value_text
-from llmb.verdict.conditions import rule_of, title_of, together
+from llmb.verdict.conditions import CHANGED_COPY, rule_of, title_of, together
 from llmb.verdict.judgement import Tolerance, default_tolerance
-from llmb.verdict.records import WORST, VerdictName
+from llmb.verdict.records import BETTER, WORST, VerdictName
 
 SAMPLED = ("sm_clock_mhz_mean", "power_w_mean")
 LEAST_CHANGE_PCT = 2.0
@@ -164,6 +165,8 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier, con
     difference = group_difference(*means, known, control.means if control else ())
     tolerance = given or _tolerance(pair)
     decision = decide(difference, tolerance.pct, control)
+    if decision.verdict in BETTER and any(CHANGED_COPY in run.faults for run in (*before.runs, *after.runs)):
+        decision = replace(decision, verdict="inconclusive", more_runs=None)
     return Row(
         recipe=recipe,
         n_before=difference.n_before,

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of one run count once: folders that were copied, moved or unpacked again, and logs beside or without them.
 
-A run is known by the id that its record got when it began, a log without a record by its steps.
+A run is known by the id that its record got when it began, and by its step times, which no two runs share to the last
+digit; a log without a record by its steps. Where copies differ, none of them counts, and every verdict on their recipe
+is open: the run that they are of may be the slow one.
 """
 
 import hashlib
@@ -13,9 +15,15 @@ from pathlib import Path
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
+from llmb.verdict.conditions import CHANGED_COPY
 
 CHANGED = "copies of one run have different steps, one was cut or edited: "
 DECIDE = "; remove those that are wrong"
+OTHER_ID = ", under different ids"
+SAME_TIMES = 5
+"""So many different step times are not those of another run to the last digit, step by step."""
+RECIPE = ("workload", "size", "dtype", "gpu_type", "layout.gpus", "experiment")
+"""Keys of a configuration that are equal for all runs of a recipe, however they differ otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,7 @@ class Place:
     source: str
     content: str | None
     is_log: bool
+    id: str
 
 
 def digest_of(*facts: object) -> str:
@@ -34,28 +43,42 @@ def digest_of(*facts: object) -> str:
 
 
 def once_in(*found: FoundRuns) -> tuple[FoundRuns, ...]:
-    """Each selection with every run once, and without runs of which it is not known which copy is right.
+    """Each selection with every run once. Of a run whose copies differ, one is kept, as invalid, and the other runs of
+    the recipe carry the fault.
 
     Logs are read where a run folder may be theirs.
     """
-    every = _with_owners([run for one in found for run in one.runs])
+    every = _known_as_one([run for one in found for run in one.runs])
     why_changed = _changed_copies(map(_place, every))
+    doubtful: dict[tuple[object, ...], str] = {}
+    for run in every:
+        if run.counted_as in why_changed:
+            doubtful.setdefault(_recipe(run), why_changed[run.counted_as])
     parts = iter(every)
-    return tuple(_once(replace(one, runs=tuple(next(parts) for _ in one.runs)), why_changed) for one in found)
+    return tuple(_once(replace(one, runs=tuple(next(parts) for _ in one.runs)), why_changed, doubtful) for one in found)
 
 
-def _once(found: FoundRuns, why_changed: dict[str, str]) -> FoundRuns:
-    named = {place.path: place for place in map(_place, found.runs)}
-    changed = {path: why_changed[place.source] for path, place in named.items() if place.source in why_changed}
-    copied = _further_copies(place for path, place in named.items() if path not in changed)
-    kept = {run.path: run for run in found.runs if run.path not in changed and run.path not in copied}
-    dropped = (LeftOut(str(path), reason) for path, reason in (changed | copied).items())
+def _recipe(run: AnalyzedRun) -> tuple[object, ...]:
+    return tuple(run.configuration.get(key) for key in RECIPE)
+
+
+def _once(found: FoundRuns, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> FoundRuns:
+    copied = _further_copies(map(_place, found.runs))
+    kept = {run.path: _in_doubt(run, why_changed, doubtful) for run in found.runs if run.path not in copied}
+    sources = {run.path: run.counted_as for run in found.runs}
+    dropped = (LeftOut(str(path), why_changed.get(sources[path], why)) for path, why in copied.items())
     return FoundRuns(found.title, tuple(kept.values()), (*found.left_out, *dropped))
+
+
+def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> AnalyzedRun:
+    """With what copies that differ mean for it: it is one of them, or another run of the same recipe."""
+    known = replace(run, faults={**run.faults, CHANGED_COPY: (why,)}) if (why := doubtful.get(_recipe(run))) else run
+    return known.invalid(why) if (why := why_changed.get(run.counted_as)) else known
 
 
 def with_copies(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
     """Parsed runs, those of which another one is a copy marked, and those invalid of which copies contradict it."""
-    places = [replace(_place(run), path=run.log_path.absolute()) for run in _with_owners(runs)]
+    places = [replace(_place(run), path=run.log_path.absolute()) for run in _known_as_one(runs)]
     why_changed = _changed_copies(places)
     why_copied = _further_copies(places)
     return [
@@ -66,12 +89,35 @@ def with_copies(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
 
 def _marked(run: AnalyzedRun, why_changed: str | None, why_copied: str | None) -> AnalyzedRun:
     if why_changed:
-        return run.spoiled(why_changed)
+        return run.invalid(why_changed)
     return replace(run, copy_of=why_copied) if why_copied else run
 
 
 def _place(run: AnalyzedRun) -> Place:
-    return Place(run.path, run.counted_as, run.content, run.record is None)
+    return Place(run.path, run.counted_as, run.content, run.record is None, run.id)
+
+
+def _known_as_one(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
+    """The runs, copies with one source, whatever ids their records have."""
+    every = _with_owners(runs)
+    originals = _originals(every)
+    return [replace(run, source=originals[run.counted_as]) if run.counted_as in originals else run for run in every]
+
+
+def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
+    """By the source of a run whose step times an earlier one has, that one's source."""
+    holders: dict[tuple[int, float], str] = {}
+    found: dict[str, str] = {}
+    for run in runs:
+        own = found.get(run.counted_as, run.counted_as)
+        shared: dict[str, set[float]] = defaultdict(set)
+        for at in enumerate(run.first_times_s):
+            shared[holders.setdefault(at, own)].add(at[1])
+        shared.pop(own, None)
+        other = max(shared, key=lambda source: len(shared[source]), default=own)
+        if len(shared[other]) >= SAME_TIMES:
+            found[run.counted_as] = other
+    return found
 
 
 def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
@@ -114,7 +160,11 @@ def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
 def _further_copies(places: Iterable[Place]) -> dict[Path, str]:
     """By path, why a place of a run does not count: the first one does."""
     return {
-        place.path: f"{len(copies)} copies of one run, counted once: {copies[0].path}"
+        place.path: f"{len(copies)} copies of one run{_ids_text(copies)}, counted once: {copies[0].path}"
         for copies in _by_source(places)
         for place in copies[1:]
     }
+
+
+def _ids_text(copies: Sequence[Place]) -> str:
+    return OTHER_ID if len({place.id for place in copies if not place.is_log}) > 1 else ""

@@ -4,6 +4,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -119,7 +120,7 @@ def earlier_runs(install: Path, say: Say) -> Earlier:
 
     @cache
     def find(alike: _Alike) -> Sequence[AnalyzedRun]:
-        return once_in(measured(_analyzed("earlier runs", known().get(alike, ()))))[0].runs
+        return measured(*once_in(_analyzed("earlier runs", known().get(alike, ())))).runs
 
     return lambda run: find((run.identity.key, frozenset(run.nodes)))
 
@@ -164,6 +165,8 @@ def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRu
 
 
 def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
+    if run.status == "invalid":
+        return run
     if run.record:
         return in_other_window(run, rule)
     if not run.path.is_file():
@@ -173,7 +176,7 @@ def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
     from llmb.logs.files import parse_file
 
     (found,) = _possible([logged_run(parse_file(run.path, rule))])
-    return found
+    return replace(found, faults={**run.faults, **found.faults})
 
 
 def _find(selector: str, install: Path, say: Say) -> FoundRuns:

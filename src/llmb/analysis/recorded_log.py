@@ -10,9 +10,11 @@ from llmb.analysis.recorded_run import (
     MeasuredWindow,
     described,
     figures_by_steps,
+    first_times,
     measure_window,
     planned_window,
     read_folder,
+    readable_steps,
     times_of,
 )
 from llmb.errors import UsageError
@@ -24,9 +26,8 @@ from llmb.missing import Missing
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord
-from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import NOT_SUCCESSFUL
-from llmb.runs.steps import Step, read_steps
+from llmb.runs.steps import Step
 
 
 def run_with_log(folder: RunFolder, file: ParsedFile, rule: str) -> AnalyzedRun:
@@ -35,23 +36,16 @@ def run_with_log(folder: RunFolder, file: ParsedFile, rule: str) -> AnalyzedRun:
     Raises BrokenRecord, or OSError if its record cannot be read.
     """
     recorded = read_folder(folder)
-    record, steps = recorded.record, _readable_steps(folder)
+    record, steps = recorded.record, readable_steps(folder)
     outcome, inside = _outcome(file, record, steps, rule)
     known = replace(
         described(recorded),
         **figures_by_steps(record.plan, outcome.step_time_s, inside),
         figures="exact" if inside else "rounded",
+        first_times_s=first_times(steps),
         content=digest_of(outcome.digest, [(step.step, step.step_time_s) for step in steps]),
     )
     return known.with_outcome(replace(file, outcome=outcome))
-
-
-def _readable_steps(folder: RunFolder) -> list[Step]:
-    """Empty for a program that writes its steps to the log alone, and for a file that is damaged."""
-    try:
-        return read_steps(folder.steps)
-    except (OSError, BrokenRecord):
-        return []
 
 
 def _outcome(

@@ -30,6 +30,8 @@ from llmb.runs.result import (
 from llmb.runs.steps import Step, read_steps
 
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
+FIRST_STEPS = 16
+"""As many tell a run apart from all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +86,21 @@ def recorded_run(run: RecordedRun) -> AnalyzedRun:
     record = run.record
     result = stored_result(run.folder, record)
     window, kept = result.window or record.plan.window, result.step_time_s or None
-    times = times_of([step for step in read_steps(run.folder.steps) if step.step in window]) if kept else ()
-    known = described(run)
+    steps = readable_steps(run.folder)
+    times = times_of([step for step in steps if step.step in window]) if kept else ()
+    known, first_s = described(run), first_times(steps)
     return replace(
         known,
         status=result.status,
         reason=result.flaw,
         window=window,
         step_times_s=times,
+        first_times_s=first_s,
         step_time_s=describe(times) if times else kept,
         figures=("exact" if times else "rounded") if kept else None,
         **_figure_fields({name: getattr(result, name) for name in FIGURES} if kept else {}),
         faults=faults_of(record, result),
-        content=digest_of(known.identity.key, result.status, result.steps, window, times or kept),
+        content=digest_of(known.identity.key, result.status, result.steps, window, times or kept, first_s),
     )
 
 
@@ -118,6 +122,18 @@ def described(run: RecordedRun) -> AnalyzedRun:
         record=record,
         source=record.run_id,
     )
+
+
+def readable_steps(folder: RunFolder) -> list[Step]:
+    """Empty for a program that writes its steps to the log alone, and for a file that is damaged."""
+    try:
+        return read_steps(folder.steps)
+    except (OSError, BrokenRecord):
+        return []
+
+
+def first_times(steps: Sequence[Step]) -> Sequence[float]:
+    return tuple(step.step_time_s for step in steps[:FIRST_STEPS])
 
 
 def times_of(steps: Sequence[Step]) -> tuple[float, ...]:

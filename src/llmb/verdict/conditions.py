@@ -17,6 +17,8 @@ NETWORK_FAULT = "network_fault"
 MACHINE_FAULT = "machine_fault"
 OTHER_WORK = "other_work"
 UNLIKE_NODES = "unlike_nodes"
+CHANGED_COPY = "changed_copy"
+ERROR_AT_END = "error_at_end"
 EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
 """Faults that have to be known to read a difference, and that a command tells more of."""
 Faults = Mapping[str, tuple[str, ...]]

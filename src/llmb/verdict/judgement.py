@@ -33,8 +33,8 @@ from llmb.metrics.group_difference import (
     unseen,
 )
 from llmb.metrics.statistics import Statistics
-from llmb.verdict.conditions import Values, differing, disturbances, find_conditions, merged, together
-from llmb.verdict.records import Condition, Interval, Reference, ReferenceKind, Verdict, VerdictName
+from llmb.verdict.conditions import CHANGED_COPY, Values, differing, disturbances, find_conditions, merged, together
+from llmb.verdict.records import BETTER, Condition, Interval, Reference, ReferenceKind, Verdict, VerdictName
 from llmb.verdict.sentence import UNDECIDED, WINDOW, with_sentence
 
 DATA = Path(__file__).with_name("tolerances.yaml")
@@ -263,6 +263,8 @@ def judgement(
     prevented = [condition for condition in conditions if condition.effect == "prevents"]
     if prevented and verdict != "invalid":
         verdict, reason = "not comparable", differing(prevented)
+    if verdict in BETTER and (doubts := [said for one in conditions for said in _doubts(one)]):
+        verdict, reason = "inconclusive", "; ".join(filter(None, (reason, *dict.fromkeys(doubts))))
     weakened = any(condition.effect == "weakens" for condition in conditions)
     return with_sentence(
         Verdict(
@@ -279,6 +281,11 @@ def judgement(
             reason=reason,
         )
     )
+
+
+def _doubts(condition: Condition) -> Iterator[str]:
+    if condition.key == CHANGED_COPY:
+        yield from filter(None, (condition.own, condition.reference))
 
 
 def without_reference(verdict: VerdictName, reason: str) -> Verdict:

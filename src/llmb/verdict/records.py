@@ -72,6 +72,8 @@ class Verdict(Record):
 
 WORST: tuple[VerdictName, ...] = ("regressed", "invalid", "inconclusive", "not comparable", "pass", "improved")
 """The worst first."""
+BETTER: tuple[VerdictName, ...] = ("pass", "improved")
+"""What is better than an open question."""
 
 
 def worst(verdicts: Iterable[Verdict]) -> VerdictName:

@@ -5,7 +5,15 @@ from collections.abc import Iterator
 
 from llmb.metrics.group_difference import unseen
 from llmb.shown_text import counted
-from llmb.verdict.conditions import BETWEEN_RUNS, EXPLAINED, OTHER_WORK, UNLIKE_NODES, differing
+from llmb.verdict.conditions import (
+    BETWEEN_RUNS,
+    CHANGED_COPY,
+    ERROR_AT_END,
+    EXPLAINED,
+    OTHER_WORK,
+    UNLIKE_NODES,
+    differing,
+)
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
 WINDOW = "window"
@@ -25,7 +33,11 @@ TOLERATED: dict[VerdictName, str] = {
     "inconclusive": "tolerance",
 }
 
-SPOILED = {OTHER_WORK: "other work beside", UNLIKE_NODES: "nodes unlike each other in"}
+SPOILED = {
+    OTHER_WORK: "other work beside",
+    UNLIKE_NODES: "nodes unlike each other in",
+    ERROR_AT_END: "an error after the last step of",
+}
 """Faults in words, before whose they are."""
 DECIDED: tuple[VerdictName, ...] = ("pass", "regressed", "improved")
 
@@ -142,7 +154,7 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
         if title := SPOILED.get(condition.key):
             sides = ((condition.own, "yours"), (condition.reference, FIGURES[kind]))
             yield from (f"{title} {whose}: {_of_one(what)}" for what, whose in sides if what)
-    if others := [condition for condition in weak if condition.key not in (WINDOW, *SPOILED, *EXPLAINED)]:
+    if others := [condition for condition in weak if condition.key not in (WINDOW, CHANGED_COPY, *SPOILED, *EXPLAINED)]:
         yield differing(others)
     if kind == "published":
         spread = "is of one run" if verdict.reference and verdict.reference.step_time_s_ci95 else "has no spread"
