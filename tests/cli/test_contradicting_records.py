@@ -93,6 +93,8 @@ CONTRADICTING: dict[str, tuple[Change, str]] = {
     "longer than the clock": (clocked(1.0), "step times of the window sum to"),
     "shorter than the clock": (clocked(20.0), "and by the clock 20 s"),
     "longer than the run": (record_of(ended_at=ENDED), "and it lasted 20 s"),
+    "ended before it began": (record_of(ended_at="2026-11-01T11:00:00+00:00"), "s before it began"),
+    "profiled without a profile": (each(profiled=True), "step 40 was profiled or was not, against the plan"),
     "window upside down": (record_of(plan__window__first=44, plan__window__last=35), "the window is steps 44-35"),
     "window outside": (record_of(plan__window__last=99), "and the run has steps 0-49"),
     "other ranks": (record_of(environment__ranks_per_node={"node1": 16}), "16 in the environment"),

@@ -13,6 +13,7 @@ from llmb.programs.port import End
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
+from llmb.runs.profiling import Profile
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
 from llmb.runs.steps import Step, step_to_json
@@ -55,6 +56,8 @@ def test_the_energy_of_a_token(tmp_path: Path) -> None:
 
 def test_profiled_steps_do_not_count(tmp_path: Path) -> None:
     record = gpu_record()
+    profile = Profile(profiler="torch", first_step=40, stop_step=41, ranks=(0,))
+    record = record.model_copy(update={"plan": record.plan.model_copy(update={"profile": profile})})
     folder = RunFolder(write_run(tmp_path, record, [10.0] * 50))
     put_samples(folder)
     found = result(folder, record, [replace(step, profiled=step.step == 40) for step in STEPS])

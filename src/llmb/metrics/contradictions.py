@@ -15,6 +15,10 @@ LEAST_OF_CLOCK = 0.5
 checkpoint or an evaluation lies between some steps, but not between most."""
 CLOCK_ERROR_S = 1.0
 """Error of moments that a waiting host, or a clock of whole seconds, tells."""
+FINE_CLOCK_ERROR_S = 1e-3
+"""That of usual moments by a clock that counts parts of a second."""
+FEW_LAPS = 3
+"""Of fewer laps, a host that waits once may have made the usual one longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class RunFacts:
     """Times of ``steps``."""
     not_updated: Sequence[int] = ()
     """Steps that did not update the parameters."""
+    recorded: Sequence[int] = ()
+    """Steps said to be slowed down by what is recorded of them, and not planned so, or the other way round."""
     laps: Sequence[Lap] = ()
     """Laps of the window."""
     gpus: Mapping[str, int] = field(default_factory=dict)
@@ -59,9 +65,9 @@ class RunFacts:
 
 def contradictions(facts: RunFacts) -> tuple[str, ...]:
     """Why the run is invalid, for people; empty if all agrees."""
-    found = (_of_window(facts), _of_order(facts), _of_times(facts), _of_updates(facts), _of_clock(facts.laps))
+    found = (_of_window(facts), _of_order(facts), _of_times(facts), _of_updates(facts), _of_recording(facts.recorded))
     counts = _told_apart("number of GPUs", facts.gpus), _told_apart("global batch size", facts.batches)
-    return tuple(reason for reason in (*found, *counts, _of_tokens(facts)) if reason)
+    return tuple(reason for reason in (*found, _of_clock(facts.laps), *counts, _of_tokens(facts)) if reason)
 
 
 def _of_window(facts: RunFacts) -> str | None:
@@ -98,17 +104,26 @@ def _of_updates(facts: RunFacts) -> str | None:
     return f"{'1 step' if count == 1 else f'{count} steps'} of the window skipped the update of the parameters"
 
 
+def _of_recording(steps: Sequence[int]) -> str | None:
+    return f"step {steps[0]} was profiled or was not, against the plan" if steps else None
+
+
 def _of_clock(every: Sequence[Lap]) -> str | None:
-    laps = [lap for lap in every if lap.clock_s >= 0]  # a clock that was set back, as in autumn, tells nothing
+    laps = [lap for lap in every if lap.clock_s >= 0]  # a clock that was set back once, as in autumn, tells nothing
+    if 2 * len(laps) < len(every):
+        return "most steps of the window end before the step before them"
     steps_s, clock_s = sum(lap.steps_s for lap in laps), sum(lap.clock_s for lap in laps)
     if not clock_s or not all(0 < lap.steps_s < LONGEST_STEP_S for lap in laps):
         return None
+    is_fine = any(not lap.clock_s.is_integer() for lap in laps)
     # A host that queues steps for a GPU may see the end of one as late as that of the next one.
     late_s = max(lap.steps_s / lap.steps for lap in laps) + sum(lap.ranks_apart_s for lap in laps)
-    if steps_s > MOST_OF_CLOCK * clock_s + CLOCK_ERROR_S + late_s:
+    error_s = min(CLOCK_ERROR_S, clock_s) if is_fine else CLOCK_ERROR_S
+    if steps_s > MOST_OF_CLOCK * clock_s + error_s + late_s:
         return f"step times of the window sum to {steps_s:.4g} s, and by the clock {clock_s:.4g} s passed"
     step_s, known_s = median(lap.steps_s for lap in laps), median(lap.clock_s - lap.between_s for lap in laps)
-    if step_s + CLOCK_ERROR_S < LEAST_OF_CLOCK * known_s:
+    error_s = FINE_CLOCK_ERROR_S if is_fine and len(laps) >= FEW_LAPS else CLOCK_ERROR_S
+    if step_s + error_s < LEAST_OF_CLOCK * known_s:
         count = max(lap.steps for lap in laps)
         told = "a step of the window takes" if count == 1 else f"{count} steps of the window take"
         return f"{told} {step_s:.4g} s, and by the clock {known_s:.4g} s"

@@ -34,6 +34,7 @@ def why_contradicting(
         steps=[step.step for step in steps],
         step_times_s=[step.step_time_s for step in steps],
         not_updated=[step.step for step in steps if not step.updated],
+        recorded=[step.step for step in steps if step.profiled != plan.slows_down(step.step)],
         laps=[_lap(before, step) for before, step in pairwise(inside)],
         gpus={"layout": plan.processes, **_told_gpus(record, log_gpus)},
         batches={"layout": layout.gbs, **({"log": log_gbs} if log_gbs and plan.recipe.pretended_rank is None else {})},
@@ -73,8 +74,10 @@ def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str,
     lasted_s = (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
     trained = [step for step in steps if not last or step.step >= last.first_step]
     trained_s, apart_s = sum(step.step_time_s for step in trained), sum(map(_ranks_apart_s, trained))
-    if lasted_s < 0 or trained_s <= lasted_s + WHOLE_SECONDS_S + apart_s:
-        return ()  # an end before the start is a clock that was set
+    if lasted_s < -WHOLE_SECONDS_S:
+        return (f"it ended {-lasted_s:.4g} s before it began",)
+    if trained_s <= lasted_s + WHOLE_SECONDS_S + apart_s:
+        return ()
     return (f"its steps sum to {trained_s:.4g} s, and it lasted {lasted_s:.4g} s",)
 
 
