@@ -23,6 +23,7 @@ from llmb.cli.judge import app
 from llmb.errors import LlmbError, NoVerdict, Regressed, UsageError
 from llmb.report.table import plain_lines, table_lines
 from llmb.report.verdict_report import acceptance_table, summary_table, verdict_table
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record
 from llmb.verdict.acceptance import AcceptanceSet, find_acceptance_set
@@ -434,3 +435,45 @@ def test_the_window_of_the_command_is_for_both_sides(judge: Judge, tmp_path: Pat
     assert "outside the run" in found["judged"][0]["reason"]
     with pytest.raises(UsageError, match="not a window"):
         judge(before, "--window", "44-35")
+
+
+def test_an_error_after_the_last_step_makes_a_verdict_soft_and_is_named(
+    judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    def write(name: str, seed: int) -> RunFolder:
+        return write_timed_run(tmp_path / name, tiny_plan(), noisy_times(2.0, 0.002, 50, seed), number=seed)
+
+    folders = [write("before" if seed < 4 else "after", seed) for seed in range(1, 7)]
+    sides = (tmp_path / "after", "--against", tmp_path / "before")
+    assert (judge(*sides)[0]["verdict"], judge(*sides)[0]["soft"]) == ("pass", False)
+    record = json.loads(folders[-1].record.read_text())
+    folders[-1].record.write_text(json.dumps(record | {"exit_code": 1}))
+    found, code = judge(*sides)
+    assert (found["verdict"], found["soft"], code) == ("pass", True, 0)
+    assert "an error after the last step of yours: exit code 1" in found["sentence"]
+
+
+def test_a_log_that_ends_in_a_traceback_has_a_soft_verdict(judge: Judge, tmp_path: Path) -> None:
+    for side, seed in (("before", 1), ("after", 11)):
+        (tmp_path / side).mkdir()
+        logs = [log_of(tmp_path / side / f"log-{n}.out", noisy_times(12.0, 0.002, 50, seed + n)) for n in range(3)]
+        for log in logs:
+            log.rename(log.with_name(f"log-pretrain_llama3.1_8b_bf16_gpus8_{log.stem[-1]}_0.out"))
+    sides = (tmp_path / "after", "--against", tmp_path / "before")
+    assert judge(*sides)[0]["soft"] is False
+    with next((tmp_path / "after").iterdir()).open("a") as log:
+        log.write('Traceback (most recent call last):\n  File "train.py", line 1\nRuntimeError: CUDA out of memory\n')
+    found, _ = judge(*sides)
+    assert found["soft"] and "after the last step of yours: RuntimeError: CUDA out of memory" in found["sentence"]
+
+
+def test_runs_that_recompute_differently_are_not_comparable(
+    judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    for name, recompute in (("before", "none"), ("after", "full")):
+        for number in range(3):
+            times = noisy_times(2.0, 0.002, 50, number + (10 if name == "after" else 0))
+            write_timed_run(tmp_path / name, tiny_plan(recompute=recompute), times, number=number)
+    found, code = judge(tmp_path / "after", "--against", tmp_path / "before")
+    assert (found["verdict"], code) == ("not comparable", 6)
+    assert "recomputed activations differs" in found["sentence"]

@@ -21,11 +21,13 @@ from llmb.jobs.states import decide
 from llmb.jobs.wait import exit_code
 from llmb.jobspec.spec import write_spec
 from llmb.programs.conclude import stored_result
+from llmb.runs.drift import faults_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record
 from llmb.runs.steps import step_to_json
 from llmb.schedulers.slurm.job_state import SlurmJob, with_meaning
+from llmb.verdict.conditions import ERROR_AT_END
 
 IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTART_COUNT": "1"}
 
@@ -186,6 +188,9 @@ def test_what_ends_a_run_after_its_last_step_is_noted(folder: RunFolder, state: 
     result = finish_job(folder, code, "TERM" if state == "TIMEOUT" else "")
     assert (result.status, result.reason) == ("success", None)
     assert str(result.note).endswith(", after its last step")
+    assert faults_of(read_record(folder), result).get(ERROR_AT_END) == (
+        None if state == "TIMEOUT" else (f"exit code {code}",)
+    )
     again = stored_result(folder, read_record(folder))
     assert (again.status, again.note) == ("success", result.note)
     left = read_folder(str(folder.path))

@@ -337,6 +337,8 @@ def test_a_time_that_is_not_finite_is_invalid_also_without_a_window():
         "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-01T12:00:00 DUE TO TIME LIMIT ***",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.",
         "/bin/bash: line 1: 4711 Killed  python train.py",
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "Traceback (most recent call last):",
     ],
 )
 def test_an_error_after_the_last_step_is_a_note(sample, error):
@@ -347,6 +349,24 @@ def test_an_error_after_the_last_step_is_a_note(sample, error):
     if whole.status == "success":
         assert ended.reason.endswith(f"; after its last step: {error}")
         assert "after its last step" not in whole.reason
+        at_end = None if "TIME LIMIT" in error else error
+        assert (whole.error_at_end, ended.error_at_end) == (None, at_end)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***\nSystemExit: Error",
+            None,
+        ),
+        ("RuntimeError: a\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***", "RuntimeError: a"),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***", "slurmstepd: error: "),
+    ],
+)
+def test_what_the_time_limit_led_to_is_no_error_and_what_came_before_is(end, error):
+    found = run(range(50), end=end + "\n").error_at_end
+    assert found is None if error is None else found.startswith(error)
 
 
 @pytest.mark.parametrize(

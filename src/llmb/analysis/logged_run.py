@@ -21,6 +21,7 @@ from llmb.runs.folder import RunFolder, log_name
 from llmb.runs.host import usable_cores
 from llmb.runs.identity import RunIdentity, short_id
 from llmb.runs.record_file import BrokenRecord
+from llmb.verdict.conditions import ERROR_AT_END
 
 if TYPE_CHECKING:  # few logs have NCCL's lines
     from llmb.traces.nccl_network import Network
@@ -76,6 +77,7 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
         faults={LOG_WARNING: warnings} if (warnings := file.outcome.warnings) else {},
         source=digest,
         content=digest,
+        faults={ERROR_AT_END: (error,)} if (error := file.outcome.error_at_end) else {},
         **told_by(file),
     )
 

@@ -28,6 +28,8 @@ _FAILURES = tuple(
         ((b"Fatal Python error: ",), rb"Fatal Python error: [^\r\n]*"),
         ((b"srun: error: ",), rb"srun: error: [^\r\n]*"),
         ((b"Killed", b"oom-kill"), rb"[^\r\n]{0,100}\b(?:Killed|oom-kill)\b[^\r\n]*"),
+        ((b"ut of memory",), rb"[^\r\n]{0,100}\b[Oo]ut of memory\b[^\r\n]*"),
+        ((b"Traceback (most recent",), rb"Traceback \(most recent[^\r\n]*"),  # of an exception with another name
     )
 )
 """The kinds of failures, each by signs, of which one is found wherever its pattern is, in a tenth of the time.
@@ -36,6 +38,7 @@ The first failure of a kind is the cause of the others; a kind comes before thos
 """
 _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
 """Such as the time limit. Processes that are killed raise exceptions."""
+_TIME_LIMIT = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO TIME LIMIT")
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160
 _STEP_MARKS = tuple(mark for known in FORMATS for mark in known.marks[: known.step_marks])
@@ -77,6 +80,13 @@ def last_error(tail: bytes) -> str:
 def error_at_end(tail: bytes) -> str:
     """The error of a run that did all its steps, whose last line need not be an error; empty if there is none."""
     return _error(_after_steps(tail))
+
+
+def fault_at_end(tail: bytes) -> str:
+    """``error_at_end``, but for the scheduler's time limit and what that led to."""
+    text = _after_steps(tail)
+    limit = _TIME_LIMIT.search(text) if has(text, b" DUE TO TIME LIMIT") else None
+    return _error(text[: limit.start()] if limit else text)
 
 
 def _after_steps(tail: bytes) -> bytes:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.error_text import describe_content, error_at_end, find_recorder, last_error
+from llmb.logs.error_text import describe_content, error_at_end, fault_at_end, find_recorder, last_error
 from llmb.logs.formats.format import Value
 from llmb.logs.formats.known import format_called
 from llmb.logs.logged_attempt import LoggedAttempt
@@ -83,6 +83,8 @@ class LogOutcome:
     """Name of the log's format; None without a step line."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
     """What the log and its path tell about the run; see ``llmb.logs.reader``."""
+    error_at_end: str | None = None
+    """What went wrong after the last step of a measurement, by its log; the scheduler's time limit is no error."""
     digest: str | None = None
     """Digest of what was logged: equal for copies of a log, whatever their names; None without a step."""
 
@@ -159,7 +161,8 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     steps += f"; {attempt.left_out}" if attempt.left_out else ""
     steps += f"; after its last step: {error}" if (error := error_at_end(log.tail)) else ""
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
-    found = replace(_outcome(log, status, reason, window, times, tflops), warnings=tuple(_warnings(attempt)))
+    found = _outcome(log, status, reason, window, times, tflops)
+    found = replace(found, warnings=tuple(_warnings(attempt)), error_at_end=fault_at_end(log.tail) or None)
     return replace(found, clock_error_s=error_s, step_times_s=()) if error_s else found
 
 

@@ -40,7 +40,7 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     found, done = _read_result(folder, known, end, after)
     if done and end.cause:
         end = End(0)
-    known = known.model_copy(update={"settings": _settings(folder, known, found)})
+    known = known.model_copy(update={"settings": _settings(folder, known, found), "exit_code": end.exit_code})
     network = report_network(folder, known.plan, known.environment or None)
     result = with_verdict(found.model_copy(update={"network": network}), known)
     if after and result.status == "success":
@@ -51,7 +51,6 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
         update={
             "status": result.status,
             "reason": result.reason,
-            "exit_code": end.exit_code,
             "ended_at": now(),
             "result": result,
         }

@@ -81,6 +81,7 @@ def result_of_log(
         peak_memory_gib=None,
         window=outcome.window if times and outcome.window and outcome.window.rule == STEADY else None,
         profile=profile,
+        error_at_end=outcome.error_at_end if status == "success" else None,
         **_sampled(plan, outcome, times, samples, nodes),
         **(figures_of(plan, times.mean) if times else {}),
     )

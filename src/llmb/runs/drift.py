@@ -11,7 +11,7 @@ from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.record import RunRecord
 from llmb.runs.recorded_identity import GPU_LIMITS
 from llmb.runs.result import Result
-from llmb.verdict.conditions import UNLIKE_NODES, Faults, rule_of, title_of
+from llmb.verdict.conditions import ERROR_AT_END, UNLIKE_NODES, Faults, rule_of, title_of
 
 MOST_NAMED = 3
 """Nodes; of more the number."""
@@ -84,8 +84,11 @@ def known_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -
 
 def faults_of(record: RunRecord, result: Result) -> Faults:
     """What disturbed the run, by its result and by its record."""
-    unlike = unlike_nodes(record)
-    return {**result.faults, **({UNLIKE_NODES: unlike} if unlike else {})}
+    unlike, code = unlike_nodes(record), record.exit_code
+    known = {**result.faults, **({UNLIKE_NODES: unlike} if unlike else {})}
+    if result.status != "success" or not code:
+        return known
+    return {**known, ERROR_AT_END: (f"exit code {code}", *known.get(ERROR_AT_END, ()))}
 
 
 def unlike_nodes(record: RunRecord) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.record_file import read_or_missing
 from llmb.runs.steps import Counters, Step, count_steps
-from llmb.verdict.conditions import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK
+from llmb.verdict.conditions import ERROR_AT_END, MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK
 from llmb.verdict.records import Verdict, VerdictName
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
@@ -141,6 +141,8 @@ class Result(ReasonedRecord):
     """Against the published figure."""
     note: str | None = None
     """What came after the last step of a success: an error, a signal, the time limit; else None."""
+    error_at_end: str | None = None
+    """What the log says after the last step of a success that went wrong, but for the time limit: a verdict is soft."""
     resources: ResourceUse | Missing = NOT_SUCCESSFUL
     """Use of resources in the steps of the window."""
     other_work: OtherWork | Missing = NOT_SUCCESSFUL
@@ -165,6 +167,7 @@ class Result(ReasonedRecord):
             NETWORK_FAULT: self.network.faults if self.network else (),
             MACHINE_FAULT: self.machine.faults if self.machine else (),
             OTHER_WORK: self.other_work.disturbing if self.other_work else (),
+            ERROR_AT_END: (self.error_at_end,) if self.error_at_end else (),
         }
         return {key: texts for key, texts in found.items() if texts}
 

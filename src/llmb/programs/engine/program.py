@@ -10,6 +10,7 @@ from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER
 from llmb.jobspec.variables import VariableLayer
+from llmb.logs.error_text import fault_at_end
 from llmb.predict.memory import settle_sharding
 from llmb.predict.prediction import predicted_step
 from llmb.programs.engine.nsys import with_profiler, worker_module
@@ -65,13 +66,13 @@ class EngineProgram(Program):
         contradiction = why_contradicting(record, steps)
         record, unsteady = (record, None) if contradiction else with_steady_window(record, steps)
         plan = engine_plan(record)
-        sampled = plan.resource_interval_s is not None
-        return conclude(
+        sampled, log_tail = plan.resource_interval_s is not None, tail(folder.log)
+        found = conclude(
             RunEvidence(
                 plan,
                 steps,
                 end.exit_code,
-                tail(folder.log),
+                log_tail,
                 end.cause,
                 checkpoint=report_checkpoints(folder, plan, steps),
                 profile=report_profile(folder, plan, export_report(plan, folder)),
@@ -82,6 +83,8 @@ class EngineProgram(Program):
                 samples=samples_of_ended(folder.resources) if sampled else NOT_SAMPLED,
             )
         )
+        error = fault_at_end(log_tail.encode()) if found.status == "success" else ""
+        return found.model_copy(update={"error_at_end": error}) if error else found
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
