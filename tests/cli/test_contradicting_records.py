@@ -4,7 +4,8 @@ reads runs, without a traceback, and without taking other runs along."""
 
 import json
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +21,10 @@ from llmb.cli.main import app
 from llmb.errors import LlmbError
 from llmb.jobs.history import jobs_of_folders
 from llmb.runs.folder import RunFolder
+from llmb.runs.identity import short_id
 from llmb.runs.plan import Plan
+from llmb.runs.record import read_record
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import Step, read_steps, step_to_json
 
 START_S = datetime(2026, 11, 1, 12, tzinfo=UTC).timestamp()
@@ -117,7 +121,9 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "truncated": (text_of(lambda text: text[:500]), "it is damaged"),
     "empty": (text_of(lambda _: ""), "it is damaged"),
     "another type": (record_of(plan__steps="many"), "plan"),
-    "huge number": (record_of(plan__steps=10**400), "0 steps are recorded"),
+    "huge number": (record_of(plan__steps=10**400), "plan"),
+    "no tensor parallel rank": (record_of(plan__recipe__layout__tp=0), "layout.tp: Input should be greater than"),
+    "more ranks than GPUs": (record_of(plan__recipe__layout__pp=16), "too few for the parallel sizes"),
     "float": (record_of(plan__window__first=1e308), "plan"),
     "nested": (text_of(lambda _: "[" * 100_000), "it is damaged"),
     "large": (sparse("record"), "MiB"),
@@ -215,6 +221,86 @@ def test_runs_of_a_root_are_listed_whatever_their_records_hold(bad: RunFolder) -
         if bad.record.is_dir():
             bad.record.rmdir()
         bad.record.write_text(text)
+
+
+Place = tuple[str | int, ...]
+WRONG: tuple[Any, ...] = (0, -1, None, "", 10**400, 1e308, "x", [], {}, True)
+
+
+def places(value: object, above: Place = ()) -> Iterator[Place]:
+    """Of every value in a document, nested ones included."""
+    if above:
+        yield above
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from places(part, (*above, key))
+
+
+def changed_at(document: dict[str, Any], place: Place, value: object) -> str:
+    changed = json.loads(json.dumps(document))
+    part = changed
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    return json.dumps(changed)
+
+
+def expect_the_good_run(bad: RunFolder, exported: Path, what: str) -> None:
+    """Every command that reads many runs has the run beside the bad one."""
+    root = bad.path.parents[5]
+    good = next(path for path in root.rglob("*/run.json") if path.parent != bad.path).parent
+    name = short_id(json.loads((good / "run.json").read_text())["run_id"])
+    shutil.rmtree(exported, ignore_errors=True)
+    archive = exported / "runs.tar.zst"
+    texts = {
+        "judge": called("judge", root / "workloads", "--json"),
+        "report": called("report", root / "workloads", "--format", "md"),
+        "export": called("export", root / "workloads", "-o", exported),
+        "archive": called("archive", root / "workloads", "-o", archive),
+        "parse": called("parse", root / "workloads", "--json"),
+        "compare": called("compare", root / "workloads", good, "--json"),
+        "runs": called("runs", "--json"),
+        "jobs": called("jobs", "list", "--json"),
+        "watch": called("watch", bad.path),
+    }
+    assert name in texts["judge"], (what, texts["judge"])
+    assert "| recipe |" in texts["report"], (what, texts["report"])
+    assert name in (exported / "results.csv").read_text(), (what, texts["export"])
+    assert good.name in texts["parse"], (what, texts["parse"])
+    assert archive.exists(), (what, texts["archive"])
+
+
+@pytest.mark.parametrize("size", ["tp", "gbs"])
+def test_a_size_of_zero_takes_no_other_run_along(bad: RunFolder, tmp_path: Path, size: str) -> None:
+    record_of(**{f"plan__recipe__layout__{size}": 0})(bad)
+    expect_the_good_run(bad, tmp_path / "exported", size)
+
+
+@pytest.mark.measured
+def test_no_value_of_a_record_ends_a_command_or_takes_a_run_along(bad: RunFolder, tmp_path: Path) -> None:
+    document = json.loads(bad.record.read_text())
+    unreadable: set[str] = set()
+    for place in places(document):
+        for value in WRONG:
+            bad.record.write_text(changed_at(document, place, value))
+            try:
+                read_record(bad)
+            except BrokenRecord as error:
+                if error.what in unreadable:
+                    continue  # commands see the same
+                unreadable.add(error.what)
+            expect_the_good_run(bad, tmp_path / "exported", f"{place} {value!r:.20}")
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("name", ["record", "steps", "log", "job", "rank_times", "environment"])
+def test_no_state_of_a_file_ends_a_command_or_takes_a_run_along(bad: RunFolder, tmp_path: Path, name: str) -> None:
+    path: Path = getattr(bad, name)
+    text = path.read_bytes() if path.exists() else b""
+    for content in (text[: len(text) // 2], b"", b"\xff\x00" * 50, b"[]", b"null\n", None):
+        path.unlink(missing_ok=True)
+        path.mkdir() if content is None else path.write_bytes(content)
+        expect_the_good_run(bad, tmp_path / "exported", f"{name} {content!r:.20}")
 
 
 def json_of(*words: object) -> dict[str, Any]:

@@ -47,6 +47,12 @@ def unspecified_text(choices: Sequence[Unspecified]) -> str:
     return f"not specified: {'; '.join(choice.text() for choice in choices)}"
 
 
+Size = Annotated[int, Field(ge=1, le=1 << 53)]
+"""A number of things that are there, which a float holds exactly."""
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Positive = Annotated[float, Field(gt=0, lt=1e30)]
+
+
 class Dtype(StrEnum):
     """Compute precision of a run."""
 
@@ -151,10 +157,10 @@ class Fabric(Record):
 class RopeScaling(Record):
     """Llama 3.1's frequency scaling of rotary embeddings."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
+    factor: Positive
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+    original_max_position: Size
 
 
 Router = Literal["sigmoid-scaled-inputs", "softmax-weighted-outputs"]
@@ -169,12 +175,12 @@ class MixtureOfExperts(Record):
     """Expert layers: every ``interleave``-th layer, counted so that layer ``interleave - 1`` is the first."""
 
     router: Router
-    experts: int
-    top_k: int
-    ffn_hidden_size: int
-    shared_ffn_hidden_size: int | None = None
+    experts: Size
+    top_k: Size
+    ffn_hidden_size: Size
+    shared_ffn_hidden_size: Size | None = None
     """FFN size of the shared expert, which processes every token; None without one."""
-    interleave: int
+    interleave: Size
 
     @model_validator(mode="after")
     def _a_token_has_as_many_experts(self) -> Self:
@@ -187,8 +193,8 @@ class ChunkedAttention(Record):
     """Chunked attention; each ``global_every``-th layer has full attention, no rotary embedding, and a temperature by
     position (Llama 4)."""
 
-    chunk_size: int
-    global_every: int
+    chunk_size: Size
+    global_every: Size
     floor_scale: float
     attn_scale: float
 
@@ -218,19 +224,19 @@ class Model(Record):
     """Every matrix of dense feed-forward layers has a bias."""
     tied_embeddings: bool = False
     """The embedding and the head share one matrix."""
-    layers: int
-    hidden_size: int
-    ffn_hidden_size: int
-    attention_heads: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_seq_len: int
-    norm_eps: float
-    rope_theta: float
-    rotary_fraction: float = 1.0
+    layers: Size
+    hidden_size: Size
+    ffn_hidden_size: Size
+    attention_heads: Size
+    kv_heads: Size
+    head_dim: Size
+    vocab_size: Size
+    max_seq_len: Size
+    norm_eps: Positive
+    rope_theta: Positive
+    rotary_fraction: Positive = 1.0
     rope_scaling: RopeScaling | None = None
-    init_std: float
+    init_std: Positive
     moe: MixtureOfExperts | None = None
     chunked_attention: ChunkedAttention | None = None
     """None for full causal attention within each document."""
@@ -255,12 +261,12 @@ class Model(Record):
 class ParallelSizes(Record):
     """How many ranks share a model, in each way of parallelism. ``vp`` is 1 without virtual stages."""
 
-    tp: int = 1
-    pp: int = 1
-    vp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
+    tp: Size = 1
+    pp: Size = 1
+    vp: Size = 1
+    cp: Size = 1
+    ep: Size = 1
+    etp: Size = 1
 
 
 PARALLEL = tuple(ParallelSizes.model_fields)
@@ -270,16 +276,16 @@ PARALLEL = tuple(ParallelSizes.model_fields)
 class Layout(ParallelSizes):
     """Parallel sizes and batch sizes of a run."""
 
-    gpus: int
-    mbs: int
-    gbs: int
-    seq_len: int
-    layers: int
+    gpus: Size
+    mbs: Size
+    gbs: Size
+    seq_len: Size
+    layers: Size
     counts_embedding_and_loss: bool = False
     """The pipeline split counts the embedding and the loss as one layer each."""
-    first_stage_layers: int | None = None
+    first_stage_layers: Size | None = None
     """Layers of the first of the PP x VP stages, if it differs; the embedding is then not counted."""
-    last_stage_layers: int | None = None
+    last_stage_layers: Size | None = None
     """Likewise of the last stage; the loss is then not counted."""
     sequence_parallel: bool = True
     """Between tensor parallel layers, each TP rank holds a part of the sequence; without it, each holds all of it."""
@@ -339,9 +345,9 @@ class Training(Record):
 class Packing(Record):
     """Statistics of sequences packed from documents, per packed sequence."""
 
-    tokens: float
-    sum_of_squares: float
-    chunked_sum_of_squares: float | None = None
+    tokens: Positive
+    sum_of_squares: Positive
+    chunked_sum_of_squares: Positive | None = None
     """Sum of squares for documents split at the model's attention chunks; None if none is longer than a chunk."""
     source: str
 
@@ -349,8 +355,8 @@ class Packing(Record):
 class Window(Record):
     """The steps that statistics are taken over, numbered from 0, both ends included."""
 
-    first: int
-    last: int
+    first: Count
+    last: Count
     rule: str
 
     def __contains__(self, step: int) -> bool:
@@ -386,7 +392,7 @@ class Recipe(Record):
     size: str
     dtype: Dtype
     gpu_type: str
-    scale: int
+    scale: Size
     release: str | None
     document: Document | None
     """Where the layout was published; None for a custom layout."""
@@ -397,7 +403,7 @@ class Recipe(Record):
     training: Training
     lora: Lora | None = None
     """The adapters that the recipe trains; None if it trains all weights."""
-    capacity_factor: float | None = None
+    capacity_factor: Positive | None = None
     """Rows that each routed expert computes, in equal shares of a rank's tokens, with dropped and padded tokens; None
     if no token is dropped."""
     packing: Packing | None
@@ -408,18 +414,18 @@ class Recipe(Record):
     conditions: tuple[PublishedCondition, ...] = ()
     """How the code of its document trained, where a run here may train in another way."""
     checkpoint: Checkpoint | None
-    peak_tflops: float | None
+    peak_tflops: Positive | None
     notes: tuple[str, ...]
-    full_layers: int
+    full_layers: Size
     """Layers of the model, which a proxy stands for."""
-    gpu_memory_gb: float | None = None
+    gpu_memory_gb: Positive | None = None
     """Memory of one GPU, in 10^9 bytes; None if unknown."""
     unspecified: tuple[Unspecified, ...] = ()
     overridden: tuple[str, ...] = ()
     """Fields of ``layout`` that options changed."""
     decisions: tuple[str, ...] = ()
     """How it differs from what the document publishes."""
-    pretended_rank: int | None = None
+    pretended_rank: Count | None = None
     """The rank that runs alone, as if the others were there; None for a run of all ranks."""
 
     @property

@@ -4,14 +4,19 @@
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import FiniteFloat
+
 from llmb.catalogue.records import (
+    Count,
     DocumentLengths,
     Dtype,
     GradReduceDtype,
     Lora,
     Packing,
+    Positive,
     Recipe,
     Record,
+    Size,
     Training,
     Window,
 )
@@ -32,8 +37,8 @@ class Start(Record):
     """The checkpoint that a run resumes from: its path, and the progress of its training."""
 
     path: str
-    step: int
-    consumed_samples: int
+    step: Count
+    consumed_samples: Count
     optimizer_state: bool = True
     origin: Origin | None = None
     """Origin of the training so far; None if the checkpoint does not record it."""
@@ -71,9 +76,9 @@ class PredictedStep(Record):
     Seconds by cause sum to the step; 95 % of steps are expected within the interval.
     """
 
-    step_time_s: float
-    ci95_s: tuple[float, float]
-    breakdown_s: dict[str, float]
+    step_time_s: Positive
+    ci95_s: tuple[FiniteFloat, FiniteFloat]
+    breakdown_s: dict[str, FiniteFloat]
 
 
 class Plan(Record):
@@ -81,14 +86,14 @@ class Plan(Record):
 
     recipe: Recipe
     device: Device
-    steps: int
+    steps: Size
     window: Window
     """Provisional if its rule is ``auto``: the result has the window that its statistics are of."""
     seed: int
     fp8_recipe: Fp8Recipe | None = None
     """None for a run that does not compute in FP8."""
     save_checkpoint: bool = False
-    checkpoint_interval: int | None = None
+    checkpoint_interval: Size | None = None
     saves_once_after: int | None = None
     """Steps after which alone a checkpoint is saved, for a run that is killed after that; None for other runs."""
     checkpoint_dir: str | None = None
@@ -178,11 +183,11 @@ class EnginePlan(Plan):
     keep_logits: bool = False
     attention_backend: AttentionChoice = "auto"
     force_load_balancing: bool = False
-    capacity_factor: float | None = None
+    capacity_factor: Positive | None = None
     """Rows that each expert computes, in equal shares of a rank's tokens; None if no token is dropped."""
     parallelism: Parallelism = Parallelism()
-    stall_limit_s: int = DEFAULT_STALL_LIMIT_S
-    resource_interval_s: float | None = None
+    stall_limit_s: Size = DEFAULT_STALL_LIMIT_S
+    resource_interval_s: Positive | None = None
     """Between samples of the nodes' resources; None for none."""
 
 

@@ -5,9 +5,9 @@ import errno
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from llmb import __version__
 from llmb.catalogue.record import ReasonedRecord
@@ -171,6 +171,14 @@ class RunRecord(ReasonedRecord):
     vboost: VboostOutcome | Missing | None = None
     """None for a job that was to set none, and while it runs."""
     result: Result | None = None
+
+    @model_validator(mode="after")
+    def _ranks_have_work(self) -> Self:
+        layout = self.plan.recipe.layout
+        if not (layout.dp and layout.edp and layout.ga):
+            what = f"{layout.gpus} GPUs and a global batch size of {layout.gbs}"
+            raise ValueError(f"plan.recipe.layout: {what} are too few for the parallel sizes")
+        return self
 
     @property
     def id(self) -> str:
