@@ -11,10 +11,11 @@ import pytest
 from timed_runs import write_run
 
 from llmb.analysis.analyzed_run import FoundRuns
-from llmb.analysis.find_runs import find_ended_runs, find_runs
+from llmb.analysis.find_runs import MOST_NEAR, earlier_runs, find_ended_runs, find_runs
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.runs.record import read_record
 
 ROOT = Path(__file__).parents[1] / "data" / "root"
 CAMPAIGN = "20261121-220547-d2e11e"
@@ -208,3 +209,57 @@ def test_an_empty_name_is_not_the_current_folder(text: str, install: Path, monke
 def test_the_latest_of_no_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there are no runs yet"):
         found("latest", tmp_path)
+
+
+def test_records_that_do_not_name_what_is_asked_for_are_not_parsed(
+    tmp_path: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    """Parsing takes most of the time: damage in a record of another label is not even seen, and a cut one is named."""
+    folders = [write_run(tmp_path, tiny_plan(), [2.0] * 50, number=n, label=f"label-{n}") for n in range(3)]
+    folders[1].record.write_text('{"label": "label-1"}')
+    said: list[str] = []
+
+    def ids(selector: str) -> list[str]:
+        said.clear()
+        return [run.id for run in find_runs(selector, tmp_path, said.append).runs]
+
+    own = read_record(folders[0])
+    assert ids("label-0") == ids("label:label-0") == ids(own.id) == ids(folders[0].path.parent.name) == [own.id]
+    assert said == []
+    folders[2].record.write_text(folders[2].record.read_text()[:300])
+    assert ids("label-0") == [own.id]
+    assert len(said) == 1 and str(folders[2].path) in said[0]
+    with pytest.raises(UsageError, match="neither a file nor the label"):
+        ids("label-1")
+    assert len(said) > 1 and any(str(folders[1].path) in text for text in said)
+
+
+def test_a_label_with_letters_that_a_record_may_escape_is_found(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:
+    folder = write_run(tmp_path, tiny_plan(), [2.0] * 50, label="größe")
+    write_run(tmp_path, tiny_plan(), [2.0] * 50, number=1, label="other")
+    folder.record.write_text(json.dumps(json.loads(folder.record.read_text())))
+    assert "\\u00f6" in folder.record.read_text()
+    assert [run.path for run in found("größe", tmp_path).runs] == [folder.path]
+
+
+def test_no_more_repeats_of_a_run_are_read_than_are_made_next_to_it(
+    tmp_path: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    folders = [write_run(tmp_path, tiny_plan(), [2.0] * 50, number=n) for n in range(MOST_NEAR + 4)]
+    every = find_runs(str(tmp_path), tmp_path, lambda _: None).runs
+
+    def near(place: int) -> list[int]:
+        return [int(run.path.parent.name[-2:]) for run in earlier_runs(tmp_path, lambda _: None)(every[place])]
+
+    last = len(folders) - 1
+    assert near(0) == list(range(MOST_NEAR))
+    assert near(last) == list(range(last - MOST_NEAR, last + 1))
+    assert near(2) == list(range(2 + MOST_NEAR))
+
+
+def test_what_records_have_alike_is_kept_once(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:
+    """Thousands of runs of one recipe fit into memory."""
+    first, second = (read_record(write_run(tmp_path, tiny_plan(), [2.0] * 50, number=n)) for n in range(2))
+    other = read_record(write_run(tmp_path, tiny_plan(seed=7), [2.0] * 50, number=2))
+    assert first.plan is second.plan and first.environment is second.environment and first.origin is second.origin
+    assert first.run_id != second.run_id and first.plan is not other.plan and other.plan.seed == 7

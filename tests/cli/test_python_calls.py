@@ -21,6 +21,7 @@ import llmb
 from llmb.cli.main import app
 from llmb.errors import LlmbError, UsageError
 from llmb.jobs.local_run import LocalRun
+from llmb.runs.experiment import run_parent
 from llmb.runs.plan import Plan
 
 RUNS = Path(__file__).parent.parent / "data" / "root"
@@ -120,7 +121,7 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     other = write_run(tmp_path / "before", gpu_record(), times_around(12.3))
     alone = llmb.judge(tmp_path / "runs", against=other)
     assert alone.sentence.startswith("inconclusive: as fast as the baseline")
-    experiment = tmp_path / "workloads" / "w" / "experiments" / "e"
+    experiment = run_parent(tmp_path, gpu_record().plan)
     for mean_s in (12.3, 12.31, 12.29):
         write_run(experiment, gpu_record(), times_around(mean_s))
     known = llmb.judge(tmp_path / "runs", against=other)

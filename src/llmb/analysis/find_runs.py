@@ -3,10 +3,14 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
+from glob import escape
+from itertools import islice
 from pathlib import Path
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, needs_catalogue
@@ -16,14 +20,22 @@ from llmb.analysis.recorded_run import RecordedRun, in_other_window, read_folder
 from llmb.errors import UsageError, closest
 from llmb.exchange.imported import unpacked
 from llmb.exchange.manifest import ENDING
-from llmb.input_files import named_path
+from llmb.input_files import named_path, read_regular
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
+from llmb.prepared.folders import WORKLOADS
+from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
-from llmb.runs.record_file import BrokenRecord
+from llmb.runs.identity import short_id
+from llmb.runs.record import RunRecord
+from llmb.runs.record_file import MOST_BYTES, BrokenRecord
 from llmb.runs.recorded_identity import identity_of
 
 NEAR = 5
+MOST_NEAR = 10
+"""Repeats of a run that are looked for on either side of it; others of long ago had other software."""
+MOST_RECORDS = 256
+"""Records of repeats that are kept for the next run."""
 MANY = 500
 """From so many records on, reading them takes longer than people wait with no output."""
 SELECTORS = (
@@ -32,6 +44,8 @@ SELECTORS = (
     "a date or a range of dates (2026-11-20, 2026-11-01..2026-11-07)",
 )
 """What selects runs, for messages and helps."""
+_PLAIN = re.compile(r"[\w.:@+ -]*", re.ASCII)
+_RUN_ID = re.compile(rb'"run_id": ?"([0-9a-f]*)"')
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\.(\d{4}-\d{2}-\d{2}))?")
 Say = Callable[[str], None]
 _Alike = tuple[str, frozenset[str]]
@@ -73,13 +87,13 @@ def _latest(install: Path, say: Say) -> RecordedRun:
     Only the records of these are read.
     """
     newer = []
-    for path in sorted(run_folders_below(install), key=_made_at, reverse=True):
-        if RunFolder(path).imported.exists():
+    for folder in sorted(map(RunFolder, run_folders_below(install)), key=_made_at, reverse=True):
+        if folder.imported.exists():
             continue
         try:
-            run = read_folder(RunFolder(path))
+            run = read_folder(folder)
         except (OSError, BrokenRecord) as error:
-            newer.append(f"{path}: its record {_unreadable(error)}")
+            newer.append(f"{folder.path}: its record {_unreadable(error)}")
             continue
         if run.record.status == "success":
             if newer:
@@ -92,9 +106,9 @@ def _latest(install: Path, say: Say) -> RecordedRun:
     raise UsageError("there are no runs yet", where=str(install), do="start one with 'llmb run' or 'llmb submit'")
 
 
-def _made_at(folder: Path) -> tuple[int, str]:
+def _made_at(folder: RunFolder) -> tuple[int, str]:
     """A run folder's parent ends with the seconds since 1970 when it was made."""
-    name = folder.parent.name
+    name = folder.path.parent.name
     seconds = re.search(r"_(\d+)[.\d-]*$", name)
     return int(seconds[1]) if seconds else 0, name
 
@@ -102,31 +116,55 @@ def _made_at(folder: Path) -> tuple[int, str]:
 def labeled_runs(labels: Iterable[str], install: Path, say: Say) -> dict[str, FoundRuns]:
     """Finds the runs of several labels at once, also those that no run has."""
     found: dict[str, list[RecordedRun]] = {label: [] for label in labels}
-    for run in _recorded_below(install, say):
+    for run in _recorded_below(install, say, found):
         if run.label in found:
             found[run.label].append(run)
     return {label: measured(*once_in(_analyzed(label, runs))) for label, runs in found.items()}
 
 
 def earlier_runs(install: Path, say: Say) -> Earlier:
-    """Finds the runs below a root that are repeats of one, on the same nodes. Records are read at the first call."""
+    """Finds the runs below a root that are repeats of one, on the same nodes: those that were made next to it, before
+    and after. No more records are read than that takes."""
 
     @cache
-    def known() -> Mapping[_Alike, Sequence[RecordedRun]]:
-        groups: dict[_Alike, list[RecordedRun]] = {}
-        for run in _recorded_below(install, say):
-            groups.setdefault((identity_of(run.record).key, _nodes(run)), []).append(run)
-        return groups
+    def made(experiments: frozenset[str]) -> Sequence[RunFolder]:
+        patterns = (f"{WORKLOADS}/*/experiments/{escape(name)}/[!.]*/[!.]*/{RUN_RECORD}" for name in experiments)
+        return sorted((RunFolder(path.parent) for one in patterns for path in install.glob(one)), key=_made_at)
 
-    @cache
-    def find(alike: _Alike) -> Sequence[AnalyzedRun]:
-        return measured(*once_in(_analyzed("earlier runs", known().get(alike, ())))).runs
+    @lru_cache(MOST_RECORDS)
+    def read(folder: RunFolder) -> tuple[_Alike, RecordedRun] | None:
+        try:
+            run = read_folder(folder)
+        except (OSError, BrokenRecord) as error:
+            say(f"left out: {folder.path}: its record {_unreadable(error)}")
+            return None
+        return _alike(run.record), run
 
-    return lambda run: find((run.identity.key, frozenset(run.nodes)))
+    @lru_cache(MOST_RECORDS)
+    def analyzed(folder: RunFolder) -> FoundRuns:
+        known = read(folder)
+        return _analyzed("earlier runs", [known[1]] if known else ())
+
+    def near(some: Iterable[RunFolder], alike: _Alike) -> Iterator[FoundRuns]:
+        same = (folder for folder in some if (known := read(folder)) and known[0] == alike)
+        return islice((found for folder in same if (found := analyzed(folder)).runs), MOST_NEAR)
+
+    def find(run: AnalyzedRun) -> Sequence[AnalyzedRun]:
+        if run.record is None:
+            return ()
+        record, alike = run.record, _alike(run.record)
+        named = experiment_name(record.plan, record.program, record.arguments)
+        folders = made(frozenset((named, run.path.parents[1].name)))
+        place = bisect_left(folders, _made_at(RunFolder(run.path)), key=_made_at)
+        found = (*near(reversed(folders[:place]), alike), *near(folders[place:], alike))
+        runs = tuple(sorted((one for each in found for one in each.runs), key=_order))
+        return measured(*once_in(FoundRuns("earlier runs", runs))).runs
+
+    return find
 
 
-def _nodes(run: RecordedRun) -> frozenset[str]:
-    return frozenset(run.record.environment.nodes if run.record.environment else ())
+def _alike(record: RunRecord) -> _Alike:
+    return identity_of(record).key, frozenset(record.environment.nodes if record.environment else ())
 
 
 def runs_in(folders: Iterable[Path]) -> FoundRuns:
@@ -188,17 +226,18 @@ def _find(selector: str, install: Path, say: Say) -> FoundRuns:
         return _at(text, path)
     if text == LATEST:
         return _analyzed(text, [_latest(install, say)])
-    runs = tuple(_recorded_below(install, say))
     if match := _DATE.fullmatch(text):
         first, last = _days(match[1], match[3] or match[1])
+        runs = _recorded_below(install, say)
         return _analyzed(text, (run for run in runs if first <= (run.started_s or 0.0) < last))
-    meanings = _meanings(text, runs)
+    words = {text, text.partition(":")[2] or text}
+    meanings = _meanings(text, tuple(_recorded_below(install, say, words)))
     if os.path.lexists(path) and all(
         path.absolute() in run.folder.path.parents for named in meanings.values() for run in named
     ):
         return _at(text, path)
     if not meanings:
-        raise _unknown(text, runs, install)
+        raise _unknown(text, _recorded_below(install, say), install)
     return _only_meaning(text, meanings, path)
 
 
@@ -257,13 +296,41 @@ def _days(first: str, last: str) -> tuple[float, float]:
     return start.timestamp(), (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()
 
 
-def _recorded_below(install: Path, say: Say) -> Iterator[RecordedRun]:
-    """Unreadable records have no label, campaign or date, and so are not found by one: ``say`` names them."""
+def _recorded_below(install: Path, say: Say, words: Collection[str] | None = None) -> Iterator[RecordedRun]:
+    """Unreadable records have no label, campaign or date, and so are not found by one: ``say`` names them.
+
+    With ``words``, records that have none of them as a value are not parsed, which takes most of the time.
+    """
+    forms = None if words is None else _Forms(words)
     for folder in _folders_below(install, say):
         try:
-            yield read_folder(folder)
+            if forms is None or forms.may_be_of(folder):
+                yield read_folder(folder)
         except (OSError, BrokenRecord) as error:
             say(f"left out: {folder.path}: its record {_unreadable(error)}")
+
+
+class _Forms:
+    """How words stand in the files of runs that they may name: as a label, a campaign, or the id of a run or a job."""
+
+    def __init__(self, words: Collection[str]) -> None:
+        self.words = frozenset(words)
+        # A job of an array has the index behind the id. Whether other letters are escaped is up to who wrote the file.
+        self.values = [
+            re.compile(rb'"' + re.escape(word.encode()) + rb'["_]') for word in words if _PLAIN.fullmatch(word)
+        ]
+        self.has_all = len(self.values) == len(self.words)
+
+    def may_be_of(self, folder: RunFolder) -> bool:
+        """Also where a file is cut, so that it is named. Raises OSError."""
+        text = read_regular(folder.record, MOST_BYTES)
+        if not self.has_all or folder.path.parent.name in self.words or not text.rstrip().endswith(b"}"):
+            return True
+        if (own := _RUN_ID.search(text)) and short_id(own[1].decode()) in self.words:
+            return True
+        with suppress(OSError):  # without it, only the campaign and the job are not known
+            text += read_regular(folder.job, MOST_BYTES)
+        return any(value.search(text) for value in self.values)
 
 
 def _folders_below(install: Path, say: Say) -> list[RunFolder]:

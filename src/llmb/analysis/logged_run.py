@@ -74,12 +74,16 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
         started_s=_written_s(file.path),
         anomalies=anomalies,
         network=network,
-        faults={LOG_WARNING: warnings} if (warnings := file.outcome.warnings) else {},
+        faults=_faults(file.outcome),
         source=digest,
         content=digest,
-        faults={ERROR_AT_END: (error,)} if (error := file.outcome.error_at_end) else {},
         **told_by(file),
     )
+
+
+def _faults(outcome: LogOutcome) -> dict[str, Sequence[str]]:
+    found = {LOG_WARNING: outcome.warnings, ERROR_AT_END: tuple(filter(None, [outcome.error_at_end]))}
+    return {name: texts for name, texts in found.items() if texts}
 
 
 def log_identity(file: ParsedFile) -> RunIdentity:

@@ -80,13 +80,12 @@ def read_folder(folder: RunFolder) -> RecordedRun:
 
 def recorded_run(run: RecordedRun) -> AnalyzedRun:
     """A run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read."""
-    from llmb.programs.conclude import stored_result  # takes longer to load than many logs to read
+    from llmb.programs.conclude import stored_run  # takes longer to load than many logs to read
     from llmb.runs.drift import faults_of
 
     record = run.record
-    result = stored_result(run.folder, record)
+    result, steps = stored_run(run.folder, record)
     window, kept = result.window or record.plan.window, result.step_time_s or None
-    steps = readable_steps(run.folder)
     times = times_of([step for step in steps if step.step in window]) if kept else ()
     known, first_s = described(run), first_times(steps)
     return replace(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base of records."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, Self, get_args
 
@@ -11,6 +12,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
@@ -21,6 +23,8 @@ from llmb.input_files import check_values
 from llmb.missing import Missing
 
 MOST_ERRORS = 1000
+MOST_KEPT = 1024
+"""Different values of a field that are kept."""
 
 
 class Record(BaseModel):
@@ -104,6 +108,23 @@ class ReasonedRecord(Record):
                 held = getattr(self, name)
                 values |= {name: None, keys[name]: held.reason} if isinstance(held, Missing) else {keys[name]: None}
         return values
+
+
+class KeptOnce:
+    """A validator of a field that many records have alike: equal values are validated once, and are one object."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Any] = {}
+
+    def __call__(self, stored: object, validate: ValidatorFunctionWrapHandler) -> object:
+        if not isinstance(stored, dict):
+            return validate(stored)
+        text = json.dumps(stored)
+        if text not in self.known:
+            if len(self.known) == MOST_KEPT:
+                self.known.clear()
+            self.known[text] = validate(stored)
+        return self.known[text]
 
 
 class Threshold(Record):

@@ -2,6 +2,7 @@
 """Ends the record of a run, whatever ended the run, and whoever notices: reads, concludes, writes ``run.json``."""
 
 import errno
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
 from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
 from llmb.runs.result import Result, without_figures
-from llmb.runs.steps import read_steps
+from llmb.runs.steps import Step, read_steps
 
 NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
 """Error codes of a file that is not a regular one, or too large."""
@@ -131,16 +132,21 @@ def read_ended_run(folder: RunFolder) -> EndedRun:
 
 
 def stored_result(folder: RunFolder, record: RunRecord) -> Result:
-    """The result of a run that has ended, as it was stored; nothing is written.
+    """The result of a run that has ended, as it was stored; nothing is written. Raises as ``stored_run``."""
+    return stored_run(folder, record)[0]
+
+
+def stored_run(folder: RunFolder, record: RunRecord) -> tuple[Result, Sequence[Step]]:
+    """The stored result of a run that has ended, and its steps, which are read unless it failed.
 
     A run whose files say something else is invalid. Raises BrokenRecord if they cannot be read.
     """
     assert record.status not in ("queued", "running")
     result, failed = record.result, record.status != "success"
     if result is None and failed:
-        return with_verdict(without_figures(record.status, record.reason, steps=0), record)  # it never began
+        return with_verdict(without_figures(record.status, record.reason, steps=0), record), ()  # it never began
     if result and failed and result.status == record.status:
-        return result
+        return result, ()
     try:
         steps = read_steps(folder.steps)
     except (BrokenRecord, OSError) as error:
@@ -150,5 +156,5 @@ def stored_result(folder: RunFolder, record: RunRecord) -> Result:
     missing = record.program == ENGINE and not steps
     contradiction = f"there are no steps in {folder.steps}" if missing else why_contradicting(record, steps)
     if result and contradiction is None:
-        return result
-    return with_verdict(without_figures("invalid", contradiction, len(steps)), record)
+        return result, steps
+    return with_verdict(without_figures("invalid", contradiction, len(steps)), record), steps

@@ -7,6 +7,7 @@ Pure.
 import hashlib
 import json
 from collections.abc import Mapping
+from sys import intern
 from typing import Any
 
 from llmb.catalogue.records import Record
@@ -53,7 +54,7 @@ def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
         if isinstance(value, Mapping):
             found |= flat(value, f"{above}{name}.")
         else:
-            found[above + name] = value if isinstance(value, Value) else ",".join(map(str, value))
+            found[intern(above + name)] = value if isinstance(value, Value) else ",".join(map(str, value))
     return found
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, WrapValidator, model_validator
 
 from llmb import __version__
-from llmb.catalogue.record import ReasonedRecord
+from llmb.catalogue.record import KeptOnce, ReasonedRecord
 from llmb.catalogue.records import Record, Window
 from llmb.checkpoints.origin import Origin
 from llmb.errors import UsageError
@@ -161,12 +161,12 @@ class RunRecord(ReasonedRecord):
     """How often a scheduler may start the run again; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
     """Starts of a run by a scheduler."""
-    plan: EnginePlan | Plan
-    origin: Origin
+    plan: Annotated[EnginePlan | Plan, WrapValidator(KeptOnce())]
+    origin: Annotated[Origin, WrapValidator(KeptOnce())]
     """Origin of weights and data, as in the plan."""
-    conventions: dict[str, str]
-    environment: Environment | Missing | None = None
-    settings: NodesSettings | Missing = Missing("the run has not ended")
+    conventions: Annotated[dict[str, str], WrapValidator(KeptOnce())]
+    environment: Annotated[Environment, WrapValidator(KeptOnce())] | Missing | None = None
+    settings: Annotated[NodesSettings, WrapValidator(KeptOnce())] | Missing = Missing("the run has not ended")
     """What all nodes had when the run began."""
     vboost: VboostOutcome | Missing | None = None
     """None for a job that was to set none, and while it runs."""
