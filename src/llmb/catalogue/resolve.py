@@ -58,6 +58,8 @@ def scales_above(tables: Iterable[LayoutTable]) -> list[str]:
 
 
 CPU = "cpu"
+MOST_GPUS = 1 << 32
+"""A larger scale is a slip of the hand, and batch sizes for it would be too large for a layout."""
 LAYOUT_PANEL = "Layout (default: that of the recipe)"
 _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
@@ -301,6 +303,8 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
         return rows[scale]
     largest = rows[max(rows)]
     above = largest.choice.table.above_largest
+    if scale > MOST_GPUS:
+        raise _scale_error(workload, request, release, scale, [pick.row for pick in rows.values()], above)
     if ruled := _by_batch_rule(choices, scale):
         return ruled
     if scale >= 1 and above == "any":
