@@ -75,6 +75,17 @@ def named_path(text: str | Path) -> Path:
     return path
 
 
+def check_reachable(path: Path) -> None:
+    """Raises UsageError for a file or folder that is there and cannot be looked at, or what is in it cannot."""
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            (path / "..").stat()
+    except PermissionError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except (OSError, ValueError):
+        return  # whoever needs it says what it should be
+
+
 def not_regular(mode: int) -> str | None:
     """What a file is instead of a regular one, for use after its name; None for a regular file."""
     if stat.S_ISREG(mode):

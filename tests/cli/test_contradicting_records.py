@@ -4,8 +4,10 @@ reads runs, without a traceback, and without taking other runs along."""
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -224,7 +226,7 @@ def test_runs_of_a_root_are_listed_whatever_their_records_hold(bad: RunFolder) -
 
 
 Place = tuple[str | int, ...]
-WRONG: tuple[Any, ...] = (0, -1, None, "", 10**400, 1e308, "x", [], {}, True)
+WRONG: tuple[Any, ...] = (0, -1, None, "", 10**400, 1e308, [], {})
 
 
 def places(value: object, above: Place = ()) -> Iterator[Place]:
@@ -245,29 +247,28 @@ def changed_at(document: dict[str, Any], place: Place, value: object) -> str:
     return json.dumps(changed)
 
 
-def expect_the_good_run(bad: RunFolder, exported: Path, what: str) -> None:
-    """Every command that reads many runs has the run beside the bad one."""
+def expect_the_good_run(bad: RunFolder, exported: Path, what: str, *, every: bool = True) -> None:
+    """The commands that read many runs have the run beside the bad one; not ``every`` command, but those that use most
+    of a record."""
     root = bad.path.parents[5]
     good = next(path for path in root.rglob("*/run.json") if path.parent != bad.path).parent
     name = short_id(json.loads((good / "run.json").read_text())["run_id"])
     shutil.rmtree(exported, ignore_errors=True)
-    archive = exported / "runs.tar.zst"
-    texts = {
-        "judge": called("judge", root / "workloads", "--json"),
-        "report": called("report", root / "workloads", "--format", "md"),
-        "export": called("export", root / "workloads", "-o", exported),
-        "archive": called("archive", root / "workloads", "-o", archive),
-        "parse": called("parse", root / "workloads", "--json"),
-        "compare": called("compare", root / "workloads", good, "--json"),
-        "runs": called("runs", "--json"),
-        "jobs": called("jobs", "list", "--json"),
-        "watch": called("watch", bad.path),
-    }
-    assert name in texts["judge"], (what, texts["judge"])
-    assert "| recipe |" in texts["report"], (what, texts["report"])
-    assert name in (exported / "results.csv").read_text(), (what, texts["export"])
-    assert good.name in texts["parse"], (what, texts["parse"])
-    assert archive.exists(), (what, texts["archive"])
+    for command, words, expected in (
+        ("judge", ("--json",), name),
+        ("report", ("--format", "md"), "| recipe |"),
+        ("export", ("-o", exported), "results.csv"),
+    ):
+        text = called(command, root / "workloads", *words)
+        assert expected in text, (what, command, text)
+    assert name in (exported / "results.csv").read_text(), what
+    if not every:
+        return
+    assert good.name in called("parse", root / "workloads", "--json")
+    called("archive", root / "workloads", "-o", exported / "runs.tar.zst")
+    assert (exported / "runs.tar.zst").exists(), what
+    for command, *words in (("compare", root, good, "--json"), ("runs",), ("jobs", "list"), ("watch", bad.path)):
+        called(command, *words)
 
 
 @pytest.mark.parametrize("size", ["tp", "gbs"])
@@ -277,19 +278,56 @@ def test_a_size_of_zero_takes_no_other_run_along(bad: RunFolder, tmp_path: Path,
 
 
 @pytest.mark.measured
-def test_no_value_of_a_record_ends_a_command_or_takes_a_run_along(bad: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["", "plan", "environment", "settings", "result"])
+def test_no_value_of_a_record_ends_a_command_or_takes_a_run_along(bad: RunFolder, tmp_path: Path, part: str) -> None:
     document = json.loads(bad.record.read_text())
-    unreadable: set[str] = set()
+    seen: set[str] = set()
     for place in places(document):
+        if place[0] != part and (part or isinstance(document[place[0]], dict)):
+            continue
         for value in WRONG:
             bad.record.write_text(changed_at(document, place, value))
             try:
                 read_record(bad)
             except BrokenRecord as error:
-                if error.what in unreadable:
-                    continue  # commands see the same
-                unreadable.add(error.what)
-            expect_the_good_run(bad, tmp_path / "exported", f"{place} {value!r:.20}")
+                why = error.what.rpartition(": ")[2]
+                if why in seen:
+                    continue  # commands see the same of every place
+                seen.add(why)
+            expect_the_good_run(bad, tmp_path / "exported", f"{place} {value!r:.20}", every=False)
+
+
+@contextmanager
+def without_permission(folder: Path, root: Path) -> Iterator[None]:
+    """Nobody may look into a folder; the administrator, whom permissions do not bind, becomes another user."""
+    above = [] if os.geteuid() else [path for path in (root, *root.parents[:2]) if path.stat().st_mode & 0o77 == 0]
+    for path in above:
+        path.chmod(0o711)
+    own = os.geteuid()
+    mode = folder.stat().st_mode
+    folder.chmod(0)
+    if own == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+        folder.chmod(mode)
+        for path in above:
+            path.chmod(0o700)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_folder_without_permission_is_named(bad: RunFolder, tmp_path: Path, level: int) -> None:
+    folder, workloads = (bad.path, bad.path.parent)[level], bad.path.parents[4]
+    words = {command: (command, bad.path) for command in ("watch", "result", "judge")}
+    for each_of in (("judge", workloads, "--json"), *words.values()):
+        called(*each_of)  # loads the modules, which another user may not read
+    with without_permission(folder, tmp_path):
+        judged = called("judge", workloads, "--json")
+        assert "Permission denied" in judged and str(folder) in judged and '"judged"' in judged
+        for command, called_with in words.items():
+            assert "cannot be read: Permission denied" in called(*called_with), command
 
 
 @pytest.mark.measured

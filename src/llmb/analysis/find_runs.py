@@ -20,7 +20,7 @@ from llmb.analysis.recorded_run import RecordedRun, in_other_window, read_folder
 from llmb.errors import UsageError, closest
 from llmb.exchange.imported import unpacked
 from llmb.exchange.manifest import ENDING
-from llmb.input_files import named_path, read_regular
+from llmb.input_files import check_reachable, named_path, read_regular
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
 from llmb.prepared.folders import WORKLOADS
@@ -66,6 +66,7 @@ def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     UsageError.
     """
     path = named_path(text).absolute()
+    check_reachable(path)
     if path.is_file() and path.name.endswith(ENDING):
         return list(_run_folders(unpacked(path)))
     if path.is_dir() and text != LATEST:
@@ -342,6 +343,7 @@ def _folders_below(install: Path, say: Say) -> list[RunFolder]:
 
 def _at(text: str, path: Path) -> FoundRuns:
     """The runs of a path: of a run folder, of its log, of an archive, or of all run folders and logs below."""
+    check_reachable(path)
     if path.is_file() and path.name.endswith(ENDING):
         return _found_in(text, _run_folders(unpacked(path.absolute())))
     if path.is_file() and path.suffix == ".json" and path.name != RUN_RECORD:
@@ -378,13 +380,15 @@ def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
 def _run_folders(root: Path) -> Iterator[RunFolder]:
     """Nothing below a run folder is another one, and nothing with a hidden name is one, such as what is being imported.
 
-    Links are not followed: the same run would be found twice.
+    Links are not followed: the same run would be found twice. A folder that cannot be listed may be a run's.
     """
-    for folder, folders, names in os.walk(root):
+    unread: list[OSError] = []
+    for folder, folders, names in os.walk(root, onerror=unread.append):
         if RUN_RECORD in (*names, *folders):
             folders.clear()
             yield RunFolder(Path(folder).absolute())
         folders[:] = [name for name in folders if not name.startswith(".")]
+    yield from (RunFolder(Path(error.filename).absolute()) for error in unread)
 
 
 def _found_in(title: str, folders: Iterable[RunFolder]) -> FoundRuns:

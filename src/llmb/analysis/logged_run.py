@@ -2,7 +2,7 @@
 """The run of a log: what its log and the log's path tell, and the record beside it where there is one."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path

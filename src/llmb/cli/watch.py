@@ -22,6 +22,7 @@ from llmb.cli.completion import runs
 from llmb.cli.root import install_here, say
 from llmb.cli.runs import print_result
 from llmb.errors import EnvironmentProblem, InfrastructureError, InvalidRun, RunFailed, UsageError, UserInterrupt
+from llmb.input_files import check_reachable
 from llmb.jobs.find import LATEST, find_run
 from llmb.jobs.follow import current
 from llmb.jobs.history import read_history
@@ -112,6 +113,7 @@ def _run(folder: RunFolder, job: Job | None, ask: Callable[[Job], Job]) -> Targe
 
 def _at(path: Path, say: Say, stack: ExitStack) -> Target:
     """A run folder or a file in one, the only run folder in a folder, or a log."""
+    check_reachable(path)
     folder = RunFolder(path if path.is_dir() else path.parent)
     if path.is_dir() and not folder.record.exists():
         below = sorted(found for found in path.glob("*/run.json") if found.parent.name[0] != ".")

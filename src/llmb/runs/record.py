@@ -4,6 +4,7 @@
 import errno
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -308,5 +309,7 @@ def read_job_end(folder: RunFolder) -> JobEnd | None:
 def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageError:
     """Says why the record of ``folder`` cannot be read."""
     why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
-    do = f"the log has the run's steps: 'llmb parse {folder.log}'" if folder.log.is_file() else None
+    do = None
+    with suppress(OSError):
+        do = f"the log has the run's steps: 'llmb parse {folder.log}'" if folder.log.is_file() else None
     return UsageError(f"the run's record cannot be read: {why}", where=str(folder.record), do=do)
