@@ -63,6 +63,10 @@ def test_steps_that_are_missing_or_damaged_leave_the_figures_of_the_log(log: Pat
 
 
 def profile_steps(log: Path, *numbers: int) -> None:
+    """Steps that follow each other, as planned."""
+    plan = json.loads((log.parent / "run.json").read_text())["plan"]
+    profile = {"profiler": "torch", "first_step": numbers[0], "stop_step": numbers[-1] + 1, "ranks": [0]}
+    record(log, plan=plan | {"profile": profile})
     path = log.parent / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     for number in numbers:

@@ -59,7 +59,7 @@ def scales_above(tables: Iterable[LayoutTable]) -> list[str]:
 
 CPU = "cpu"
 MOST_GPUS = 1 << 32
-"""A larger scale is a slip of the hand, and batch sizes for it would be too large for a layout."""
+"""No machine has more, and batch sizes for more would be too large for a layout."""
 LAYOUT_PANEL = "Layout (default: that of the recipe)"
 _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 

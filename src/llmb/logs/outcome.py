@@ -84,7 +84,7 @@ class LogOutcome:
     configuration: Mapping[str, Value] = field(default_factory=dict)
     """What the log and its path tell about the run; see ``llmb.logs.reader``."""
     error_at_end: str | None = None
-    """What went wrong after the last step of a measurement, by its log; the scheduler's time limit is no error."""
+    """What went wrong after the last step of a measurement, by its log; the scheduler's time limit does not count."""
     digest: str | None = None
     """Digest of what was logged: equal for copies of a log, whatever their names; None without a step."""
 

@@ -16,9 +16,9 @@ checkpoint or an evaluation lies between some steps, but not between most."""
 CLOCK_ERROR_S = 1.0
 """Error of moments that a waiting host, or a clock of whole seconds, tells."""
 FINE_CLOCK_ERROR_S = 1e-3
-"""That of usual moments by a clock that counts parts of a second."""
+"""Error of usual moments by a clock that counts parts of a second."""
 FEW_LAPS = 3
-"""Of fewer laps, a host that waits once may have made the usual one longer."""
+"""A host that waits once may make the usual one longer where there are fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
