@@ -44,7 +44,7 @@ library = torch.library.Library("c10d", "IMPL")
 
 
 class LateWork(dist.Work):
-    """One collective under way: its results are in ``copies`` before they are in ``results``."""
+    """One collective under way: ``copies`` of its tensors have the results before the tensors themselves do."""
 
     unfinished: ClassVar[set[Self]] = set()
     """Kept here as well as by who waits, which may be C++."""

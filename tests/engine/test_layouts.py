@@ -3,10 +3,13 @@
 
 import os
 from collections.abc import Callable, Container, Iterable, Iterator
+from operator import gt
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from llmb.runs.parallelism import DpSharding, Parallelism
 from llmb.runs.plan import Plan
@@ -66,6 +69,22 @@ OPTIMIZER, WHOLE = sharing("optimizer"), sharing("none")
 FULL_BY_2, OPTIMIZER_BY_2 = sharing("full", 2), sharing("optimizer", 2)
 
 
+class Fp8Figures(NamedTuple):
+    """Largest differences in FP8: of any step's loss, of their mean, of all gradients in the last step."""
+
+    loss: float
+    mean_loss: float
+    gradient: float
+
+
+FP8_STEPS, FP8_MODELS = 6, (LLAMA, MAVERICK)
+FP8_BOUNDS = {
+    "layers": Fp8Figures(0.0, 0.0, 0.0),
+    "micro-batches": Fp8Figures(0.005, 0.002, 0.2),
+    "products": Fp8Figures(0.01, 0.004, 0.2),
+}
+
+
 TABLE_KINDS = {"plain": PLAIN, "compiled and recomputed": BOTH}
 COMPILED_EVERY_TIME = ("TP2 + SP", "PP2", "CP2", "EP2")
 """Layouts whose compiled blocks are tried beside the making of the table too: compiling takes long."""
@@ -116,7 +135,22 @@ gradients amplifies that: it has to stay within {BOUNDS["later"]:.0e}.
 `make layouts` measures the tables again and writes this page; `make test-measured` checks the bounds for two of the
 models (compiled ones for {FEW_STEPS} steps), and for two steps of the others. For these tables, blocks are traced and
 differentiated as `--compile` does it, but not made into machine code. SP is sequence parallel, without which experts
-cannot be combined with TP; DP keeps all parameters on every rank (`--dp-sharding none`)."""
+cannot be combined with TP; DP keeps all parameters on every rank (`--dp-sharding none`), and with ZeRO-1 each updates a
+part of them (`--dp-sharding optimizer`)."""
+
+
+FP8_INTRO = f"""## FP8
+
+Each layout trains {FP8_STEPS} steps with delayed scaling, and is compared with one process of the engine that does the
+same. Each cell has the largest difference of any step's loss, the mean difference of the losses, and that of all
+gradients of the last step together, relative to their norm: in the first step, whose scales are 1, most are zero.
+
+Ranks that share out layers compute the same. Where they share out micro-batches, gradients and their scales are means
+taken in another order, and rounded otherwise. Where they share out products, the parts of a product or of attention
+are summed in bf16. What is rounded otherwise may be cast to the next FP8 number, which lies up to an eighth away.
+
+In all these layouts and more, in bf16 and in FP8, losses are the same to the last digit if every collective completes
+as late as it may, when it is waited for: `tests/engine/test_late_collectives.py`."""
 
 
 class Layout(NamedTuple):
@@ -135,10 +169,17 @@ class Layout(NamedTuple):
             return EXPERTS
         return DENSE if "sequence_parallel" in self.sizes else MODELS
 
+    @property
+    def fp8_kind(self) -> str:
+        if {"tp", "etp", "cp"} & self.sizes.keys():
+            return "products"
+        return "layers" if self.ranks == self.sizes.get("pp") else "micro-batches"
+
 
 WITHOUT_SP = {"sequence_parallel": False}
 LAYOUTS = {
     "DP2": Layout(2, {}, parallelism=WHOLE.parallelism),
+    "ZeRO-1 over 2": Layout(2, {}, parallelism=OPTIMIZER.parallelism),
     "FSDP2": Layout(2, {}, (PACKED,)),
     "TP2": Layout(2, {"tp": 2, **WITHOUT_SP}, (BIASED,)),
     "TP2 + SP": Layout(2, {"tp": 2}, (PACKED, BIASED)),
@@ -256,13 +297,22 @@ class Place(NamedTuple):
     kind: str
 
 
+Fp8Table = dict[tuple[str, str], Fp8Figures]
+"""By layout and model."""
+
+
 @pytest.fixture(scope="session")
-def table() -> Iterator[dict[Place, Differences]]:
+def fp8_table() -> Fp8Table:
+    return {}
+
+
+@pytest.fixture(scope="session")
+def table(fp8_table: Fp8Table) -> Iterator[dict[Place, Differences]]:
     """What is found of the kinds of the table; becomes the page in the docs where LLMB_LAYOUT_TABLE is set."""
     found: dict[Place, Differences] = {}
     yield found
-    if MAKING_TABLE and {place.layout for place in found} == set(LAYOUTS):
-        PAGE.write_text(page(found))
+    if MAKING_TABLE and {place.layout for place in found} == {name for name, _ in fp8_table} == set(LAYOUTS):
+        PAGE.write_text(page(found, fp8_table))
 
 
 @pytest.mark.parametrize("name", BEGIN.parameters(LAYOUTS))
@@ -332,19 +382,72 @@ def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does
     )
 
 
-def page(found: dict[Place, Differences]) -> str:
-    """The table as Markdown, one for each model."""
+@pytest.fixture(scope="session")
+def fp8_alone(tiny_plan: MakePlan, train_plans: Callable[..., list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """What one process finds of each model."""
+    return dict(zip(FP8_MODELS, train_plans([fp8_plan(tiny_plan, name) for name in FP8_MODELS]), strict=True))
+
+
+def fp8_plan(tiny_plan: MakePlan, workload: str, layout: Layout | None = None) -> Plan:
+    ranks, sizes, parallelism = (layout.ranks, layout.sizes, layout.parallelism) if layout else (1, {}, Parallelism())
+    dropless = {"capacity_factor": 0.0} if workload in EXPERTS else {}
+    overrides = {"gbs": GBS, "seq_len": 64, **sizes}
+    return tiny_plan(workload, ranks, FP8_STEPS, dtype="fp8", overrides=overrides, parallelism=parallelism, **dropless)
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_trains_in_fp8_as_one_process_does(
+    name: str,
+    tiny_plan: MakePlan,
+    train_plans: Callable[..., list[dict[str, Any]]],
+    fp8_alone: dict[str, dict[str, Any]],
+    fp8_table: Fp8Table,
+) -> None:
+    layout = LAYOUTS[name]
+    models = [model for model in FP8_MODELS if model in layout.workloads]
+    found = train_plans([fp8_plan(tiny_plan, model, layout) for model in models])
+    figures = {(name, model): fp8_figures(one, fp8_alone[model]) for model, one in zip(models, found, strict=True)}
+    bounds = FP8_BOUNDS[layout.fp8_kind]
+    assert {place: one for place, one in figures.items() if any(map(gt, one, bounds))} == {}
+    fp8_table |= figures
+
+
+def fp8_figures(found: dict[str, Any], alone: dict[str, Any]) -> Fp8Figures:
+    names = sorted(alone["last_gradients"])
+    losses = [abs(ours - theirs) for ours, theirs in zip(found["losses"], alone["losses"], strict=True)]
+    ours, theirs = (torch.cat([one["last_gradients"][name].flatten() for name in names]) for one in (found, alone))
+    return Fp8Figures(max(losses), fmean(losses), float((ours - theirs).norm() / theirs.norm()))
+
+
+def page(found: dict[Place, Differences], in_fp8: Fp8Table) -> str:
+    """The tables as Markdown, one for each model, and one for each kind of layout in FP8."""
     parts = [INTRO]
     for workload in MODELS:
         rows = [row(name, workload, found) for name, layout in LAYOUTS.items() if workload in layout.workloads]
         head = f"| layout | processes | {' | '.join(TABLE_KINDS)} |"
         parts.append("\n".join([f"## {workload}\n", head, "|---" * (2 + len(TABLE_KINDS)) + "|", *rows]))
+    parts.append(FP8_INTRO)
+    for kind, bounds in FP8_BOUNDS.items():
+        rows = [fp8_row(name, in_fp8) for name, layout in LAYOUTS.items() if layout.fp8_kind == kind]
+        head = f"| {kind} | processes | {' | '.join(FP8_MODELS)} |"
+        limits = f"| bounds | | {' | '.join([fp8_cell(bounds)] * len(FP8_MODELS))} |"
+        parts.append("\n".join([head, "|---" * (2 + len(FP8_MODELS)) + "|", limits, *rows]))
     return "\n\n".join(parts) + "\n"
 
 
 def row(name: str, workload: str, found: dict[Place, Differences]) -> str:
     cells = [cell(found[Place(name, workload, kind)]) for kind in TABLE_KINDS]
     return f"| {name} | {LAYOUTS[name].ranks} | {' | '.join(cells)} |"
+
+
+def fp8_row(name: str, in_fp8: Fp8Table) -> str:
+    cells = [fp8_cell(in_fp8[name, model]) if (name, model) in in_fp8 else "" for model in FP8_MODELS]
+    return f"| {name} | {LAYOUTS[name].ranks} | {' | '.join(cells)} |"
+
+
+def fp8_cell(figures: Fp8Figures) -> str:
+    return " ".join(f"{value:.0e}" for value in figures)
 
 
 def cell(differences: Differences) -> str:
@@ -368,3 +471,16 @@ def test_the_page_has_every_layout_and_keeps_the_bounds() -> None:
                 for text_of_cell in cells
                 for sort, value in zip(SORTS, text_of_cell.split(), strict=True)
             )
+
+
+def test_the_page_has_every_layout_in_fp8_within_the_bounds_of_its_kind() -> None:
+    in_fp8 = PAGE.read_text().split(FP8_INTRO)[1]
+    for kind, bounds in FP8_BOUNDS.items():
+        _, _, *rows = in_fp8.split(f"| {kind} |")[1].split("\n\n")[0].splitlines()
+        (_, _, *limits), *found = ([part.strip() for part in line.split("|")[1:-1]] for line in rows)
+        assert limits == [fp8_cell(bounds)] * len(FP8_MODELS)
+        assert [name for name, *_ in found] == [name for name, one in LAYOUTS.items() if one.fp8_kind == kind]
+        for name, _, *cells in found:
+            assert [bool(cell) for cell in cells] == [model in LAYOUTS[name].workloads for model in FP8_MODELS]
+            for cell_text in filter(None, cells):
+                assert all(float(value) <= bound for value, bound in zip(cell_text.split(), bounds, strict=True))
