@@ -68,7 +68,7 @@ def if_possible(run: AnalyzedRun, catalogue: Catalogue, gpu_type: str | None = N
     """A log's run as it is; invalid if a GPU of its type, or of ``gpu_type`` if it does not tell, is not so fast."""
     (told,) = with_gpu_type([run], gpu_type) if gpu_type else (run,)
     (found,) = with_catalogue_figures([told], catalogue)
-    return run if found.status == run.status else run.spoiled(found.outcome.reason)
+    return run if found.status == run.status else run.invalid(found.outcome.reason)
 
 
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue) -> Recipe | None:
@@ -109,7 +109,7 @@ def _with_figures(run: AnalyzedRun, recipe: Recipe | None, catalogue: Catalogue)
     if recipe and outcome.step_time_s:
         figures = throughput(recipe, outcome.step_time_s.mean)
         if why := why_too_fast(figures.tflops_per_gpu, figures.peak_tflops):
-            return run.spoiled(why)
+            return run.invalid(why)
         layout = {f"layout.{name}": getattr(recipe.layout, name) for name in _SIZES}
         assumed: dict[str, Value] = {} if set(BATCH) <= set(run.layout) else {ASSUMED: True}
         known = run.configured({**layout, **run.configuration, **assumed})
@@ -118,6 +118,6 @@ def _with_figures(run: AnalyzedRun, recipe: Recipe | None, catalogue: Catalogue)
     peak = gpu.peak_tflops.get(run.text("dtype") or "") if gpu else None
     if peak and outcome.tflops_per_gpu:
         if why := why_too_fast({LOGGED: outcome.tflops_per_gpu.mean}, peak):
-            return run.spoiled(why)
+            return run.invalid(why)
         return run.with_figures({LOGGED: 100 * outcome.tflops_per_gpu.mean / peak}, None)
     return run

@@ -20,7 +20,7 @@ from llmb.analysis.recorded_run import RecordedRun, in_other_window, read_folder
 from llmb.errors import UsageError, closest
 from llmb.exchange.imported import unpacked
 from llmb.exchange.manifest import ENDING
-from llmb.input_files import check_reachable, named_path, read_regular
+from llmb.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
 from llmb.prepared.folders import WORKLOADS
@@ -28,7 +28,7 @@ from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import short_id
 from llmb.runs.record import RunRecord
-from llmb.runs.record_file import MOST_BYTES, BrokenRecord
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import identity_of
 
 NEAR = 5
@@ -324,13 +324,13 @@ class _Forms:
 
     def may_be_of(self, folder: RunFolder) -> bool:
         """Also where a file is cut, so that it is named. Raises OSError."""
-        text = read_regular(folder.record, MOST_BYTES)
+        text = read_regular(folder.record, MOST_JSON_BYTES)
         if not self.has_all or folder.path.parent.name in self.words or not text.rstrip().endswith(b"}"):
             return True
         if (own := _RUN_ID.search(text)) and short_id(own[1].decode()) in self.words:
             return True
         with suppress(OSError):  # without it, only the campaign and the job are not known
-            text += read_regular(folder.job, MOST_BYTES)
+            text += read_regular(folder.job, MOST_JSON_BYTES)
         return any(value.search(text) for value in self.values)
 
 

@@ -2,7 +2,7 @@
 """The run of a log: what its log and the log's path tell, and the record beside it where there is one."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -81,7 +81,7 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
     )
 
 
-def _faults(outcome: LogOutcome) -> dict[str, Sequence[str]]:
+def _faults(outcome: LogOutcome) -> dict[str, tuple[str, ...]]:
     found = {LOG_WARNING: outcome.warnings, ERROR_AT_END: tuple(filter(None, [outcome.error_at_end]))}
     return {name: texts for name, texts in found.items() if texts}
 
