@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the attention backend of a run: tries those of the device with the model's own attention and shapes.
 
-The first rank tries them, and all ranks use its choice. The time depends only on shapes, so inputs are random. What a
-fused backend computes is compared with exact attention before it can be chosen: some are wrong at some shapes.
+Every rank tries them at its own shapes, which differ with context parallelism and between pipeline stages; the first
+times them, and all use what is fastest there. The time depends only on shapes, so inputs are random. What a fused
+backend computes is compared with exact attention before it can be chosen: some are wrong at some shapes.
 """
 
 import math
@@ -16,6 +17,7 @@ from functools import partial
 from inspect import signature
 from itertools import pairwise
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import document_segments
 from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
 from llmb.engine.parallel.data_parallel import compute_dtype
-from llmb.engine.parallel.mesh import Ranks, of_first_rank
+from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.layers import RotatedAttention
 from llmb.runs.attention import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
 from llmb.runs.plan import EnginePlan
@@ -55,8 +57,14 @@ FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 """What torch raises for inputs that a backend does not take, or for a backend that is not installed."""
 
 
-class WrongResultsError(Exception):
-    """A backend computes something else."""
+class Tried(NamedTuple):
+    """What one layer of each kind showed: the time of all layers, None if not timed, and the largest distance of any
+    result from exact attention, None if not compared; NaN for a result that is not finite."""
+
+    milliseconds: float | None
+    distance: float | None
+    wrong: str | None
+    """Which result is too far off."""
 
 
 Pass = Callable[[], Sequence[Tensor]]
@@ -93,15 +101,11 @@ def flash_attention_3() -> Iterator[None]:
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
     """Sets up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks if none can be used."""
     cores = attention_cores(stages)
-
-    def tried() -> Sequence[Trial]:
-        attempted = partial(attempt, cores, plan, ranks, takes_parts=takes_parts(stages))
-        packed = first_documents(plan) is not None
-        found = try_backends(plan.attention_backend, plan.device, attempted, packed=packed)
-        forget_memory(ranks.device)
-        return found
-
-    report = select(plan.attention_backend, of_first_rank(tried, ranks))
+    attempted = partial(attempt, cores, plan, ranks, takes_parts=takes_parts(stages))
+    packed = first_documents(plan) is not None
+    trials = try_backends(plan.attention_backend, plan.device, attempted, packed=packed)
+    forget_memory(ranks.device)
+    report = select(plan.attention_backend, trials)
     for core in cores:
         core.backend, core.repeats_heads = report.backend, report.repeats_heads
         core.in_fp32 = ranks.device.type == "cpu"  # whose backward pass takes four times as long in bf16
@@ -126,17 +130,17 @@ def attempt(
     *,
     takes_parts: bool,
 ) -> Trial:
-    """Tries ``backend`` on the model's own attention."""
+    """Tries ``backend`` on the model's own attention. A collective; the result is the same on all ranks."""
     if backend == "varlen" and (problem := varlen_problem(plan)):
         return Trial(backend=backend, problem=problem)
-    measure = partial(layer_milliseconds, cores, plan, ranks, backend, timed=timed, takes_parts=takes_parts)
+    measure = partial(try_layers, cores, plan, ranks, backend, timed=timed and ranks.is_first, takes_parts=takes_parts)
     if backend == "varlen" and plan.device == "cuda" and not groups_heads_of_documents():
-        return try_heads(backend, measure, repeats_heads=True)
+        return try_heads(backend, measure, ranks, repeats_heads=True)
     model = plan.recipe.model
-    return try_kernel(backend, measure, grouped=model.attention_heads != model.kv_heads)
+    return try_kernel(backend, measure, ranks, grouped=model.attention_heads != model.kv_heads)
 
 
-def layer_milliseconds(
+def try_layers(
     cores: Sequence[CausalAttention],
     plan: EnginePlan,
     ranks: Ranks,
@@ -145,14 +149,11 @@ def layer_milliseconds(
     *,
     timed: bool,
     takes_parts: bool,
-) -> float | None:
-    """Runs one layer of each kind; its time counts for all layers of its kind. None if it is not timed.
-
-    Raises WrongResultsError if the layer does not compute attention.
-    """
+) -> Tried:
+    """Runs one layer of each kind; its time counts for all layers of its kind."""
     kinds = {core.chunk_size: core for core in cores}
     layers = Counter(core.chunk_size for core in cores)
-    milliseconds = 0.0
+    milliseconds, distances = 0.0, list[float]()
     for kind, core in kinds.items():
         core.backend, core.repeats_heads = backend, repeats_heads
         heads = query_key_value(plan, ranks, takes_parts=takes_parts)
@@ -163,40 +164,56 @@ def layer_milliseconds(
             found = once()
             if backend != "math":
                 exact = exact_attention(heads, gradient, *seen_keys(plan, ranks, kind))
-                if problem := accuracy_problem(found, exact):
-                    raise WrongResultsError(problem)
+                distances += distances_of(found, exact)
+                if wrong := accuracy_problem(distances[-len(RESULTS) :], BOUNDS[found[0].dtype]):
+                    return Tried(None, max(distances), wrong)
                 del exact
             milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
     synchronize(ranks.device)
-    return milliseconds if timed else None
+    return Tried(milliseconds if timed else None, max(distances, default=None), None)
 
 
-Measure = Callable[[bool], float | None]
-"""Computes attention, whether with repeated heads; milliseconds, or None if it is not timed."""
+Measure = Callable[[bool], Tried]
+"""Computes attention, whether with repeated heads."""
 
 
-def try_kernel(backend: AttentionBackend, measure: Measure, *, grouped: bool) -> Trial:
+def try_kernel(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool) -> Trial:
     """Tries the heads as they are and, if a kernel does not support grouped ones, repeated ones."""
-    trial = try_heads(backend, measure, repeats_heads=False)
+    trial = try_heads(backend, measure, ranks, repeats_heads=False)
     if trial.problem is None or not grouped:
         return trial
-    return try_heads(backend, measure, repeats_heads=True)
+    return try_heads(backend, measure, ranks, repeats_heads=True)
 
 
-def try_heads(backend: AttentionBackend, measure: Measure, *, repeats_heads: bool) -> Trial:
+def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:
+    """What all ranks find, a collective; or this process alone, if there are none."""
+    own = try_here(measure, repeats_heads=repeats_heads)
+    found = of_every_rank(own, ranks) if ranks else [own]
+    problems = [
+        (one.wrong is not None, f"on rank {rank}, {problem}" if rank else problem)
+        for rank, (one, refusal) in enumerate(found)
+        if (problem := one.wrong or refusal)
+    ]
+    if not problems:
+        first, _ = found[0]
+        distance = max((one.distance for one, _ in found if one.distance is not None), default=None)
+        return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=first.milliseconds, distance=distance)
+    wrong, problem = problems[0]
+    if wrong and ranks and ranks.is_first:
+        sys.stdout.write(f"llmb: attention backend {backend} is wrong at this run's shapes: {problem}\n")
+    return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
+
+
+def try_here(measure: Measure, *, repeats_heads: bool) -> tuple[Tried, str | None]:
+    """What this rank finds, and why it cannot compute attention; None if it can."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
-            milliseconds = measure(repeats_heads)
+            return measure(repeats_heads), None
         except torch.AcceleratorError:  # after which the device computes nothing in this process
             raise
-        except WrongResultsError as error:
-            sys.stdout.write(f"llmb: attention backend {backend} is wrong at this run's shapes: {error}\n")
-            return Trial(backend=backend, repeats_heads=repeats_heads, problem=str(error))
         except FAILURES as error:
-            problem = problem_text(str(error), [str(warning.message) for warning in told])
-            return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
-    return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=milliseconds)
+            return Tried(None, None, None), problem_text(str(error), [str(warning.message) for warning in told])
 
 
 def varlen_problem(plan: EnginePlan) -> str | None:
@@ -313,11 +330,14 @@ def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tenso
     return [result, to_query, to_key, to_value]
 
 
-def accuracy_problem(found: Sequence[Tensor], exact: Sequence[Tensor]) -> str | None:
+def distances_of(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
+    """How far a kernel's result and gradients lie from the exact ones, relative to the norm of these."""
+    return [float((one.float() - other).norm() / other.norm()) for one, other in zip(found, exact, strict=True)]
+
+
+def accuracy_problem(distances: Sequence[float], bound: float) -> str | None:
     """What is wrong with a kernel's result and gradients; None if they are exact up to rounding."""
-    for name, one, other in zip(RESULTS, found, exact, strict=True):
-        bound = BOUNDS[one.dtype]
-        distance = float((one.float() - other).norm() / other.norm())
+    for name, distance in zip(RESULTS, distances, strict=True):
         if not math.isfinite(distance):
             return f"its {name} is not finite"
         if distance > bound:

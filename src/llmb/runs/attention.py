@@ -52,6 +52,9 @@ class Trial(Record):
     """The backend lacks grouped-query attention: each KV head is copied for every query head of its group."""
     milliseconds: float | None = None
     """Time of all attention layers of the first rank for one micro-batch; None if not timed."""
+    distance: float | None = None
+    """The largest distance of a result or gradient on any rank from exact attention, relative to its norm; None for
+    what cannot be used, and for ``math``, which is exact."""
     problem: str | None = None
     """Why it cannot be used; None if it can."""
 

@@ -28,7 +28,7 @@ from llmb.bench.jobs import (
     TransferCase,
 )
 from llmb.bench.worker.timing import DTYPES, Call, PreparedCall, burst, product, timed
-from llmb.engine.attention_backend import attention_kernel, try_kernel
+from llmb.engine.attention_backend import Tried, attention_kernel, try_kernel
 from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
 from llmb.engine.environment import cudnn_version, nccl_version, node_gpus
 from llmb.engine.model.attention import attend
@@ -64,8 +64,8 @@ class AttentionChoices:
 
     def _try(self, case: AttentionCase) -> Trial:
         def attempt(backend: AttentionBackend, timed: bool) -> Trial:
-            measure = partial(self._milliseconds, case, backend, timed)
-            return try_kernel(backend, measure, grouped=case.heads != case.kv_heads)
+            measure = partial(self._measure, case, backend, timed)
+            return try_kernel(backend, measure, None, grouped=case.heads != case.kv_heads)
 
         kind: Device = "cuda" if self.device.type == "cuda" else "cpu"
         try:
@@ -74,15 +74,14 @@ class AttentionChoices:
             raise RuntimeError(error.what) from error
         return Trial(backend=report.backend, repeats_heads=report.repeats_heads)
 
-    def _milliseconds(
-        self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
-    ) -> float | None:
+    def _measure(self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool) -> Tried:
         """Raises MemoryError, for which the backend is not to blame, where the device runs out of memory."""
         try:
             call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
             with attention_kernel(backend):
                 call()
-                return 1e3 * median(burst(PreparedCall(call), self.device, self.job)) if timed else None
+                milliseconds = 1e3 * median(burst(PreparedCall(call), self.device, self.job)) if timed else None
+                return Tried(milliseconds, None, None)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
 
