@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
+import torch
 
-from llmb.engine.environment import cudnn_text, node_gpus, recorded_variables
+from llmb.engine.environment import assembler_version, cudnn_text, node_gpus, recorded_variables
 
 
 def test_variables_that_may_hold_a_secret_are_not_recorded() -> None:
@@ -46,3 +48,17 @@ def test_without_a_driver_there_are_no_gpus(program: Callable[[str, str], None])
 @pytest.mark.parametrize(("number", "text"), [(91002, "9.10.2"), (90100, "9.1.0"), (8905, "8.9.5"), (None, None)])
 def test_versions_of_cudnn(number: int | None, text: str | None) -> None:
     assert cudnn_text(number) == text
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_the_version_of_the_assembler_is_that_of_the_one_that_triton_calls(
+    needs: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    """Triton has another one for newer GPUs."""
+    needs("triton", find_spec("triton") is not None, "Triton is not installed")
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    version = assembler_version(torch.device("cuda"))
+    assert version is not None
+    assert version.startswith(f"{get_ptxas(10 * capability[0]).version}.")

@@ -94,6 +94,11 @@ def test_a_run_goes_through_all_stages(name: str, run_of: Callable[[str], Path])
     found = record["environment"]
     assert (found["backend"], found["device"], found["driver"]) == ("nccl", NAME, DRIVER)
     assert [gpu["uuid"] for gpu in found["gpus"]] == [f"GPU-{gpu:08d}" for gpu in range(gpus)]
+    assert found["ptxas"].count(".") == 2
+    kernels = {each["kernel"] for each in found["kernels"]}
+    assert {"update"} <= kernels
+    assert ("cast_rotated_gradient" in kernels) == (record["plan"]["fp8_recipe"] == "delayed")
+    assert {(each["rank"], each["right"]) for each in found["kernels"]} == {(0, True)}
     assert found["gpus"] == found["gpus_at_end"]
     assert found["variables"]["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     done = steps_of(folder)
@@ -103,6 +108,22 @@ def test_a_run_goes_through_all_stages(name: str, run_of: Callable[[str], Path])
         assert 0 < step["layer_s_median"] < step["step_time_s"]
         assert step["host_ahead_s"] is not None
     assert record["result"]["status"] == "success"
+
+
+@pytest.mark.measured
+def test_a_run_with_a_wrong_kernel_ends_before_it_trains(python: str, tmp_path: Path) -> None:
+    environ = os.environ | pretended(1, tmp_path / "bin") | {"LLMB_INSTALL": str(tmp_path), "LLMB_TEST_DIFFERENCE": "7"}
+    words = ("run", *LLAMA, "--dtype", "fp8", "--steps", "2", "--json")
+    done = subprocess.run([python, "-m", "llmb.__main__", *words], env=environ, capture_output=True, text=True)
+    assert done.returncode == 4
+    folder = (tmp_path / "latest").resolve()
+    (log,) = folder.glob("log-*.out")
+    assert "cast_both_ways, 128x128, on rank 0: 7 times as far off as rounding explains" in log.read_text()
+    assert not (folder / "metrics.jsonl").exists()
+    record = json.loads((folder / "run.json").read_text())
+    assert {each["right"] for each in record["environment"]["kernels"]} == {False}
+    assert record["result"]["status"] == "failed"
+    assert " kernels are wrong at the shapes of this run" in record["result"]["reason"]
 
 
 def test_a_rank_runs_alone(python: str, tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def environment() -> Environment:
         variables={"NCCL_ALGO": "Ring", "NCCL_DEBUG_FILE": "/x", "SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0"},
         driver="580.65.06",
         cudnn="9.10.2",
+        ptxas="12.8.93",
         gpus=gpus,
     )
 
@@ -110,6 +111,7 @@ def test_conditions_have_software_hardware_and_nodes(environment: Environment) -
     found = conditions_of(record_of(plan_of(), environment=environment, label="night"))
     assert found["software.driver"] == "580.65.06"
     assert found["software.cudnn"] == "9.10.2"
+    assert found["software.ptxas"] == "12.8.93"
     assert found["software.nccl"] == "2.27.3"
     assert found["hardware.device"] == "NVIDIA H100 80GB HBM3"
     assert found["hardware.gpu_uuids"] == "GPU-0,GPU-1"

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -48,6 +49,7 @@ def describe_environment(ranks: Ranks) -> Environment:
         driver=seen.driver,
         cuda_driver=_cuda_of_driver() if on_gpu else None,
         cudnn=cudnn_version() if on_gpu else None,
+        ptxas=assembler_version(ranks.device) if on_gpu else None,
         cpu=cpu_name(),
         gpus=seen.gpus or None,
         rdma_ports=_ports_of_run(ranks) if on_gpu else None,
@@ -113,6 +115,18 @@ def _cuda_of_driver() -> str | None:
 def cudnn_version() -> str | None:
     number: int | None = torch.backends.cudnn.version()
     return cudnn_text(number)
+
+
+def assembler_version(device: torch.device) -> str | None:
+    """Version of what assembles Triton's kernels, such as 12.8.93; None without Triton."""
+    if find_spec("triton") is None:
+        return None
+    from triton import knobs
+
+    newer = torch.cuda.get_device_capability(device) >= (10, 0)
+    tool = getattr(knobs.nvidia, "ptxas_blackwell" if newer else "ptxas", knobs.nvidia.ptxas)
+    version = re.search(r"\bV(\d+(?:\.\d+)+)", ask_program([tool.path, "--version"], QUERY_S).text)
+    return version[1] if version else None
 
 
 def nccl_version() -> str:

@@ -33,6 +33,7 @@ from llmb.engine.gradient_accumulation import (
     reduce_gradients,
     sum_in_products,
 )
+from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialize import initialize
 from llmb.engine.model.linear import join_products
@@ -137,8 +138,11 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     stages = prepare_stages(plan, ranks)
     attention = choose_attention(stages, plan, ranks)
     product = fp8_product(plan.device, emulate=plan.emulate_fp8) if plan.fp8_recipe else None
-    chosen = environment.model_copy(update={"attention": attention, "fp8_product": product})
+    chosen = environment.model_copy(
+        update={"attention": attention, "fp8_product": product, "kernels": compare_kernels(plan, ranks)}
+    )
     record_environment(folder, ranks, chosen)
+    refuse_wrong(chosen.kernels or (), chosen.ptxas)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     source = rank_data(build_data(plan), plan, ranks, varlen=attention.backend == "varlen")

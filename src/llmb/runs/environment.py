@@ -51,6 +51,18 @@ class RdmaPort(Record):
     gbit_s: float | None
 
 
+class KernelCheck(Record):
+    """What a kernel of the engine computed at a shape of the run, compared with torch's code."""
+
+    kernel: str
+    shape: tuple[int, ...]
+    rank: int
+    difference: float | None
+    """The largest of a value, as a multiple of what rounding explains; None if a result is not finite."""
+    right: bool
+    """Whether rounding explains all differences: a run with another kernel ends."""
+
+
 class Environment(Record):
     """Versions, devices, nodes and the settings that affect speed; ``cuda`` and ``nccl`` are None on a CPU."""
 
@@ -74,6 +86,10 @@ class Environment(Record):
     """None until a backend is chosen."""
     fp8_product: Fp8Product | None = None
     """None for a run without FP8."""
+    kernels: tuple[KernelCheck, ...] | None = None
+    """What the first rank found, and what others found wrong; empty without a GPU, None until kernels are compared."""
+    ptxas: str | None = None
+    """Version of the assembler of Triton's kernels; None without a GPU, or without Triton."""
     driver: str | None = None
     """Driver of the GPUs."""
     cuda_driver: str | None = None

@@ -23,7 +23,7 @@ SETTINGS = (
     "nccl_trace",
 )
 """Settings of the plan that may change the time of a step."""
-VERSIONS = ("torch", "cuda", "cudnn", "nccl", "driver", "cuda_driver", "python")
+VERSIONS = ("torch", "cuda", "cudnn", "nccl", "ptxas", "driver", "cuda_driver", "python")
 MACHINE = ("device", "device_memory_gib", "cpu", "cpu_threads_per_rank")
 GPU_LIMITS = (
     *("power_limit_w", "max_sm_clock_mhz", "max_memory_clock_mhz"),

@@ -65,6 +65,7 @@ def test_a_run_records_recipe_and_counts(finished: Finished, options: tuple[str,
     assert (result["fp8"]["recipe"], result["fp8"]["emulated"]) == (recipe, emulated)
     assert record["result"]["fp8"] == result["fp8"]
     assert record["environment"]["fp8_product"] == result["fp8"]["product"]
+    assert record["environment"]["kernels"] == []  # a CPU has none that could be wrong
     assert result["fp8"]["product"]["dtype"] == "fp32"
     lines = (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()
     saturated = [json.loads(line)["fp8"]["saturated_tensors"] for line in lines]

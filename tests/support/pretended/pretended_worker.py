@@ -31,6 +31,8 @@ from torch.distributed.tensor import DTensor
 NAME, MEMORY_BYTES, CACHE_BYTES = "NVIDIA H200", 150_754_820_096, 60 * 2**20
 ALLOCATED, PEAK = 3 * 2**30, 5 * 2**30
 LOSS, NORM = 2.5, 0.5
+DIFFERENCE = float(os.environ.get("LLMB_TEST_DIFFERENCE", "0"))
+"""What is found of each kernel."""
 KEPT: list[object] = []
 
 
@@ -279,6 +281,7 @@ def with_groups(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _run_in_fake_mode() -> None:
     import llmb.engine.attention_backend as attention_backend
+    import llmb.engine.kernel_check as kernel_check
     import llmb.engine.loop as loop
     import llmb.engine.profile as profiling
     import llmb.engine.timing as timing
@@ -323,8 +326,9 @@ def _run_in_fake_mode() -> None:
     replace(mesh, "join_ranks", with_groups(mesh.join_ranks))
     for name in ("__init__", "_flatten", "_unflatten"):
         replace(DeviceMesh, name, with_groups(getattr(DeviceMesh, name)))
-    # What attention computes has no values, so that nothing can be wrong with them.
+    # What attention and kernels compute has no values, so that nothing can be wrong with them.
     replace(attention_backend, "accuracy_problem", lambda *_args: None)
+    replace(kernel_check, "difference_of", lambda parts: DIFFERENCE if list(parts) else None)
     # A mask that is a kind of tensor itself; what it masks has no values.
     for module in (attention, context_parallel):
         replace(module, "causal_lower_right", lambda _queries, _keys: None)

@@ -50,7 +50,12 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
         from llmb.engine.kernels import rotary_triton
 
         return rotary_triton.cast_rotated_gradient(gradients, rotation, scale, dtype)
+    return cast_both_ways(rotated_back(gradients, rotation), scale, dtype)
+
+
+def rotated_back(gradients: Heads, rotation: Rotation) -> Tensor:
+    """The gradient of a product, [batch * seq, outputs], from those of its rotated heads."""
     back = factors_of(rotation._replace(sin=-rotation.sin))
     query, key = (rotate(part, back) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)
-    return cast_both_ways(joined.flatten(0, 1).flatten(1), scale, dtype)
+    return joined.flatten(0, 1).flatten(1)

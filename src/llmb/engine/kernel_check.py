@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the engine's kernels with torch's code for the same operations, at the start of a run and at its shapes.
+
+Assemblers have lost values of kernels that are right (``fp8_cast.cast_activation_gradient`` names one). Which ones
+depends on the GPU, the shapes and the assembler's version, so a test elsewhere cannot exclude it. Attention by spans is
+compared by ``attention_backend``, which leaves it out if it is wrong; for these kernels a run has no alternative.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llmb.engine.attention_backend import forget_memory
+from llmb.engine.kernels import adamw, norm
+from llmb.engine.kernels.arguments import (
+    Activation,
+    AdamWNumbers,
+    BothWays,
+    Casts,
+    Heads,
+    NormGradients,
+    NormOf,
+    OfParameter,
+    Rotation,
+)
+from llmb.engine.kernels.fp8_cast import (
+    activate,
+    activate_backward,
+    cast,
+    cast_activated,
+    cast_activation_gradient,
+    cast_both_ways,
+    cast_into,
+    has_kernel,
+    is_there,
+    largest_value,
+)
+from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate, rotate_in_place, rotated_back
+from llmb.engine.model.attention import rotary_tables
+from llmb.engine.parallel.context_parallel import rank_positions
+from llmb.engine.parallel.data_parallel import casts_by_update
+from llmb.engine.parallel.mesh import Ranks, of_every_rank
+from llmb.engine.precision.apply import rotates_in_place
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
+from llmb.errors import EnvironmentProblem, itemized
+from llmb.runs.environment import KernelCheck
+from llmb.runs.plan import EnginePlan
+
+Parts = Iterator[tuple[Tensor, Tensor]]
+"""What a kernel and what torch computed, part after part, of which few are in memory as fp32 at a time."""
+MOST_VALUES = 2**26
+"""How many a part has at most."""
+MOST_EXPERTS = 2
+"""How many matrices of a stack are compared: each is cast like any other."""
+SCALE = 100.0
+"""Casts of values that are normally distributed then clamp a few to the range of e4m3, and take bits of a few."""
+NUMBERS = AdamWNumbers(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=2)
+
+
+class Check(NamedTuple):
+    """One kernel at one shape; ``parts`` computes with random values."""
+
+    module: str
+    """The module of the package ``kernels`` that has it."""
+    kernel: str
+    shape: tuple[int, ...]
+    parts: Callable[[], Parts]
+
+
+class Sizes(NamedTuple):
+    """What one rank computes for a micro-batch. rows: tokens; shard_rows: those of the residual stream."""
+
+    batch: int
+    seq: int
+    shard_rows: int
+    hidden: int
+    query: int
+    value: int
+    features: tuple[int, ...]
+    """Inner features of the feed-forward layers that process every token."""
+    experts: int
+    expert_features: int
+    expert_rows: int
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.seq
+
+
+class Values:
+    """Random tensors on a device, the same in every run."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device, dtype=dtype)
+
+    def number(self, value: float) -> Tensor:
+        return torch.full((), value, device=self.device)
+
+
+def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
+    """The results of the first rank, and wrong ones of others; empty without kernels, as on a CPU. A collective."""
+    values, probe = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device)
+    with torch.no_grad():
+        own = [result_of(each, ranks.rank) for each in checks(plan, ranks, values) if is_used(each.module, probe)]
+    forget_memory(ranks.device)
+    told = of_every_rank([each for each in own if ranks.is_first or not each.right], ranks)
+    return tuple(chain.from_iterable(told))
+
+
+def is_used(module: str, tensor: Tensor) -> bool:
+    """Whether kernels of a module run on the tensor's device; those of AdamW need no FP8."""
+    return has_kernel(tensor, module) or (module == "adamw_triton" and tensor.is_cuda and is_there(module))
+
+
+def result_of(check: Check, rank: int) -> KernelCheck:
+    difference = difference_of(check.parts())
+    known = difference if math.isfinite(difference) else None
+    right = known is not None and known <= 1
+    return KernelCheck(kernel=check.kernel, shape=check.shape, rank=rank, difference=known, right=right)
+
+
+def refuse_wrong(found: Sequence[KernelCheck], ptxas: str | None) -> None:
+    """Raises EnvironmentProblem if a kernel computes something else."""
+    wrong = [
+        f"{each.kernel}, {'x'.join(map(str, each.shape))}, on rank {each.rank}: "
+        + ("not finite" if each.difference is None else f"{each.difference:.3g} times as far off as rounding explains")
+        for each in found
+        if not each.right
+    ]
+    if wrong:
+        raise EnvironmentProblem(
+            f"{len(wrong)} kernels are wrong at the shapes of this run:{itemized(wrong)}",
+            do=f"assemble them by another version of ptxas than {ptxas or 'this one'}, which TRITON_PTXAS_PATH names "
+            "(from compute capability 10.0 on TRITON_PTXAS_BLACKWELL_PATH)",
+        )
+
+
+def difference_of(parts: Parts) -> float:
+    """The largest difference between found and expected values, as a multiple of what rounding can explain.
+
+    That is one step of their format, at their own magnitude plus the mean square's root of all. fp32 is sums in another
+    order, or the largest of values in bf16.
+    """
+    found = []
+    for ours, theirs in parts:
+        dtype = torch.bfloat16 if theirs.dtype is torch.float32 else theirs.dtype
+        one, other = ours.float(), theirs.float()
+        explained = torch.finfo(dtype).eps * (other.abs() + other.square().mean().sqrt())
+        found.append(((one - other).abs() / explained).amax())
+    return float(torch.stack(found).amax())
+
+
+def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[Check]:
+    """A check of each kernel that a run with this plan may use, at each of its shapes."""
+    sizes = sizes_of(plan)
+    trained = {(sizes.hidden,)} if plan.lora else {(sizes.hidden,), *matrices_of(sizes)}
+    yield from (Check("adamw_triton", "update", each, partial(update_parts, values, each)) for each in sorted(trained))
+    if plan.fp8_recipe is None:
+        return
+    activation: Activation = plan.recipe.model.mlp
+    yield from cast_checks(sizes, activation, values)
+    if plan.lora is not None or plan.fp8_recipe != "delayed":
+        return
+    yield from activation_checks(sizes, activation, values)
+    yield from rotation_checks(plan, ranks, sizes, values)
+    if plan.compiled and plan.recipe.layout.tp == 1:
+        yield from norm_checks(plan, sizes, values)
+    if casts_by_update(plan, ranks):
+        for shape in sorted(matrices_of(sizes)):
+            yield Check("adamw_triton", "update_and_cast", shape, partial(update_and_cast_parts, values, shape))
+
+
+def sizes_of(plan: EnginePlan) -> Sizes:
+    model, layout, moe = plan.recipe.model, plan.recipe.layout, plan.recipe.model.moe
+    rows = layout.mbs * layout.seq_len // layout.cp
+    features = {model.ffn_hidden_size} if moe is None or moe.interleave > 1 else set[int]()
+    if moe is not None and moe.shared_ffn_hidden_size is not None:
+        features |= {moe.shared_ffn_hidden_size}
+    return Sizes(
+        batch=layout.mbs,
+        seq=layout.seq_len // layout.cp,
+        shard_rows=rows // layout.tp if layout.sequence_parallel else rows,
+        hidden=model.hidden_size,
+        query=model.attention_heads * model.head_dim // layout.tp,
+        value=model.kv_heads * model.head_dim // layout.tp,
+        features=tuple(sorted(each // layout.tp for each in features)),
+        experts=min(moe.experts // layout.ep, MOST_EXPERTS) if moe else 0,
+        expert_features=moe.ffn_hidden_size // layout.etp if moe else 0,
+        expert_rows=rows * moe.top_k if moe else 0,
+    )
+
+
+def matrices_of(sizes: Sizes) -> set[tuple[int, ...]]:
+    """Shapes of a block's weights."""
+    inner = {sizes.query, *sizes.features}
+    found: set[tuple[int, ...]] = {(sizes.hidden, each) for each in inner} | {(each, sizes.hidden) for each in inner}
+    if sizes.experts:
+        found |= {(sizes.experts, sizes.hidden, 2 * sizes.expert_features)}
+        found |= {(sizes.experts, sizes.expert_features, sizes.hidden)}
+    return found | {(sizes.value, sizes.hidden)}
+
+
+def cast_checks(sizes: Sizes, activation: Activation, values: Values) -> Iterator[Check]:
+    rows, hidden = sizes.rows, sizes.hidden
+    taken: set[tuple[int, ...]] = {(sizes.shard_rows, hidden), (rows, sizes.query), *matrices_of(sizes)}
+    if sizes.experts:
+        taken |= {(sizes.expert_rows, hidden)}
+    given = {(rows, hidden)}
+    for name, which, shapes in (("", INPUT, taken), (" of gradients", GRADIENT, given)):
+        for shape in sorted(shapes):
+            compute = partial(cast_parts, values, shape, FORMATS[which])
+            yield Check("fp8_cast_triton", f"cast_both_ways{name}", shape, compute)
+    joined: set[tuple[int, ...]] = {(sizes.query, sizes.value, sizes.value)}
+    if activation == "swiglu":
+        joined |= {(each, each) for each in sizes.features}
+    for parts in sorted(joined):
+        compute = partial(joined_parts, values, parts, hidden)
+        yield Check("fp8_cast_triton", "cast_into", (sum(parts), hidden), compute)
+
+
+def activation_checks(sizes: Sizes, activation: Activation, values: Values) -> Iterator[Check]:
+    shapes = {(sizes.rows, each) for each in sizes.features}
+    if sizes.experts:
+        shapes |= {(sizes.expert_rows, sizes.expert_features)}
+    for shape in sorted(shapes):
+        given = partial(activation_parts, values, shape, activation)
+        yield Check("fp8_cast_triton", "cast_activated", shape, given)
+        given = partial(activation_gradient_parts, values, shape, activation)
+        yield Check("fp8_cast_triton", "cast_activation_gradient", shape, given)
+
+
+def rotation_checks(plan: EnginePlan, ranks: Ranks, sizes: Sizes, values: Values) -> Iterator[Check]:
+    if plan.recipe.model.qk_norm is not None:
+        return
+    shape = sizes.rows, sizes.query + 2 * sizes.value
+    if rotates_in_place(plan):
+        yield Check("rotary_triton", "rotate_in_place", shape, partial(rotation_parts, plan, ranks, sizes, values))
+    given = partial(rotation_gradient_parts, plan, ranks, sizes, values)
+    yield Check("rotary_triton", "cast_rotated_gradient", shape, given)
+
+
+def norm_checks(plan: EnginePlan, sizes: Sizes, values: Values) -> Iterator[Check]:
+    shape, centered = (sizes.batch, sizes.seq, sizes.hidden), plan.recipe.model.norm == "layernorm1p"
+    given = {
+        "normalize_and_cast": norm_parts,
+        "normalize_backward": norm_gradient_parts,
+        "normalize_backward_and_cast": norm_gradient_cast_parts,
+    }
+    for name, compute in given.items():
+        yield Check("norm_triton", name, shape, partial(compute, values, shape, centered=centered))
+
+
+def cast_parts(values: Values, shape: tuple[int, ...], dtype: torch.dtype) -> Parts:
+    source, scale = values(*shape), values.number(SCALE)
+    yield from both_ways(cast_both_ways(source, scale, dtype), source, scale)
+
+
+def both_ways(found: BothWays, stored: Tensor, scale: Tensor) -> Parts:
+    """A cast of what ``stored`` has in bf16, [rows, columns] or several such."""
+    yield found[2], largest_value(stored)
+    columns = stored.shape[-1]
+    for values, transposed, source in zip(
+        *(each.view(-1, *each.shape[-2:]) for each in (*found[:2], stored)), strict=True
+    ):
+        for own in slices(len(source), columns):
+            expected = cast(source[own], scale, values.dtype)
+            yield values[own], expected
+            yield transposed[:, own], expected.mT
+
+
+def slices(rows: int, columns: int) -> Iterator[slice]:
+    step = max(1, MOST_VALUES // columns)
+    return (slice(first, first + step) for first in range(0, rows, step))
+
+
+def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
+    """Weights of several layers, cast into one matrix."""
+    rows, scale = sum(parts), values.number(SCALE)
+    whole = torch.empty((rows, columns), dtype=FORMATS[WEIGHT], device=values.device)
+    transposed, amax = whole.new_empty((columns, rows)), values.number(0.0)
+    first = 0
+    for number in parts:
+        own, source = slice(first, first + number), values(number, columns)
+        found = whole[own], transposed[:, own], amax
+        cast_into(source, scale, *found)
+        yield from both_ways(found, source, scale)
+        first += number
+
+
+def activation_parts(values: Values, shape: tuple[int, int], activation: Activation) -> Parts:
+    inputs, scale = inputs_of(values, shape, activation), values.number(SCALE)
+    found = cast_activated(inputs, scale, activation, FORMATS[INPUT])
+    yield from both_ways(found, activate(inputs, activation), scale)
+
+
+def activation_gradient_parts(values: Values, shape: tuple[int, int], activation: Activation) -> Parts:
+    inputs, gradient, scale = inputs_of(values, shape, activation), values(*shape), values.number(SCALE)
+    found = cast_activation_gradient(inputs, gradient, scale, activation, FORMATS[GRADIENT])
+    yield from both_ways(found, activate_backward(inputs, gradient, activation), scale)
+
+
+def inputs_of(values: Values, shape: tuple[int, int], activation: Activation) -> Tensor:
+    rows, features = shape
+    return values(rows, 2 * features if activation == "swiglu" else features)
+
+
+def rotation_parts(plan: EnginePlan, ranks: Ranks, sizes: Sizes, values: Values) -> Parts:
+    head_dim = plan.recipe.model.head_dim
+    product, rotation = values(sizes.rows, sizes.query + 2 * sizes.value), rotation_of(plan, ranks)
+    rotated = (sizes.query + sizes.value) // head_dim
+    heads = product.view(sizes.batch, sizes.seq, -1, head_dim)
+    expected = torch.cat((rotate(heads[:, :, :rotated], factors_of(rotation)), heads[:, :, rotated:]), 2)
+    rotate_in_place(product, rotation, rotated, head_dim)
+    expected = expected.view(product.shape)
+    yield from ((product[own], expected[own]) for own in slices(*product.shape))
+
+
+def rotation_gradient_parts(plan: EnginePlan, ranks: Ranks, sizes: Sizes, values: Values) -> Parts:
+    head_dim, scale = plan.recipe.model.head_dim, values.number(SCALE)
+    numbers = (each // head_dim for each in (sizes.query, sizes.value, sizes.value))
+    heads = Heads(*(values(sizes.batch, sizes.seq, number, head_dim) for number in numbers))
+    rotation = rotation_of(plan, ranks)
+    found = cast_rotated_gradient(heads, rotation, scale, FORMATS[GRADIENT])
+    yield from both_ways(found, rotated_back(heads, rotation), scale)
+
+
+def rotation_of(plan: EnginePlan, ranks: Ranks) -> Rotation:
+    layout = plan.recipe.layout
+    positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
+    return rotary_tables(plan.recipe.model, positions).rotation
+
+
+def norm_parts(values: Values, shape: tuple[int, ...], *, centered: bool) -> Parts:
+    hidden, update, of = values(*shape), values(*shape), norm_of(values, shape[-1], centered=centered)
+    scale = values.number(SCALE)
+    found = norm.normalize_and_cast(hidden, update, of, scale, FORMATS[INPUT])
+    total = hidden + update
+    yield found.hidden, total
+    yield from both_ways(
+        (found.values, found.transposed, found.amax), rows_of(norm.with_statistics(total, of)[1]), scale
+    )
+
+
+def norm_gradient_parts(values: Values, shape: tuple[int, ...], *, centered: bool) -> Parts:
+    operands, expected = norm_gradient(values, shape, centered=centered)
+    yield from gradient_parts(norm.normalize_backward(*operands), expected)
+
+
+def norm_gradient_cast_parts(values: Values, shape: tuple[int, ...], *, centered: bool) -> Parts:
+    operands, expected = norm_gradient(values, shape, centered=centered)
+    scale = values.number(SCALE)
+    gradients, found = norm.normalize_backward_and_cast(*operands, scale, FORMATS[GRADIENT])
+    yield from gradient_parts(gradients, expected)
+    yield from both_ways(found, rows_of(expected.hidden), scale)
+
+
+def gradient_parts(found: NormGradients, expected: NormGradients) -> Parts:
+    return ((ours, theirs) for ours, theirs in zip(found, expected, strict=True) if ours is not None is not theirs)
+
+
+def norm_gradient(
+    values: Values, shape: tuple[int, ...], *, centered: bool
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor], NormGradients]:
+    """What a norm's backward pass takes, and its result. What passes by is larger: a sum near zero would show nothing
+    but the rounding of both."""
+    given, hidden, passed = values(*shape), values(*shape), 16 * values(*shape)
+    of = norm_of(values, shape[-1], centered=centered)
+    (mean, factor, *_), _ = norm.with_statistics(hidden, of)
+    through, to_weight, to_bias = norm.gradients_of(given.float(), hidden.float(), mean, factor, of.weight)
+    operands = given, passed, hidden, None if mean is None else mean.flatten(), factor.flatten(), of.weight
+    return operands, NormGradients(passed + through.to(hidden.dtype), to_weight, to_bias)
+
+
+def norm_of(values: Values, columns: int, *, centered: bool) -> NormOf:
+    """As in training, where only a weight that 1 is added to is in fp32."""
+    if not centered:
+        return NormOf(values(columns), None, 1e-5)
+    return NormOf(values(columns, dtype=torch.float32), values(columns, dtype=torch.float32), 1e-5)
+
+
+def rows_of(hidden: Tensor) -> Tensor:
+    return hidden.flatten(0, -2)
+
+
+def update_parts(values: Values, shape: tuple[int, ...]) -> Parts:
+    ours, theirs, divisor = (*updated(values, shape), values.number(1.0))
+    adamw.update(ours, divisor, NUMBERS)
+    yield from update_differences(ours, theirs, divisor)
+
+
+def update_and_cast_parts(values: Values, shape: tuple[int, ...]) -> Parts:
+    ours, theirs, divisor = (*updated(values, shape), values.number(1.0))
+    into = values(*shape).to(FORMATS[WEIGHT])
+    casts = Casts(values.number(SCALE), into, into.mT.contiguous(), values.number(0.0))
+    adamw.update_and_cast(ours, divisor, NUMBERS, casts)
+    yield from update_differences(ours, theirs, divisor)
+    assert ours.weight is not None
+    yield from both_ways((casts.values, casts.transposed, casts.amax), ours.weight, casts.scale)
+
+
+def updated(values: Values, shape: tuple[int, ...]) -> tuple[OfParameter, OfParameter]:
+    """A parameter with its moments as after some steps, twice."""
+    master, first, second, gradient = (values(*shape, dtype=torch.float32) for _ in range(4))
+    ours = OfParameter(master, first, second.square_(), gradient, master.bfloat16())
+    return ours, OfParameter(*(each.clone() for each in ours if each is not None))
+
+
+def update_differences(ours: OfParameter, theirs: OfParameter, divisor: Tensor) -> Parts:
+    """Updates ``theirs`` by torch's kernel."""
+    step = divisor.new_full((), float(NUMBERS.step))
+    adamw.update_together([theirs], [step], divisor, NUMBERS)
+    for name in ("master", "first", "second", "weight"):
+        one, other = (getattr(each, name).flatten() for each in (ours, theirs))
+        yield from ((one[own], other[own]) for own in slices(len(one), 1))

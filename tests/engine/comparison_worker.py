@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank that compares attention and kernels before it trains, as a run does, where those of one rank are broken.
+
+Arguments: folder with plan.json and room for the rendezvous, the rank with broken ones, rank. Prints the report of
+attention, the results of kernels, and why the run ends, as JSON.
+"""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from llmb.engine import kernel_check
+from llmb.engine.attention_backend import choose_attention
+from llmb.engine.kernel_check import compare_kernels, refuse_wrong
+from llmb.engine.kernels import span_attention
+from llmb.engine.kernels.fp8_cast import cast_both_ways
+from llmb.engine.loop import prepare_stages
+from llmb.engine.parallel.gloo import gloo_backend
+from llmb.engine.parallel.mesh import arrange
+from llmb.errors import EnvironmentProblem
+from llmb.runs.plan import EnginePlan
+
+
+def break_kernels() -> None:
+    """They lose the keys' gradients of every fourth token, and every fourth row of a cast."""
+    usual = span_attention.KERNELS["cpu-flash"]
+
+    def lossy_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        to_query, to_key, to_value = usual.backward(*arguments)
+        return to_query, to_key * (torch.arange(to_key.shape[2]) % 4 < 3)[:, None], to_value
+
+    def lossy_cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Any:
+        return cast_both_ways(values * (torch.arange(len(values)) % 4 < 3)[:, None], scale, dtype)
+
+    span_attention.KERNELS = MappingProxyType({"cpu-flash": usual._replace(backward=lossy_backward)})
+    kernel_check.cast_both_ways = lossy_cast
+
+
+def main(folder: Path, broken: int, rank: int) -> None:
+    plan = EnginePlan(**json.loads((folder / "plan.json").read_text()))
+    layout = plan.recipe.layout
+    dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
+    ranks = arrange(rank, torch.device("cpu"), layout, plan.parallelism.replicas(layout))
+    if rank == broken:
+        break_kernels()
+    kernel_check.has_kernel = lambda _tensor, module: module == "fp8_cast_triton"
+    report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
+    kernels = compare_kernels(plan, ranks)
+    problem = None
+    try:
+        refuse_wrong(kernels, "12.8.93")
+    except EnvironmentProblem as error:
+        problem = str(error)
+    found = {"attention": report.model_dump(), "kernels": [each.model_dump() for each in kernels], "problem": problem}
+    print(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+
+
+warnings.simplefilter("ignore")
+main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
