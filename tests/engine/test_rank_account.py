@@ -43,13 +43,29 @@ MakePlan = Callable[..., Plan]
 RunRanks = Callable[..., list[str]]
 
 
-def written(case: Case, make_plan: MakePlan, folder: Path) -> Plan:
+def written(case: Case, make_plan: MakePlan, folder: Path) -> None:
     data_parallel = 1 if {"tp", "pp", "cp"} & set(case.sizes) else case.ranks
     layers = {} if "pp" in case.sizes else SHALLOW
     sizes = {"gbs": FEW * data_parallel, **layers, **case.sizes}
     plan = make_plan(case.workload, steps=2, scale=case.ranks, overrides=sizes, **case.choices)
     (folder / "plan.json").write_text(plan.model_dump_json())
-    return plan
+
+
+def in_flight(found: dict[str, Any]) -> float:
+    """Bytes that a real rank may hold, and a fake one, whose collectives take no time, does not: as busy as it may be.
+
+    Gloo holds what it has sent until it has arrived, and what a collective takes and gives until its thread goes on,
+    later than the rank that waited for it. Meanwhile the next one may be under way: FSDP gathers one module ahead and
+    reduces one behind. So each group may hold one of each kind.
+    """
+    sent, largest = 0, defaultdict[tuple[str, str], float](float)
+    for each in found["sequence"]:
+        if each["kind"] == "send":
+            sent += each["bytes"]
+        elif each["kind"] != "recv":
+            of_both = each["bytes"] * (1 + 1 / len(each["members"]))
+            largest[each["group"], each["kind"]] = max(largest[each["group"], each["kind"]], of_both)
+    return sent + sum(largest.values())
 
 
 @pytest.mark.slow
@@ -61,7 +77,7 @@ def test_an_account_is_what_ranks_take_when_they_train(
 ) -> None:
     """Peak, FLOPs, and the number and bytes of the collectives in every group, of all micro-batches of a step."""
     case = CASES[name]
-    plan = written(case, tiny_plan, tmp_path)
+    written(case, tiny_plan, tmp_path)
     real = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "real")]
     fake = [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, "fake")]
     first = 0 if "pp" in case.sizes else case.ranks - 1  # only stages of a pipeline do not all do the same
@@ -78,16 +94,8 @@ def test_an_account_is_what_ranks_take_when_they_train(
         own = {case.choices.get("dtype", "fp32")} - {"fp8"}
         assert {"attention"} | own <= account["flops_by_kind"].keys()
         assert account["collectives"] == true["collectives"] != []
-        # Gloo holds what it has sent until the step ends, and NCCL until it has arrived. Beside the backward pass, FSDP
-        # gathers one module ahead and reduces one behind, which takes fake ranks no time.
-        sent = sum(each["bytes"] for each in account["collectives"] if each["kind"] == "send")
-        gathered, reduced = (
-            max((each["bytes"] for each in ours["sequence"] if each["kind"] == kind), default=0)
-            for kind in ("all_gather", "reduce_scatter")
-        )
-        in_flight = gathered + reduced if plan.parallelism.dp_sharding == "full" else 0
         assert account["peak_bytes"] <= 1.001 * true["peak_bytes"]
-        assert true["peak_bytes"] <= 1.02 * account["peak_bytes"] + sent + in_flight
+        assert true["peak_bytes"] <= 1.02 * account["peak_bytes"] + in_flight(ours)
         assert sum(account["bytes_by_owner"].values()) == account["peak_bytes"]
 
 
@@ -139,14 +147,15 @@ def test_compiled_blocks_multiply_and_communicate_as_eager_ones(
 def test_the_allocator_is_asked_for_what_an_account_says(
     case: Case, run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
 ) -> None:
-    """torch's own record of allocations has those within operators too, such as the workspace of attention.
-
-    gloo keeps what another stage has yet to receive, the more the busier the machine is: 3 to 6 % were seen.
-    """
+    """torch's own record of allocations has those within operators too, such as the workspace of attention."""
     written(case, tiny_plan, tmp_path)
-    most = 1.09 if case.ranks > 1 else 1.03
-    for found in map(json.loads, run_ranks(WORKER, case.ranks, tmp_path, "allocated")):
-        assert 1.0 <= found["allocated"] / found["account"]["peak_bytes"] < most
+    real, fake = (
+        [json.loads(printed) for printed in run_ranks(WORKER, case.ranks, tmp_path, way)]
+        for way in ("allocated", "fake")
+    )
+    for found, ours in zip(real, fake, strict=True):
+        account = ours["account"]["peak_bytes"]
+        assert account <= found["allocated"] <= 1.03 * account + in_flight(ours)
 
 
 @pytest.mark.slow
