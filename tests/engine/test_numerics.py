@@ -18,10 +18,14 @@ HERE = Path(__file__).parent
 WORKER = HERE / "training_worker.py"
 PAGE = HERE.parents[1] / "docs" / "reference" / "numerics.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_NUMERICS_TABLE"))
-LIMIT_S = 1800
+LIMIT_S = 3500
 STEPS, LAST = 200, 50
 SIZES = {"gbs": 4}
 LLAMA, NEMOTRON, MAVERICK = MODELS = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
+RATES = {NEMOTRON: {"peak_lr": 1e-3}}
+"""Other than the model's own. At 3e-3 Nemotron4 learns an attention sink that fails, now and then, for a sequence that
+begins with a rare token: the loss of one step rises by up to 0.7, in exact fp32 with the same weights too. The smallest
+difference decides at which step."""
 STILL = {"steps": 3, "peak_lr": 1e-12}
 """Three steps that leave the parameters where they are: delayed scaling knows nothing before the first."""
 REFERENCE = {"dtype": "fp32", "attention_backend": "math", "keep_logits": True, "compiled": False}
@@ -98,7 +102,7 @@ def test_every_way_to_compute_learns_what_fp32_learns(
 ) -> None:
     ways = {name: way for name, way in WAYS.items() if MAKING_TABLE or name in EVERY_TIME}
     options = [REFERENCE, *(way.options for way in ways.values())]
-    lengths = [{"steps": STEPS}, STILL]
+    lengths = [{"steps": STEPS, **RATES.get(workload, {})}, STILL]
     dropless = {"capacity_factor": 0} if workload == MAVERICK else {}  # what is dropped is decided by rounding
     fixed = {"scale": 1, "overrides": SIZES, **dropless}
     plans = [tiny_plan(workload, **fixed, **each, **length) for each in options for length in lengths]
@@ -142,6 +146,7 @@ scores, whose logits are kept whole, and of which nothing is compiled ([that one
 loop). Each cell is a difference from it and, in brackets, its bound: the largest one of any step's loss; the one of
 the mean loss of the last {LAST} steps; and the largest one of any parameter's gradient, relative to the gradient's
 norm, after two steps that leave the parameters where they are: delayed scaling knows no scales in the first.
+Nemotron4 has a third of its own peak learning rate, at which the loss of single steps jumps, however it is computed.
 A token for which two experts are nearly alike goes to the other one where sums are rounded otherwise: hence the bounds
 of the gradient in the model with experts.
 
