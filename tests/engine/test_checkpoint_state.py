@@ -5,18 +5,21 @@ import io
 import json
 import os
 import pickle
+import pickletools
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from tests.support.save_checkpoint import TENSORS
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from llmb.engine.checkpoint.load import MetadataUnpickler, TensorReader
+from llmb.engine.checkpoint.load import MetadataUnpickler, TensorReader, read_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save, causes
 
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
+OF_PYTHONS = sorted((Path(__file__).parents[1] / "data" / "checkpoints").iterdir())
 
 
 @pytest.mark.slow
@@ -40,6 +43,20 @@ def test_metadata_of_tensors_is_read(tmp_path):
     found = TensorReader(tmp_path).read_metadata().state_dict_metadata
     assert found["a"].size == (3, 4)
     assert set(found) == {"a", "random.cpu", "step"}
+
+
+@pytest.mark.parametrize("folder", OF_PYTHONS, ids=lambda folder: folder.name)
+def test_every_python_reads_what_any_other_saved(folder):
+    read = {name: torch.zeros_like(values) for name, values in TENSORS.items()}
+    with warnings.catch_warnings(action="ignore"):  # torch says that there is one process only
+        read_state(TensorReader(folder), [read], {})
+    assert all(torch.equal(read[name], values) for name, values in TENSORS.items())
+
+
+def test_saved_metadata_names_no_path(tmp_path):
+    save_here({"a": torch.ones(3, 4)}, tmp_path)
+    words = [word for _, word, _ in pickletools.genops((tmp_path / ".metadata").read_bytes()) if isinstance(word, str)]
+    assert not [word for word in words if "pathlib" in word or str(tmp_path) in word]
 
 
 def test_objects_are_refused_because_torch_would_unpickle_them(tmp_path):

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import EnumType
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -118,9 +118,10 @@ METADATA_TYPES = frozenset(
         ("torch", "float16"),
         ("torch", "float32"),
         ("torch", "uint8"),
-        ("pathlib", "PosixPath"),
     }
 )
+PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")})
+"""What Python up to 3.12 and from 3.14, and Python 3.13, call the path of the folder that torch saved to."""
 
 
 def load_checkpoint(
@@ -216,6 +217,8 @@ class MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Callable[..., object]:
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
+        if (module, name) in PATH_NAMES:
+            return PurePosixPath
         if (module, name) not in self.types:
             what = f"the checkpoint's metadata names {module}.{name}, which no checkpoint of {self.writer} does"
             raise ValueError(what)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
@@ -52,6 +52,10 @@ class Writer(FileSystemWriter):
         super().__init__(path, **options)
         self.fs: ChecksumFileSystem = ChecksumFileSystem()
         self.checksums: dict[str, str] = {}
+
+    def storage_meta(self) -> StorageMeta:
+        """Without the folder, whose type has another name in the pickles of another version of Python."""
+        return StorageMeta(save_id=self.save_id)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy in host memory, which later steps do not change."""
