@@ -35,6 +35,8 @@ LOCK = "lock"
 COMMANDS = ("run", "submit", "jobs", "checkpoint")
 LOADED = (
     "llmb.engine.worker",
+    "llmb.engine.loop",
+    "llmb.engine.parallel.alone",
     "llmb.weights.worker.convert",
     "llmb.processes.ranks",
     "torch._inductor.compile_fx",  # by ranks whose blocks are compiled, with any backend

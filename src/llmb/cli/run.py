@@ -149,6 +149,8 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) ->
             sys.stderr.write(f"{line}\n")
     with RunProgress(plan.steps, plan.first_step) as progress:
         ended = local.start(progress.step, say)
+    if ended.result.untried:
+        say(f"warning: {ended.result.untried}")
     print_result(ended, json=json)
 
 

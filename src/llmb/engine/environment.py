@@ -15,6 +15,7 @@ import torch.distributed as dist
 from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.store import STORE
+from llmb.engine.torch_names import untried
 from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, RdmaPort, command, of_run, parse_states
 from llmb.runs.host import host_name
 from llmb.runs.recorded_identity import SPEED_PREFIXES
@@ -35,6 +36,7 @@ def describe_environment(ranks: Ranks) -> Environment:
     return Environment(
         python=platform.python_version(),
         torch=torch.__version__,
+        untried=untried(torch.__version__),
         cuda=torch.version.cuda if on_gpu else None,
         nccl=nccl_version() if on_gpu else None,
         backend=dist.get_backend(),

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmb.engine.loop import train
 from llmb.engine.nccl_request import ask_for_inspector_files, ask_for_nccl_log, keep_network_lines
-from llmb.engine.parallel.alone import pretend_others
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
+from llmb.engine.torch_names import ENGINE, check_names
 from llmb.engine.watchdog.heartbeat import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.errors import LlmbError
@@ -37,6 +36,11 @@ def resources_sampled(plan: EnginePlan, folder: RunFolder) -> Iterator[None]:
 
 
 def work(folder: RunFolder) -> None:
+    check_names(ENGINE)
+    # Only now: they cannot be imported without those names.
+    from llmb.engine.loop import train
+    from llmb.engine.parallel.alone import pretend_others
+
     plan = attempt_plan(read_record(folder))
     if plan.profile is None or plan.profile.profiler != "nsys":  # which may start ranks from a thread that ends
         end_with_parent()

@@ -139,6 +139,8 @@ def _warnings(result: Result) -> Iterator[tuple[str, str]]:
         yield "NOT A MEASUREMENT", result.measurement_reason
     if result.note:
         yield "note", result.note
+    if result.untried:
+        yield "UNTRIED", result.untried
     for fault in result.network.faults if result.network else ():
         yield "NETWORK", fault
     if result.machine:

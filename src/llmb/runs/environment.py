@@ -101,6 +101,8 @@ class Environment(Record):
     """All that the run uses, before its first step; None without GPUs, or without nvidia-smi."""
     gpus_at_end: tuple[GpuState, ...] | None = None
     """State of the GPUs right after the last step; None also for a run that did not end by itself."""
+    untried: str | None = None
+    """Why results say that this version of torch was never tried; None if it was."""
     rdma_ports: tuple[RdmaPort, ...] | None = None
     """Active ports of all nodes; empty if no process sees one; None without GPUs."""
 

@@ -149,6 +149,8 @@ class Result(ReasonedRecord):
     """Use of resources in the steps of the window."""
     other_work: OtherWork | Missing = NOT_SUCCESSFUL
     """Around the window; its ``disturbing`` makes a verdict soft."""
+    untried: str | None = None
+    """Why its version of torch was never tried; None if it was, or is unknown."""
     pretended: PretendedRank | None = None
     """None for a run of all ranks."""
     network: NetworkUse | Missing = Missing("it was not recorded")
@@ -338,6 +340,7 @@ def _conclude(evidence: RunEvidence) -> Result:
         expert_load=_expert_load(plan, inside) if statistics else None,
         counters=count_steps(steps),
         attention_backend=attention.backend if attention else None,
+        untried=evidence.environment and evidence.environment.untried,
         fp8=_fp8(evidence, inside) if statistics else None,
         resources=resources,
         other_work=other_work,
