@@ -3,6 +3,7 @@
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,11 @@ def root(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Path:
     folder = made_run(tmp_path / "root", tiny_plan(), 1).path.parent
     made_run(tmp_path / "root", tiny_plan(), 2)
     shutil.copytree(folder, folder.with_name(f"{folder.name}-copy"))
-    shutil.unpack_archive(shutil.make_archive(str(tmp_path / "kept"), "tar", folder), folder.with_name("unpacked"))
+    unpacked = folder.with_name("unpacked")
+    unpacked.mkdir()
+    subprocess.run(
+        ["tar", "-xf", shutil.make_archive(str(tmp_path / "kept"), "tar", folder), "-C", unpacked], check=True
+    )
     shutil.copy(next(folder.glob("*/log-*.out")), tmp_path / "root" / "log-saved.out")
     return tmp_path / "root"
 
