@@ -139,7 +139,7 @@ def test_a_history_to_read_takes_no_changes_and_creates_no_file(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("makes_it_so", "said"),
-    [("mount -o remount,ro", "Read-only file system"), ("cp /dev/zero", "database or disk is full")],
+    [("mount -o remount,bind,ro", "Read-only file system"), ("cp /dev/zero", "database or disk is full")],
 )
 def test_a_list_needs_no_room_and_no_permission(
     tmp_path: Path, small_disk: Callable[[str], list[str]], makes_it_so: str, said: str
