@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test test-all test-measured lint bench bench-engine picture layouts numerics published accuracy golden reference schemas clean
+.PHONY: setup demo test test-all test-pythons test-measured lint bench bench-engine picture layouts numerics published accuracy golden reference schemas clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test       set up and run the quick tests"
 	@echo "make test-all   also the slow ones: all that each change has to pass"
 	@echo "make test-measured  the rest: full tables, long kills, causes of slowness; before a release"
+	@echo "make test-pythons  the quick tests, with the oldest and the newest Python that is here"
 	@echo "make lint       ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of the tool itself"
 	@echo "make bench-engine  compare engines on one GPU, 9 minutes of it; rerun it for the rest"
@@ -41,11 +42,17 @@ $(VENV)/.dev: pyproject.toml scripts/setup.sh
 demo: $(VENV)/.run
 	$(BIN)/llmb run -w pretrain_llama3.1 -s tiny --scale 2
 
+# TESTS picks some, such as TESTS=tests/cli.
 test: $(VENV)/.dev
-	$(PYTEST) -m "not slow and not measured"
+	$(PYTEST) -m "not slow and not measured" $(TESTS)
 
 test-all: $(VENV)/.dev
 	$(PYTEST) -m "not measured"
+
+# Root has them run by an ordinary user, who is made for it.
+test-pythons: $(VENV)/.dev
+	set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	for action in install test; do $(BIN)/python scripts/try_pythons.py $$action "$$folder"; done
 
 test-measured: $(VENV)/.dev
 	$(PYTEST) -m measured

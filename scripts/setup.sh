@@ -50,7 +50,12 @@ fi
 if ! has_torch "$venv/bin/python"; then
     if command -v nvidia-smi >/dev/null; then default="torch>=2.11"; else default="torch==2.13.0"; fi
     say "2/3 ${LLMB_TORCH:-$default}, which takes minutes on a slow network"
-    "$venv/bin/pip" install numpy "${LLMB_TORCH:-$default}"
+    torch=${LLMB_TORCH:-$default}
+    if ! "$venv/bin/pip" install numpy "$torch" 2>&1 | tee "$venv/pip.log"; then
+        if ! grep -q "No matching distribution found for torch" "$venv/pip.log"; then exit 1; fi
+        say "there is no $torch for $("$venv/bin/python" -V) where pip looks; LLMB_TORCH asks for another"
+        exit 4
+    fi
 fi
 say "3/3 llmb and what it needs"
 "$venv/bin/pip" install -q -c <(triton_constraint "$venv/bin/python") -e ".[prepare,report${extras:+,$extras}]"
