@@ -12,6 +12,7 @@ import pytest
 import store_writer
 from job_rows import job_row
 
+import llmb.jobs.store
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.job import COLUMNS, Job, stale
 from llmb.jobs.store import SCHEMA_VERSION, Damaged, Filter, KeyTaken, Store, check_states
@@ -212,6 +213,20 @@ def test_a_text_that_is_not_utf8_is_an_error_with_advice(store: Store) -> None:
     store.db.execute("UPDATE jobs SET reason = CAST(x'ff41' AS TEXT)")
     with pytest.raises(EnvironmentProblem, match="Could not decode to UTF-8"):
         store.jobs()
+
+
+def test_a_read_that_failed_keeps_nobody_from_writing(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while its error, and what that refers to, is kept."""
+    store.add([job_row()])
+    store.db.execute("UPDATE jobs SET reason = CAST(x'ff41' AS TEXT)")
+    with pytest.raises(EnvironmentProblem) as kept:
+        store.jobs()
+    monkeypatch.setattr(llmb.jobs.store, "BUSY_S", 0.1)
+    with Store(path) as other:
+        assert other.next_query() == 1
+    assert "Could not decode to UTF-8" in kept.value.what
 
 
 def test_people_may_read_while_somebody_writes(path: Path, store: Store) -> None:

@@ -106,7 +106,8 @@ def missing_names(names: Iterable[str]) -> Iterator[str]:
 def found(name: str) -> object:
     """What a name with dots stands for. Raises ImportError or AttributeError if there is none."""
     first, *rest = name.split(".")
-    path, owner = first, import_module(first)
+    path = first
+    owner: object = import_module(first)
     for part in rest:
         path = f"{path}.{part}"
         owner = _attribute(owner, path, part)

@@ -9,7 +9,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -182,9 +182,7 @@ class Store:
         where, values = _where(selection)
         limit = "" if selection.limit is None else " LIMIT ?"
         values += [] if selection.limit is None else [selection.limit]
-        with self._problems():
-            rows = self.db.execute(f"{_SELECT}{where} ORDER BY submitted_s DESC, rowid DESC{limit}", values)
-            return rows.fetchall()[::-1]
+        return self._jobs(f"{_SELECT}{where} ORDER BY submitted_s DESC, rowid DESC{limit}", values)[::-1]
 
     def count(self, selection: Filter) -> int:
         """The number of selected jobs, without the limit."""
@@ -233,8 +231,11 @@ class Store:
         return [job for job in self._select("WHERE kind = 'run' ORDER BY submitted_s") if job.id.startswith(text)]
 
     def _select(self, rest: str, *values: object) -> list[Job]:
-        with self._problems():
-            jobs: list[Job] = self.db.execute(f"{_SELECT} {rest}", values).fetchall()
+        return self._jobs(f"{_SELECT} {rest}", values)
+
+    def _jobs(self, query: str, values: Sequence[object]) -> list[Job]:
+        with self._reading() as cursor:
+            jobs: list[Job] = cursor.execute(query, values).fetchall()
             return jobs
 
     def next_try(self, key: str) -> Job | None:
@@ -246,8 +247,7 @@ class Store:
 
     def check(self) -> None:
         """Raises Damaged if the file's pages are inconsistent."""
-        with self._problems():
-            cursor = self.db.cursor()
+        with self._reading() as cursor:
             cursor.row_factory = None
             (problem,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
             if problem == "ok":
@@ -289,11 +289,16 @@ class Store:
         return self._single("PRAGMA user_version", ())
 
     def _single(self, query: str, values: Sequence[object]) -> int:
-        with self._problems():
-            cursor = self.db.cursor()
+        with self._reading() as cursor:
             cursor.row_factory = None
             (value,) = cursor.execute(query, values).fetchone()
             return int(value)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Cursor]:
+        """A cursor that is closed: one that failed locks the file as long as its error is kept, whoever closes that."""
+        with self._problems(), closing(self.db.cursor()) as cursor:
+            yield cursor
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
