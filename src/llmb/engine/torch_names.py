@@ -16,6 +16,10 @@ TRIED = ("2.11", "2.13")
 """Versions of torch that trained: 2.11 on an H200, 2.13 on CPUs."""
 ENGINE = (
     "torch._C._distributed_c10d.FakeWork",
+    "torch._C._distributed_c10d.FileStore",
+    "torch._C._distributed_c10d.PrefixStore",
+    "torch._C._distributed_c10d.Store",
+    "torch._C._distributed_c10d.TCPStore",
     "torch._C._distributed_c10d._resolve_process_group",
     "torch._dynamo.mark_dynamic",
     "torch._foreach_add_",

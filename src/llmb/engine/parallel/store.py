@@ -12,7 +12,7 @@ import resource
 import socket
 from datetime import timedelta
 
-from torch.distributed import FileStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from llmb.errors import EnvironmentProblem
 

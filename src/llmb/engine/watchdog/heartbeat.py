@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from llmb.engine.parallel.store import connect
 from llmb.runs.stall import Phase
