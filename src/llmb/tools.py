@@ -80,10 +80,12 @@ def ask_program(
     if len(output) + len(errors) > MOST_BYTES:
         return Said("", f"{command[0]} printed more than {MOST_BYTES / 2**20:g} MiB, and was ended")
     said, complaint = _text(output), _text(errors)
+    if unusable := bool(NO_NUMBER.search(said) or NO_NUMBER.search(complaint)):
+        said = complaint = ""
     if not ended:
         return Said(said, f"{command[0]} did not answer within {limit_s:g} s", timed_out=True, errors=complaint)
     code = process.returncode
-    if NO_NUMBER.search(said) or NO_NUMBER.search(complaint):
+    if unusable:
         return Said("", f"{command[0]} printed a number with hundreds of digits, so that its output is not used")
     problem = f"{command[0]}: {_last_words(complaint, said, code)}" if code else None
     return Said(said, problem, errors=complaint, code=code)

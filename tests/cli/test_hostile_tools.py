@@ -74,6 +74,13 @@ def test_no_command_hangs_or_breaks(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < MOST_KB
 
 
+def test_a_number_without_end_is_not_used_of_a_program_that_is_ended_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns for versions would take an hour to search it."""
+    monkeypatch.setattr(tools, "GRACE_S", 0.1)
+    said = ask_program(["sh", "-c", f"{HOSTILE['digits']}; exec sleep 600"], 1.0)
+    assert (said.text, said.errors, said.timed_out) == ("", "", True)
+
+
 @pytest.mark.parametrize(
     ("script", "limits_s", "code"),
     [

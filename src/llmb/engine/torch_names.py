@@ -63,7 +63,7 @@ ENGINE = (
     "torch.utils.checkpoint._CachedTorchDispatchMode",
     "torch.utils.checkpoint._CachingTorchDispatchMode",
 )
-"""Those of training."""
+"""What training uses."""
 ACCOUNT = (
     "torch._dynamo.backends.common.aot_autograd",
     "torch._functorch._aot_autograd.utils.make_boxed_func",
@@ -82,11 +82,11 @@ ACCOUNT = (
     "torch.ops.aten.mm.default._schema",
     "torch.utils._python_dispatch.TorchDispatchMode",
 )
-"""Those that counting a rank needs beside them."""
+"""What counting a rank uses beside them."""
 WEIGHTS = ("torch.distributed.checkpoint.utils._create_file_view",)
-"""Those that converting weights needs beside them."""
+"""What converting weights uses beside them."""
 BENCH = ("torch.cuda._sleep",)
-"""Those that measuring a machine's parts needs beside them."""
+"""What measuring a machine's parts uses beside them."""
 
 
 def check_names(names: Iterable[str]) -> None:
