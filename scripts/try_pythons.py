@@ -55,7 +55,7 @@ def candidates(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def ask(program: Path) -> Python | None:
-    """None for what is no CPython that can make environments, such as a stand-in of pyenv for one that is not there."""
+    """None for what is not CPython, cannot make environments, or fails, as pyenv does for a version that is missing."""
     try:
         done = subprocess.run([program, "-c", ASKED], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -67,7 +67,7 @@ def ask(program: Path) -> Python | None:
 
 
 def pythons(environ: Mapping[str, str]) -> list[Python]:
-    """Those that are promised and here, each version once, the oldest first."""
+    """What is promised and here, each version once, the oldest first."""
     found = filter(None, map(ask, candidates(environ)))
     return sorted({one.version: one for one in found if one.version[1] in promised()}.values())
 
