@@ -52,7 +52,8 @@ if ! has_torch "$venv/bin/python"; then
     say "2/3 ${LLMB_TORCH:-$default}, which takes minutes on a slow network"
     torch=${LLMB_TORCH:-$default}
     if ! "$venv/bin/pip" install numpy "$torch" 2>&1 | tee "$venv/pip.log"; then
-        if ! grep -q "No matching distribution found for torch" "$venv/pip.log"; then exit 1; fi
+        # The latter line is below "have no matching distributions available", where pip has constraints.
+        if ! grep -qE "No matching distribution found for torch|^    torch$" "$venv/pip.log"; then exit 1; fi
         say "there is no $torch for $("$venv/bin/python" -V) where pip looks; LLMB_TORCH asks for another"
         exit 4
     fi

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which triton scripts/setup.sh lets pip install."""
+"""Which triton scripts/setup.sh lets pip install, and what it says where there is no torch."""
 
 import os
 import subprocess
@@ -49,3 +49,35 @@ def test_an_installed_triton_stays(tmp_path):
     add(tmp_path, "torch", "2.13.0")
     add(tmp_path, "triton", "3.5.0+git1")
     assert constraint(tmp_path) == "triton==3.5.0+git1"
+
+
+PYTHON = """#!/bin/sh
+case "$1 $2" in
+"-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0-pip" "$3/bin/pip";;
+"- ") exit 1;;
+esac
+"""
+"""An interpreter without torch, whose environments have the pip that is beside it."""
+PIP = """#!/bin/sh
+case "$*" in *torch*) echo "$SAID"; exit 1;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("ERROR: No matching distribution found for torch==2.13.0", 4),
+        ("have no matching distributions available for your environment:\n    torch", 4),
+        ("ERROR: No space left on device", 1),
+    ],
+)
+def test_a_python_for_which_there_is_no_torch_is_told_from_a_failure(tmp_path, said, code):
+    python = tmp_path / "python"
+    for path, script in ((python, PYTHON), (tmp_path / "python-pip", PIP)):
+        path.write_text(script)
+        path.chmod(0o755)
+    environ = {**os.environ, "PYTHON": str(python), "SAID": said}
+    command = ["bash", SCRIPT, str(tmp_path / "venv"), ""]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert ("there is no torch" in done.stderr) is (code == 4)
