@@ -80,7 +80,7 @@ class Fp8Figures(NamedTuple):
 FP8_STEPS, FP8_MODELS = 6, (LLAMA, MAVERICK)
 FP8_BOUNDS = {
     "layers": Fp8Figures(0.0, 0.0, 0.0),
-    "micro-batches": Fp8Figures(0.005, 0.002, 0.2),
+    "batches": Fp8Figures(0.005, 0.002, 0.2),
     "products": Fp8Figures(0.01, 0.004, 0.2),
 }
 
@@ -145,9 +145,9 @@ Each layout trains {FP8_STEPS} steps with delayed scaling, and is compared with 
 same. Each cell has the largest difference of any step's loss, the mean difference of the losses, and that of all
 gradients of the last step together, relative to their norm: in the first step, whose scales are 1, most are zero.
 
-Ranks that share out layers compute the same. Where they share out micro-batches, gradients and their scales are means
-taken in another order, and rounded otherwise. Where they share out products, the parts of a product or of attention
-are summed in bf16. What is rounded otherwise may be cast to the next FP8 number, which lies up to an eighth away.
+Ranks that split the layers compute the same. Where they split a batch, gradients and their scales are means taken in
+another order, and rounded otherwise. Where they split products, the parts of a product or of attention are summed in
+bf16. What is rounded otherwise may be cast to the next FP8 number, which lies up to an eighth away.
 
 In all these layouts and more, in bf16 and in FP8, losses are the same to the last digit if every collective completes
 as late as it may, when it is waited for: `tests/engine/test_late_collectives.py`."""
@@ -173,7 +173,7 @@ class Layout(NamedTuple):
     def fp8_kind(self) -> str:
         if {"tp", "etp", "cp"} & self.sizes.keys():
             return "products"
-        return "layers" if self.ranks == self.sizes.get("pp") else "micro-batches"
+        return "layers" if self.ranks == self.sizes.get("pp") else "batches"
 
 
 WITHOUT_SP = {"sequence_parallel": False}

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from llmb.engine import attention_backend
-from llmb.engine.attention_backend import accuracy_problem, exact_attention
+from llmb.engine.attention_backend import BOUNDS, accuracy_problem, distances_of, exact_attention
 from llmb.engine.kernels import span_attention
 from llmb.engine.parallel.collectives import Group
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, span_kernel
@@ -141,14 +141,16 @@ def test_exact_attention_is_the_softmax_of_scores(most_scores: int, monkeypatch:
 def test_a_wrong_result_is_told_from_a_rounded_one() -> None:
     exact = [torch.linspace(-1, 1, 1000) for _ in range(4)]
     rounded = [part.bfloat16() for part in exact]
-    assert accuracy_problem(rounded, exact) is None
+
+    def problem(found: list[Tensor]) -> str | None:
+        return accuracy_problem(distances_of(found, exact), BOUNDS[found[0].dtype])
+
+    assert problem(rounded) is None
     rounded[1] = (1.03 * exact[1]).bfloat16()
-    assert accuracy_problem(rounded, exact) == (
-        "its gradient of queries differs by 3 % from exact attention, 2 % are allowed"
-    )
+    assert problem(rounded) == ("its gradient of queries differs by 3 % from exact attention, 2 % are allowed")
     rounded[1] = exact[1].bfloat16()
     rounded[3][7] = math.nan
-    assert accuracy_problem(rounded, exact) == "its gradient of values is not finite"
-    assert accuracy_problem([part * 1.002 for part in exact], exact) == (
+    assert problem(rounded) == "its gradient of values is not finite"
+    assert problem([part * 1.002 for part in exact]) == (
         "its result differs by 0.2 % from exact attention, 0.1 % are allowed"
     )

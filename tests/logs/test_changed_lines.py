@@ -70,7 +70,7 @@ def torchtitan(line: Line) -> str:
     head = (
         f"{begin}Building device mesh with parallelism: pp=1, dp_shard=8, tp=1\n"
         f"{begin}Trainer is initialized with local batch size 1, global batch size {line.gbs}, gradient accumulation"
-        f" steps 1, sequence length 1024, total steps {STEPS} (warmup 1)\n"
+        f" steps {line.gbs // 8}, sequence length 1024, total steps {STEPS} (warmup 1)\n"
     )
     return (head if line.step == 0 else "") + (
         f"{begin}step: {line.step + 1:2d}  loss: 7.8201  grad_norm: 2.0213  memory: 41.20GiB(51.78%)"

@@ -34,6 +34,7 @@ def step_of(number: int = 0, step_time_s: float = 1.0, plan: Plan | None = None,
         "slowest_layer_rank": 0,
         "outside_layers_s": 0.0,
         "ended_s": FIRST_STEP_S + (number + 1) * step_time_s,
+        "profiled": bool(plan and plan.profile and plan.profile.covers(number)),
     }
     return Step(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -388,7 +388,8 @@ def _run_folders(root: Path) -> Iterator[RunFolder]:
             folders.clear()
             yield RunFolder(Path(folder).absolute())
         folders[:] = [name for name in folders if not name.startswith(".")]
-    yield from (RunFolder(Path(error.filename).absolute()) for error in unread)
+    there = (error for error in unread if not isinstance(error, NotADirectoryError | FileNotFoundError))
+    yield from (RunFolder(Path(error.filename).absolute()) for error in there)
 
 
 def _found_in(title: str, folders: Iterable[RunFolder]) -> FoundRuns:

@@ -150,7 +150,8 @@ class LoggedAttempt:
             return self.window if self.settled and self.window else resolve_window("all", steps, self.first_step)
         if self.rule not in RELATIVE_RULES:
             return resolve_window(self.rule, steps, self.first_step)
-        window = resolve_window(self.rule, steps, self.first_step - self.first_number, self.documented)
+        before = max(0, self.first_step - self.first_number)  # a damaged line may have a number below the first
+        window = resolve_window(self.rule, steps, before, self.documented)
         if window.first >= self.first_step:
             return window
         return Window(first=self.first_step, last=max(window.last, self.first_step), rule=window.rule)
