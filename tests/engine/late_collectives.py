@@ -10,6 +10,7 @@ those of objects) end in the operators below. The collective itself begins at on
 calls: otherwise ranks that wait in different orders would wait for each other.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Self
@@ -41,6 +42,9 @@ WRITTEN: dict[str, str | None] = {
 ABSENT = 127
 """For integers, which have no NaN."""
 library = torch.library.Library("c10d", "IMPL")
+held: deque[Tensor] = deque(maxlen=4096)
+"""Views of the latest copies, which keep these: gloo's thread waits for Python's lock where it is the last to let go of
+a tensor, and holds a lock meanwhile that the next collective waits for, with Python's lock."""
 
 
 class LateWork(dist.Work):
@@ -101,6 +105,7 @@ def _late(name: str, written: str | None) -> Callable[..., Any]:
     def start(keyset: torch._C.DispatchKeySet, *given: Any) -> Any:
         arguments = [*given, *(argument.default_value for argument in schema.arguments[len(given) :])]
         copies = tree_map_only(Tensor, torch.clone, arguments)
+        held.extend(copy.view_as(copy) for copy in tensors(copies))
         begun = begin.call_boxed(keyset, *copies)
         _empty(results(arguments, place), tensors([each for at, each in enumerate(arguments) if at != place]))
         work = LateWork(name, dist.Work.unbox(begun[-1] if has_results else begun), arguments, copies, place)
