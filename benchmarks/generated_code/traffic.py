@@ -73,7 +73,7 @@ COMPILED = "compiled code"
 Owner = Literal["dense", "experts", "routed", "others"]
 CALLERS: Mapping[str, Owner] = {
     MoEBlock.run_experts.__qualname__: "routed",
-    MoEBlock.forward.__qualname__: "experts",
+    MoEBlock.compute.__qualname__: "experts",
     Head.forward.__qualname__: "others",
     Decoder.forward.__qualname__: "dense",
 }

@@ -59,7 +59,7 @@ def pretended(bridge: Client, tmp_path: Path) -> Callable[..., dict[str, str]]:
 def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretended: Callable[..., dict[str, str]]) -> None:
     result = bridge.json("submit", *BRIDGE, "--wait", **pretended(20))
     assert (result["status"], result["steps"], result["step_time_s"]["mean"]) == ("success", 20, 10.0)
-    assert result["tokens_per_s_per_gpu"] == pytest.approx(32 * 4096 / 2 / 8)
+    assert result["tokens_per_s_per_gpu"] == pytest.approx(32 * 4096 / 10 / 8)
     assert result["machine"]["state"] == "unknown", "nothing happened, and no GPU is here to tell"
     assert result["machine"]["unread"][0]["what"] == "counters of the GPUs"
     folder = RunFolder(Path(result["run_dir"]))

@@ -283,9 +283,9 @@ class Layout(ParallelSizes):
     layers: Size
     counts_embedding_and_loss: bool = False
     """The pipeline split counts the embedding and the loss as one layer each."""
-    first_stage_layers: Size | None = None
+    first_stage_layers: Count | None = None
     """Layers of the first of the PP x VP stages, if it differs; the embedding is then not counted."""
-    last_stage_layers: Size | None = None
+    last_stage_layers: Count | None = None
     """Likewise of the last stage; the loss is then not counted."""
     sequence_parallel: bool = True
     """Between tensor parallel layers, each TP rank holds a part of the sequence; without it, each holds all of it."""

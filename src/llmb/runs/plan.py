@@ -186,7 +186,7 @@ class EnginePlan(Plan):
     capacity_factor: Positive | None = None
     """Rows that each expert computes, in equal shares of a rank's tokens; None if no token is dropped."""
     parallelism: Parallelism = Parallelism()
-    stall_limit_s: Size = DEFAULT_STALL_LIMIT_S
+    stall_limit_s: Count = DEFAULT_STALL_LIMIT_S
     resource_interval_s: Positive | None = None
     """Between samples of the nodes' resources; None for none."""
 
