@@ -2,123 +2,141 @@
 """Collectives that complete when they are waited for, and not before.
 
 Between processes of one machine a collective is mostly complete before anything reads its result, so that a wait that
-is missing, or comes too late, is seen on GPUs alone. Here a result holds no number until its ``wait``, and what a
-collective reads or writes must not change meanwhile.
+is missing, or comes too late, is seen on GPUs alone. Here a result holds no number until its ``wait``.
 
-All ways to begin a collective (functional ones, also in compiled code, those of FSDP and DTensor, sends and receives,
-those of objects) end in the operators below. The collective itself begins at once, on copies, in the order of the
-calls: otherwise ranks that wait in different orders would wait for each other.
+The functional collectives are replaced in torch's own namespace, where all eager code finds them, and the batches of
+sends and receives of pipelines. A collective begins at once, on copies, in the order of the calls: otherwise ranks that
+wait in different orders would wait for each other. Compiled code, and collectives that wait before they return, as
+those of FSDP on a CPU and those of checkpoints, are as they were.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-WRITTEN: dict[str, str | None] = {
-    "allreduce_": "tensors",
-    "allreduce_coalesced_": "tensors",
-    "broadcast_": "tensors",
-    "reduce_": "tensors",
-    "allgather_": "output_tensors",
-    "_allgather_base_": "output_tensor",
-    "allgather_into_tensor_coalesced_": "outputs",
-    "reduce_scatter_": "output_tensors",
-    "_reduce_scatter_base_": "output_tensor",
-    "reduce_scatter_tensor_coalesced_": "outputs",
-    "alltoall_": "output_tensors",
-    "alltoall_base_": "output",
-    "gather_": "output_tensors",
-    "scatter_": "output_tensors",
-    "send": None,
-    "recv_": "tensors",
-}
-"""The argument that each operator of torch's ``c10d`` writes."""
+real = torch.ops._c10d_functional
+OPERATORS = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+IN_PLACE = ("all_reduce_", "all_gather_into_tensor_out")
 ABSENT = 127
 """For integers, which have no NaN."""
-library = torch.library.Library("c10d", "IMPL")
-held: deque[Tensor] = deque(maxlen=4096)
-"""Views of the latest copies, which keep these: gloo's thread waits for Python's lock where it is the last to let go of
-a tensor, and holds a lock meanwhile that the next collective waits for, with Python's lock."""
 
 
-class LateWork(dist.Work):
-    """One collective under way: ``copies`` of its tensors have the results before the tensors themselves do."""
+class Late:
+    """One collective under way: ``copy`` gets its result, and ``result`` has no number before it is waited for."""
 
-    unfinished: ClassVar[set[Self]] = set()
-    """Kept here as well as by who waits, which may be C++."""
+    unfinished: ClassVar[dict[int, Self]] = {}
+    """By the memory of their results; each keeps its tensors, so that the memory is not used again."""
 
-    def __init__(self, name: str, work: dist.Work, given: Sequence[Any], copies: Sequence[Any], written: int | None):
-        """``given`` to the operator, ``copies`` to the collective; ``written`` is the number of its results."""
-        super().__init__()
-        self.name, self.work, self.written = name, work, written
-        self.given, self.copies = given, copies
-        self.before = [tensor.clone() for tensor in tensors(given)]
-        self.unfinished.add(self)
+    def __init__(self, name: str, result: Tensor, copy: Tensor, taken: Tensor | None = None) -> None:
+        self.name, self.result, self.copy, self.taken = name, result, copy, taken
+        self.before = result if taken is None else taken.clone()
+        self.unfinished[result.data_ptr()] = self
 
     @torch.no_grad()
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        if self in self.unfinished:
-            self.unfinished.remove(self)
-            self.work.wait()
-            for tensor, before in zip(tensors(self.given), self.before, strict=True):
-                if tensor.untyped_storage().size() and not torch.equal(_bits(tensor), _bits(before)):
-                    raise AssertionError(f"a tensor of {self.name} was written before it was waited for")
-            for result, copy in zip(results(self.given, self.written), results(self.copies, self.written), strict=True):
-                result.copy_(copy)
+    def finish(self, complete: Callable[[Tensor], Tensor]) -> None:
+        del self.unfinished[self.result.data_ptr()]
+        if (
+            self.taken is not None
+            and self.before is not None
+            and not torch.equal(_bits(self.taken), _bits(self.before))
+        ):
+            raise AssertionError(f"what {self.name} takes was written before it was waited for")
+        self.result.copy_(complete(self.copy).view(self.result.shape))
+
+
+class LateReceive:
+    """A tensor that arrives from another rank, which is there once ``wait`` returns."""
+
+    def __init__(self, late: Late, work: dist.Work) -> None:
+        self.late, self.work = late, work
+
+    def wait(self) -> bool:
+        self.work.wait()
+        self.late.finish(lambda copy: copy)
         return True
 
-    def is_completed(self) -> bool:
-        return self not in self.unfinished
+
+def make_collectives_late() -> None:
+    """For all groups of this process, from now on."""
+    begin = {name: getattr(real, name) for name in (*OPERATORS, *IN_PLACE, "wait_tensor")}
+    for name in OPERATORS:
+        setattr(real, name, _late(name, begin[name]))
+    real.all_reduce_ = _late_reduce(begin["all_reduce_"])
+    real.all_gather_into_tensor_out = _late_gather(begin["all_gather_into_tensor"])
+    real.wait_tensor = _wait(begin["wait_tensor"])
+    dist.batch_isend_irecv = _late_batch(dist.batch_isend_irecv)
 
 
-def tensors(arguments: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(arguments) if isinstance(each, Tensor)]
+def _late(name: str, begin: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def start(tensor: Tensor, *more: Any) -> Tensor:
+        copy = begin(tensor.clone(), *more)
+        result = torch.empty_like(copy)
+        if not result.numel():
+            return copy
+        _empty(result)
+        Late(name, result, copy, tensor)
+        return result
+
+    return start
 
 
-def results(arguments: Sequence[Any], written: int | None) -> list[Tensor]:
-    return [] if written is None else tensors(arguments[written])
+def _late_reduce(begin: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def start(tensor: Tensor, *more: Any) -> Tensor:
+        copy = begin(tensor.clone(), *more)
+        _empty(tensor)
+        Late("all_reduce_", tensor, copy)
+        return tensor
+
+    return start
+
+
+def _late_gather(begin: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def start(own: Tensor, size: int, group: str, *, out: Tensor) -> Tensor:
+        kept = own.clone()
+        copy = begin(kept, size, group)
+        _empty(out)
+        own.copy_(kept)  # this rank's piece of ``out``, which it may read
+        Late("all_gather_into_tensor_out", out, copy, own)
+        return out
+
+    return start
+
+
+def _wait(wait: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def finish(tensor: Tensor) -> Tensor:
+        late = Late.unfinished.get(tensor.data_ptr())
+        if late is None:
+            return wait(tensor)
+        late.finish(wait)
+        return tensor
+
+    return finish
+
+
+def _late_batch(begin: Callable[..., list[dist.Work]]) -> Callable[..., list[Any]]:
+    def start(operations: Sequence[dist.P2POp]) -> list[Any]:
+        lates = [_late_receive(each) if each.op is dist.irecv else None for each in operations]
+        works = begin(list(operations))
+        pairs = zip(lates, works, strict=True)
+        return [work if late is None else LateReceive(late, work) for late, work in pairs]
+
+    return start
+
+
+def _late_receive(operation: dist.P2POp) -> Late:
+    result = operation.tensor
+    operation.tensor = torch.empty_like(result, requires_grad=False)
+    _empty(result)
+    return Late("irecv", result, operation.tensor)
 
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
-def make_collectives_late() -> None:
-    """For all groups of this process on CPUs, from now on."""
-    for name, written in WRITTEN.items():
-        library.impl(name, _late(name, written), "CPU", with_keyset=True, allow_override=True)
-
-
-def _late(name: str, written: str | None) -> Callable[..., Any]:
-    schema = getattr(torch.ops.c10d, name).default._schema
-    begin = torch.library.get_kernel(f"c10d::{name}", "CPU")
-    names = [argument.name for argument in schema.arguments]
-    place = names.index(written) if written else None
-    has_results = len(schema.returns) > 1
-
-    def start(keyset: torch._C.DispatchKeySet, *given: Any) -> Any:
-        arguments = [*given, *(argument.default_value for argument in schema.arguments[len(given) :])]
-        copies = tree_map_only(Tensor, torch.clone, arguments)
-        held.extend(copy.view_as(copy) for copy in tensors(copies))
-        begun = begin.call_boxed(keyset, *copies)
-        _empty(results(arguments, place), tensors([each for at, each in enumerate(arguments) if at != place]))
-        work = LateWork(name, dist.Work.unbox(begun[-1] if has_results else begun), arguments, copies, place)
-        return (arguments[place], work.boxed()) if has_results else work.boxed()
-
-    return start
-
-
 @torch.no_grad()
-def _empty(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    """Inputs that are a part of a result, such as a rank's own piece of what is gathered, keep their values."""
-    kept = [tensor.clone() for tensor in inputs]
-    for result in results:
-        result.fill_(float("nan") if result.is_floating_point() and result.element_size() > 1 else ABSENT)
-    for tensor, values in zip(inputs, kept, strict=True):
-        tensor.copy_(values)
+def _empty(result: Tensor) -> None:
+    result.fill_(float("nan") if result.is_floating_point() and result.element_size() > 1 else ABSENT)

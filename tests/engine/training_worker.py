@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from late_collectives import LateWork, make_collectives_late
+from late_collectives import Late, make_collectives_late
 from layout_values import gradients, mean_loss
 
 from llmb.engine import transformations
@@ -89,7 +89,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         if rank == 0:
             torch.save(found, folder / f"{number}.pt")
     dist.barrier()
-    assert [work.name for work in LateWork.unfinished] == [], "nobody waits for these"
+    assert [late.name for late in Late.unfinished.values()] == [], "nobody waits for these"
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
