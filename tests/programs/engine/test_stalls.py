@@ -132,12 +132,13 @@ def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, f
 @pytest.mark.parametrize(
     ("odd", "limit_s", "within_s", "said"),
     [
-        (
+        pytest.param(
             "sleep",
             SHORT_LIMIT_S,
             SHORT_LIMIT_S + SOON_S,
             rf"rank 1 on {HOST} has hung for \d+ s at step 3, in no collective, at engine/loop.*; NCCL: rank 1 on "
             rf"{HOST} \(process 4101, GPU 1\) has launched 40 AllReduce operations, 1 fewer than others of a ",
+            marks=pytest.mark.slow,  # it counts seconds, as the others here do
         ),
         ("fail", 300, SOON_S, f"rank 1 on {HOST} failed: ValueError: an odd shape, after 3 of 10"),
         pytest.param(
