@@ -149,8 +149,8 @@ Ranks that split the layers compute the same. Where they split a batch, gradient
 another order, and rounded otherwise. Where they split products, the parts of a product or of attention are summed in
 bf16. What is rounded otherwise may be cast to the next FP8 number, which lies up to an eighth away.
 
-In all these layouts and more, in bf16 and in FP8, losses are the same to the last digit if every collective completes
-as late as it may, when it is waited for: `tests/engine/test_late_collectives.py`."""
+In every kind of layout in bf16, and with ZeRO-1 in FP8, losses are the same to the last digit if collectives complete
+as late as they may, when they are waited for: `tests/engine/test_late_collectives.py`."""
 
 
 class Layout(NamedTuple):
