@@ -62,7 +62,7 @@ SCALE = 100.0
 NUMBERS = AdamWNumbers(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=2)
 
 
-class Check(NamedTuple):
+class KernelTrial(NamedTuple):
     """One kernel at one shape; ``parts`` computes with random values."""
 
     module: str
@@ -72,7 +72,7 @@ class Check(NamedTuple):
     parts: Callable[[], Parts]
 
 
-class Sizes(NamedTuple):
+class RankShapes(NamedTuple):
     """What one rank computes for a micro-batch. rows: tokens; shard_rows: those of the residual stream."""
 
     batch: int
@@ -121,7 +121,7 @@ def is_used(module: str, tensor: Tensor) -> bool:
     return has_kernel(tensor, module) or (module == "adamw_triton" and tensor.is_cuda and is_there(module))
 
 
-def result_of(check: Check, rank: int) -> KernelCheck:
+def result_of(check: KernelTrial, rank: int) -> KernelCheck:
     difference = difference_of(check.parts())
     known = difference if math.isfinite(difference) else None
     right = known is not None and known <= 1
@@ -159,11 +159,13 @@ def difference_of(parts: Parts) -> float:
     return float(torch.stack(found).amax())
 
 
-def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[Check]:
+def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTrial]:
     """A check of each kernel that a run with this plan may use, at each of its shapes."""
     sizes = sizes_of(plan)
     trained = {(sizes.hidden,)} if plan.lora else {(sizes.hidden,), *matrices_of(sizes)}
-    yield from (Check("adamw_triton", "update", each, partial(update_parts, values, each)) for each in sorted(trained))
+    yield from (
+        KernelTrial("adamw_triton", "update", each, partial(update_parts, values, each)) for each in sorted(trained)
+    )
     if plan.fp8_recipe is None:
         return
     activation: Activation = plan.recipe.model.mlp
@@ -176,16 +178,16 @@ def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[Check]:
         yield from norm_checks(plan, sizes, values)
     if casts_by_update(plan, ranks):
         for shape in sorted(matrices_of(sizes)):
-            yield Check("adamw_triton", "update_and_cast", shape, partial(update_and_cast_parts, values, shape))
+            yield KernelTrial("adamw_triton", "update_and_cast", shape, partial(update_and_cast_parts, values, shape))
 
 
-def sizes_of(plan: EnginePlan) -> Sizes:
+def sizes_of(plan: EnginePlan) -> RankShapes:
     model, layout, moe = plan.recipe.model, plan.recipe.layout, plan.recipe.model.moe
     rows = layout.mbs * layout.seq_len // layout.cp
     features = {model.ffn_hidden_size} if moe is None or moe.interleave > 1 else set[int]()
     if moe is not None and moe.shared_ffn_hidden_size is not None:
         features |= {moe.shared_ffn_hidden_size}
-    return Sizes(
+    return RankShapes(
         batch=layout.mbs,
         seq=layout.seq_len // layout.cp,
         shard_rows=rows // layout.tp if layout.sequence_parallel else rows,
@@ -199,7 +201,7 @@ def sizes_of(plan: EnginePlan) -> Sizes:
     )
 
 
-def matrices_of(sizes: Sizes) -> set[tuple[int, ...]]:
+def matrices_of(sizes: RankShapes) -> set[tuple[int, ...]]:
     """Shapes of a block's weights."""
     inner = {sizes.query, *sizes.features}
     found: set[tuple[int, ...]] = {(sizes.hidden, each) for each in inner} | {(each, sizes.hidden) for each in inner}
@@ -209,7 +211,7 @@ def matrices_of(sizes: Sizes) -> set[tuple[int, ...]]:
     return found | {(sizes.value, sizes.hidden)}
 
 
-def cast_checks(sizes: Sizes, activation: Activation, values: Values) -> Iterator[Check]:
+def cast_checks(sizes: RankShapes, activation: Activation, values: Values) -> Iterator[KernelTrial]:
     rows, hidden = sizes.rows, sizes.hidden
     taken: set[tuple[int, ...]] = {(sizes.shard_rows, hidden), (rows, sizes.query), *matrices_of(sizes)}
     if sizes.experts:
@@ -218,37 +220,39 @@ def cast_checks(sizes: Sizes, activation: Activation, values: Values) -> Iterato
     for name, which, shapes in (("", INPUT, taken), (" of gradients", GRADIENT, given)):
         for shape in sorted(shapes):
             compute = partial(cast_parts, values, shape, FORMATS[which])
-            yield Check("fp8_cast_triton", f"cast_both_ways{name}", shape, compute)
+            yield KernelTrial("fp8_cast_triton", f"cast_both_ways{name}", shape, compute)
     joined: set[tuple[int, ...]] = {(sizes.query, sizes.value, sizes.value)}
     if activation == "swiglu":
         joined |= {(each, each) for each in sizes.features}
     for parts in sorted(joined):
         compute = partial(joined_parts, values, parts, hidden)
-        yield Check("fp8_cast_triton", "cast_into", (sum(parts), hidden), compute)
+        yield KernelTrial("fp8_cast_triton", "cast_into", (sum(parts), hidden), compute)
 
 
-def activation_checks(sizes: Sizes, activation: Activation, values: Values) -> Iterator[Check]:
+def activation_checks(sizes: RankShapes, activation: Activation, values: Values) -> Iterator[KernelTrial]:
     shapes = {(sizes.rows, each) for each in sizes.features}
     if sizes.experts:
         shapes |= {(sizes.expert_rows, sizes.expert_features)}
     for shape in sorted(shapes):
         given = partial(activation_parts, values, shape, activation)
-        yield Check("fp8_cast_triton", "cast_activated", shape, given)
+        yield KernelTrial("fp8_cast_triton", "cast_activated", shape, given)
         given = partial(activation_gradient_parts, values, shape, activation)
-        yield Check("fp8_cast_triton", "cast_activation_gradient", shape, given)
+        yield KernelTrial("fp8_cast_triton", "cast_activation_gradient", shape, given)
 
 
-def rotation_checks(plan: EnginePlan, ranks: Ranks, sizes: Sizes, values: Values) -> Iterator[Check]:
+def rotation_checks(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: Values) -> Iterator[KernelTrial]:
     if plan.recipe.model.qk_norm is not None:
         return
     shape = sizes.rows, sizes.query + 2 * sizes.value
     if rotates_in_place(plan):
-        yield Check("rotary_triton", "rotate_in_place", shape, partial(rotation_parts, plan, ranks, sizes, values))
+        yield KernelTrial(
+            "rotary_triton", "rotate_in_place", shape, partial(rotation_parts, plan, ranks, sizes, values)
+        )
     given = partial(rotation_gradient_parts, plan, ranks, sizes, values)
-    yield Check("rotary_triton", "cast_rotated_gradient", shape, given)
+    yield KernelTrial("rotary_triton", "cast_rotated_gradient", shape, given)
 
 
-def norm_checks(plan: EnginePlan, sizes: Sizes, values: Values) -> Iterator[Check]:
+def norm_checks(plan: EnginePlan, sizes: RankShapes, values: Values) -> Iterator[KernelTrial]:
     shape, centered = (sizes.batch, sizes.seq, sizes.hidden), plan.recipe.model.norm == "layernorm1p"
     given = {
         "normalize_and_cast": norm_parts,
@@ -256,7 +260,7 @@ def norm_checks(plan: EnginePlan, sizes: Sizes, values: Values) -> Iterator[Chec
         "normalize_backward_and_cast": norm_gradient_cast_parts,
     }
     for name, compute in given.items():
-        yield Check("norm_triton", name, shape, partial(compute, values, shape, centered=centered))
+        yield KernelTrial("norm_triton", name, shape, partial(compute, values, shape, centered=centered))
 
 
 def cast_parts(values: Values, shape: tuple[int, ...], dtype: torch.dtype) -> Parts:
@@ -313,7 +317,7 @@ def inputs_of(values: Values, shape: tuple[int, int], activation: Activation) ->
     return values(rows, 2 * features if activation == "swiglu" else features)
 
 
-def rotation_parts(plan: EnginePlan, ranks: Ranks, sizes: Sizes, values: Values) -> Parts:
+def rotation_parts(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: Values) -> Parts:
     head_dim = plan.recipe.model.head_dim
     product, rotation = values(sizes.rows, sizes.query + 2 * sizes.value), rotation_of(plan, ranks)
     rotated = (sizes.query + sizes.value) // head_dim
@@ -324,7 +328,7 @@ def rotation_parts(plan: EnginePlan, ranks: Ranks, sizes: Sizes, values: Values)
     yield from ((product[own], expected[own]) for own in slices(*product.shape))
 
 
-def rotation_gradient_parts(plan: EnginePlan, ranks: Ranks, sizes: Sizes, values: Values) -> Parts:
+def rotation_gradient_parts(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: Values) -> Parts:
     head_dim, scale = plan.recipe.model.head_dim, values.number(SCALE)
     numbers = (each // head_dim for each in (sizes.query, sizes.value, sizes.value))
     heads = Heads(*(values(sizes.batch, sizes.seq, number, head_dim) for number in numbers))
