@@ -19,7 +19,6 @@ import pandas
 import pytest
 from called_here import Run, runner
 from fake_steps import steps_of
-from mlperf_logging.compliance_checker.mlp_parser.ruleset_510 import parse_file
 from prometheus_client import parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from pyarrow import parquet
@@ -306,28 +305,6 @@ def test_wandb_has_series_settings_and_verdicts(llmb: Run, folders: list[Path], 
                 for item in record.summary.update:
                     final[item.nested_key[0] if item.nested_key else item.key] = json.loads(item.value_json)
         assert final["step_time_mean_s"] == shown[run]["step_time_s"]["mean"]
-
-
-def test_logs_are_parsed_by_mlperfs_checker(llmb: Run, folders: list[Path], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = llmb("export", "--format", "mlperf", "-o", str(out), "--json")
-    assert done.returncode == 0 and json.loads(done.stdout)["runs"] == 4
-    statuses = set()
-    for path in map(Path, json.loads(done.stdout)["files"]):
-        lines, failed = parse_file(path)
-        assert failed == []
-        times = [line.timestamp for line in lines]
-        assert times == sorted(times)
-        keys = [line.key for line in lines]
-        assert [key for key in keys if re.fullmatch("(init|run)_.*", key)] == [
-            *("init_start", "init_stop", "run_start", "run_stop")
-        ]
-        statuses.add(lines[-1].value["metadata"]["status"])
-        stats = [line.value for line in lines if line.key == "tracked_stats"]
-        assert [one["metadata"]["step"] for one in stats] == list(range(len(stats)))
-        (batch,) = (line.value["value"] for line in lines if line.key == "global_batch_size")
-        assert stats[-1]["metadata"]["samples_count"] == batch * len(stats)
-    assert statuses == {"success", "aborted"}
 
 
 def test_what_cannot_be_exported_is_named(llmb: Run, folders: list[Path], tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def export(
         list[str] | None,
         typer.Option(
             "--format",
-            help="csv, parquet, jsonl, openmetrics, mlperf, tensorboard, mlflow or wandb. Repeatable; several are"
-            " separated by commas. Default: csv.",
+            help="csv, parquet, jsonl, openmetrics, tensorboard, mlflow or wandb. Repeatable; several are separated"
+            " by commas. Default: csv.",
         ),
     ] = None,
     output: Annotated[
