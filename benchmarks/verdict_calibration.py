@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from llmb.metrics.group_difference import (
     KnownSpread,
     RunMean,
-    control_differs,
     decide,
     group_difference,
     known_spread,
@@ -75,8 +74,6 @@ GRID = (
 SPREADS = (0.003, 0.01, 0.03)
 """Between runs, where it is asked what would have shown."""
 SIZES = (Cell("1 and 1 runs, 5 earlier ones", 1, 1, 5), Cell("3 and 3 runs", 3, 3), Cell("5 and 5 runs", 5, 5))
-DRIFTS = (0.0, 2.0, 4.0, 8.0)
-"""Steps between the runs before and their control, in spreads between runs."""
 FOUND = (0.75, 0.9)
 """Share of the smallest changes that has to be found, where 80 % are aimed at."""
 
@@ -195,7 +192,6 @@ def _slow_downs(rng: np.random.Generator, repeats: int) -> Iterator[Case]:
 def measure_tables(repeats: int, seed: int = SEED) -> Iterator[Case]:
     yield from measure_grid(repeats, seed)
     yield from measure_power(repeats, seed)
-    yield from measure_controls(repeats, seed)
 
 
 def measure_power(repeats: int, seed: int = SEED) -> Iterator[Case]:
@@ -221,39 +217,13 @@ def _seems_slower(
     return (group_difference(before, slower, known).ci95_pct or (0.0,))[0] > 0
 
 
-def measure_controls(repeats: int, seed: int = SEED) -> Iterator[Case]:
-    """Comparisons that their control withdraws, of runs with and without a step between them and their control; and,
-    of those without, verdicts of equal sides that the spread of the control too decides.
-
-    5 % are aimed at exactly: the limit is what so many draws exceed in 1 % of cases then.
-    """
-    rng = np.random.default_rng(seed)
-    most = 0.05 + 2.326 * math.sqrt(0.05 * 0.95 / repeats)
-    for cell, spread in product(SIZES, SPREADS):
-        for drift in DRIFTS:
-            withdrawn = 0
-            for (before, control), known in _drawn(rng, cell, repeats, spread, math.exp(drift * spread)):
-                withdrawn += control_differs(group_difference(before, control, known)) is not None
-            case = f"{cell.name}, {100 * spread:g} % apart, step of {drift:g} spreads"
-            bounds = {"most": most} if not drift else {"least": 0.95} if drift == max(DRIFTS) else {}
-            yield Case("withdrawn by its control", case, withdrawn / repeats, repeats, **bounds)
-        alarms = 0
-        for (before, after), known in _drawn(rng, cell, repeats, spread):
-            (control, _), _ = next(_drawn(rng, cell, 1, spread))
-            found = decide(group_difference(before, after, known, control), 0.0).verdict
-            alarms += found in ("regressed", "improved")
-        case = f"{cell.name}, {100 * spread:g} % apart"
-        yield Case("equal, seem to differ, control", case, alarms / repeats, repeats, most=most)
-
-
 def _drawn(
-    rng: np.random.Generator, cell: Cell, repeats: int, spread: float, factor: float = 1.0
+    rng: np.random.Generator, cell: Cell, repeats: int, spread: float
 ) -> Iterator[tuple[tuple[list[RunMean], list[RunMean]], KnownSpread | None]]:
-    """Two groups of run means, the second one slower by ``factor``, and what earlier runs tell of their spread."""
+    """Two groups of run means, and what earlier runs tell of their spread."""
     for _ in range(repeats):
         count = cell.before + cell.after
         means = 10 * np.exp(spread * rng.standard_normal(count + cell.earlier))
-        means[cell.before : count] *= factor
         runs = [RunMean(float(mean)) for mean in means[:count]]
         known = known_spread(means[count:].tolist()) if cell.earlier else None
         yield (runs[: cell.before], runs[cell.before :]), known

@@ -4,7 +4,7 @@
 from typing import Any
 
 from llmb.analysis.bisect import BisectReport, CandidateReport
-from llmb.analysis.comparison import Comparison, Control, LeftOutRun, Row, Unmatched
+from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
 from llmb.runs.identity import Difference
 
 
@@ -32,7 +32,6 @@ def sample_comparison() -> dict[str, Any]:
         scaling=None,
         before_runs=("",),
         after_runs=("",),
-        control=Control(runs=("",), delta_pct=0.1, ci95_pct=(-0.4, 0.6), withdraws=False),
     )
     alone = Unmatched(side="before", recipe="", runs=("",), differs=(difference,), reason=None)
     return Comparison(

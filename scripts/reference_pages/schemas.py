@@ -8,7 +8,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 from llmb.analysis import comparison, watched
 from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.bisect import BisectReport
-from llmb.analysis.comparison import Control
 from llmb.analysis.watched import Concern, State
 from llmb.bench.pairs import PairFigures
 from llmb.bench.records import Measurement, MeasurementFile
@@ -236,7 +235,6 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "judged[]": Verdict,
         "judged[].step_time_s": float | None,
         "judged[].runs": tuple[JudgedRun, ...],
-        "judged[].control": Control | None,
         "judged[].explanation": Explanation | None,
         "left_out": tuple[LeftOut, ...],
     },

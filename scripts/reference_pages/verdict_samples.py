@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut
-from llmb.analysis.comparison import Control
 from llmb.analysis.judge_run import Judged
 from llmb.report.verdict_report import judge_document
 from llmb.runs.identity import RunIdentity
@@ -15,5 +14,4 @@ from llmb.verdict.judgement import without_reference
 def sample_judgement() -> dict[str, Any]:
     run = AnalyzedRun(id="", path=Path("run"), identity=RunIdentity(configuration={}), status="success")
     verdict = without_reference("not comparable", "")
-    control = Control(runs=("",), delta_pct=0.1, ci95_pct=(-0.4, 0.6), withdraws=False)
-    return judge_document([Judged("", (run,), verdict, None, control=control)], [LeftOut("", "")])
+    return judge_document([Judged("", (run,), verdict, None)], [LeftOut("", "")])

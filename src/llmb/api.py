@@ -279,7 +279,6 @@ def judge(
     path: str | Path,
     *,
     against: str | Path | None = None,
-    control: str | Path | None = None,
     expect: str | Path | None = None,
     tolerance: float | None = None,
     gpu_type: str | None = None,
@@ -288,21 +287,19 @@ def judge(
 ) -> RunVerdict:
     """Whether a run, by its id, ``"latest"``, folder or log, is as fast as it should be, as ``llmb judge``.
 
-    Also repeats with a label or in a folder, which have one verdict ``against`` other runs. ``control`` are more runs
-    like those, which withdraw the verdict if they differ from them. ``tolerance`` is in %, ``gpu_type`` that of a log
-    that does not report it, ``window`` the steps to average. Raises UsageError if there is no run that ended, or if
-    there would be several verdicts.
+    Also repeats with a label or in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in
+    %, ``gpu_type`` that of a log that does not report it, ``window`` the steps to average. Raises UsageError if there
+    is no run that ended, or if there would be several verdicts.
     """
     limit = given_tolerance(tolerance, "tolerance")
     if window is not None:
         check_rule(window)
-    if expect is not None and (against is not None or control is not None):
-        raise UsageError("expect cannot be combined with against and control", do="leave it out")
+    if expect is not None and against is not None:
+        raise UsageError("expect cannot be combined with against", do="leave it out")
     install = install_root(os.environ, Path.cwd())
     found = find_ended_runs(str(path.absolute() if isinstance(path, Path) else path), install, on_message)
     reference = Against(
         runs=None if against is None else str(against),
-        control=None if control is None else str(control),
         expectations=None if expect is None else Path(expect).expanduser(),
         tolerance=limit,
         gpu_type=gpu_type,
@@ -331,20 +328,17 @@ def compare(
     after: str | Path | None = None,
     *,
     vary: Sequence[str] = (),
-    control: str | Path | None = None,
     tolerance: float | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> RunComparison:
     """Two groups of runs, as ``llmb compare``: folders, labels, campaigns, ids or dates. Raises UsageError.
 
-    Without ``after``, groups within ``before`` that differ in ``vary``. ``control`` are runs like those before, which
-    withdraw the verdict if they differ. ``tolerance`` is in percent. A verdict raises
-    nothing: see ``rows``.
+    Without ``after``, groups within ``before`` that differ in ``vary``. ``tolerance`` is in percent. A verdict
+    raises nothing: see ``rows``.
     """
     limit = given_tolerance(tolerance, "tolerance")
     install = install_root(os.environ, Path.cwd())
-    second, third = (None if one is None else str(one) for one in (after, control))
-    sides = find_sides(str(before), second, install, on_message, third)
+    sides = find_sides(str(before), None if after is None else str(after), install, on_message)
     earlier = earlier_runs(install, on_message)
     return RunComparison(**dict(compare_runs(*sides, vary=vary, tolerance_pct=limit and limit.pct, earlier=earlier)))
 

@@ -14,7 +14,6 @@ from timed_runs import noisy_times, write_run
 from llmb.analysis.compare_runs import IN_BOTH, compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
-from llmb.analysis.match_runs import IN_CONTROL
 from llmb.errors import UsageError
 from llmb.report.compare_report import compare_tables
 from llmb.runs.plan import Plan
@@ -40,12 +39,11 @@ def write(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Write:
 
 @pytest.fixture
 def compare(tmp_path: Path) -> Callable[..., Comparison]:
-    def compare(before: str, after: str | None = None, control: str | None = None, **options: Any) -> Comparison:
-        first, second, third = (
-            name and find_ended_runs(str(tmp_path / name), tmp_path, lambda _: None)
-            for name in (before, after, control)
+    def compare(before: str, after: str | None = None, **options: Any) -> Comparison:
+        first, second = (
+            name and find_ended_runs(str(tmp_path / name), tmp_path, lambda _: None) for name in (before, after)
         )
-        return compare_runs(first, second, third, **options)
+        return compare_runs(first, second, **options)
 
     return compare
 
@@ -212,66 +210,6 @@ def test_two_groups_of_one_run_are_compared_by_their_steps(write: Write, compare
     (row,) = compare("before", "after").rows
     assert row.noise_pct is None and row.ci95_pct and row.verdict == "regressed"
     assert row.reason and "one run on each side" in row.reason
-
-
-def test_a_control_adds_to_what_is_known_of_the_noise(write: Write, compare: Callable[..., Comparison]) -> None:
-    for folder, mean_s in (("before", 2.0), ("control", 2.0), ("after", 2.06)):
-        write(folder, mean_s)
-    (alone,), found = compare("before", "after").rows, compare("before", "after", "control")
-    (row,) = found.rows
-    assert row.control and len(row.control.runs) == 3 and not row.control.withdraws
-    assert (row.verdict, row.delta_pct, row.n_before) == ("regressed", alone.delta_pct, 3)
-    assert row.noise_pct != alone.noise_pct
-    assert alone.control is None and str(found.control).endswith("control")
-    assert "the control differs by" in str(compare_tables(found)[0].caption).lower()
-
-
-def test_a_recipe_without_a_control_is_named(write: Write, compare: Callable[..., Comparison]) -> None:
-    for folder, dtype in (
-        ("before", "fp32"),
-        ("before", "bf16"),
-        ("after", "fp32"),
-        ("after", "bf16"),
-        ("control", "bf16"),
-    ):
-        write(folder, 2.0, dtype=dtype)
-    found = compare("before", "after", "control")
-    (alone,) = [row for row in found.rows if row.control is None]
-    lines = str(compare_tables(found)[0].caption).splitlines()
-    assert [line for line in lines if "the control has no run of it" in line] == [
-        f"{alone.recipe}: the control has no run of it: whether the machine itself changed is not known."
-    ]
-
-
-def test_a_control_that_differs_withdraws_the_verdict(write: Write, compare: Callable[..., Comparison]) -> None:
-    for folder, mean_s in (("before", 2.0), ("control", 2.1), ("after", 2.1)):
-        write(folder, mean_s)
-    assert compare("before", "after").verdict == "regressed"
-    (row,) = compare("before", "after", "control").rows
-    assert (row.verdict, row.more_runs) == ("inconclusive", None)
-    assert row.control and row.control.withdraws and row.reason
-    assert row.reason.startswith("the control differs from the runs before by ")
-    assert row.reason.endswith(" %), although nothing was changed")
-
-
-def test_a_control_is_like_the_runs_before(write: Write, compare: Callable[..., Comparison]) -> None:
-    write("before", 2.0)
-    write("after", 2.0)
-    write("other", 2.0, dtype="bf16")
-    with pytest.raises(UsageError, match=r"the control is not like the runs before: .*dtype.* differs"):
-        compare("before", "after", "other")
-    write("broken", 2.0, fields={"failed": "out of memory"})
-    with pytest.raises(UsageError, match="the control has no run that is a measurement"):
-        compare("before", "after", "broken")
-
-
-def test_the_runs_of_a_control_count_on_neither_side(write: Write, compare: Callable[..., Comparison]) -> None:
-    write("all", 2.0)
-    write("all/control", 2.0)
-    write("after", 2.0)
-    found = compare("all", "after", "all/control")
-    assert (found.rows[0].n_before, len(found.rows[0].control.runs if found.rows[0].control else ())) == (3, 3)
-    assert [one.reason for one in found.left_out] == 3 * [IN_CONTROL]
 
 
 def test_names_that_cannot_vary_are_refused(write: Write, compare: Callable[..., Comparison]) -> None:

@@ -210,36 +210,6 @@ def test_without_a_published_figure_a_run_is_judged_by_earlier_ones(
     found, code = judge(folders[3].path)
     assert (found["verdict"], found["reference"]["runs"], code) == ("regressed", 3, 5)
     assert found["delta_pct"] == pytest.approx(10, abs=1)
-    found, code = judge(folders[3].path, "--control", folders[0].path)
-    assert (found["verdict"], found["reference"]["runs"], code) == ("regressed", 2, 5)
-    assert len(found["control"]["runs"]) == 1 and not found["control"]["withdraws"]
-
-
-def test_a_control_that_differs_withdraws_the_verdict(
-    judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan]
-) -> None:
-    for number, (folder, mean_s) in enumerate((("before", 2.0), ("same", 2.0), ("drifted", 2.1), ("after", 2.1))):
-        for own in range(3):
-            times = noisy_times(mean_s, 0.005, 50, seed=3 * number + own + 1)
-            write_timed_run(tmp_path / folder, tiny_plan(), times, number=10 * number + own)
-    against = (tmp_path / "after", "--against", tmp_path / "before")
-    alone, _ = judge(*against)
-    found, code = judge(*against, "--control", tmp_path / "same")
-    assert (found["verdict"], found["delta_pct"], code) == ("regressed", alone["delta_pct"], 5)
-    assert alone["control"] is None and not found["control"]["withdraws"]
-    assert found["smallest_visible_change_pct"] != alone["smallest_visible_change_pct"]
-    found, code = judge(*against, "--control", tmp_path / "drifted")
-    assert (found["verdict"], found["more_runs"], code) == ("inconclusive", None, 6)
-    assert found["control"]["withdraws"] and len(found["control"]["runs"]) == 3
-    said = "the control differs from the runs before by "
-    assert found["reason"].startswith(said) and said in found["sentence"]
-    write_timed_run(tmp_path / "other", tiny_plan(dtype="bf16"), noisy_times(2.1, 0.005, 50, seed=99), number=99)
-    with pytest.raises(UsageError, match=r"the control is not like the runs before: .*dtype.* differs"):
-        judge(*against, "--control", tmp_path / "other")
-    with pytest.raises(UsageError, match="the control has runs that are judged"):
-        judge(*against, "--control", tmp_path / "after")
-    with pytest.raises(UsageError, match="--control is for runs that are judged against runs"):
-        judge(tmp_path / "after", "--expect", "expected.yaml", "--control", tmp_path / "same")
 
 
 def test_a_run_is_not_its_own_baseline(judge: Judge, tmp_path: Path) -> None:

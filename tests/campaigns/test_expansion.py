@@ -188,21 +188,14 @@ def test_entries_behind_the_last_possible_job_are_not_expanded(catalogue: Catalo
     assert len(expansion.jobs) == 12_000
 
 
-def test_a_control_is_queued_in_turn_and_every_second_round_backwards(catalogue: Catalogue) -> None:
+def test_groups_are_queued_in_turn_and_every_second_round_backwards(catalogue: Catalogue) -> None:
     selection = Selection(workloads=(f"{LLAMA}_8b",), dtypes=("bf16",), scales=(8,))
     entries = [
-        Entry(where="1", selection=selection, repeats=3, options={"label": ("before",)}, control="before-control"),
+        Entry(where="1", selection=selection, repeats=3, options={"label": ("before",)}),
         Entry(where="2", selection=selection, repeats=3, options={"label": ("after",), "tp": ("2",)}),
     ]
     jobs = expand(catalogue, entries, "h100").jobs
-    turn = ["before", "before-control", "after"]
+    turn = ["before", "after"]
     assert [job.options["label"][0] for job in jobs] == [*turn, *reversed(turn), *turn]
-    assert [job.repeat for job in jobs] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert ["tp" in job.options for job in jobs[:3]] == [False, False, True]
-
-
-@pytest.mark.parametrize("options", [{}, {"label": ("same",)}])
-def test_a_control_needs_another_label(catalogue: Catalogue, options: dict[str, tuple[str, ...]]) -> None:
-    entry = Entry(where="1", selection=Selection(workloads=(f"{LLAMA}_8b",)), options=options, control="same")
-    (problem,) = expand(catalogue, [entry], "h100").problems
-    assert problem.startswith("1: control is the label of more runs like those of another label")
+    assert [job.repeat for job in jobs] == [1, 1, 2, 2, 3, 3]
+    assert ["tp" in job.options for job in jobs[:2]] == [False, True]

@@ -280,13 +280,6 @@ def test_a_campaign_is_counted_and_listed_for_ci_systems(
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (2, 1, 0, 0)
 
 
-def test_a_control_keeps_its_own_label(environ: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "jobs.txt").write_text("pretrain_llama3.1 8b bf16 8 repeats=2 label=before control=before-control\n")
-    command = ("bulk", environ, str(tmp_path / "jobs.txt"), "--dry-run")
-    assert len(shown(*command)) == 4
-    assert "--label would give runs and their control the same label" in refused(*command, "--label", "now").what
-
-
 def test_all_that_is_wrong_with_a_file_is_told(environ: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "jobs.yaml"
     path.write_text("""\

@@ -194,9 +194,9 @@ CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "run": ({"workload": "none", "size": "8b"}, ("workload", "size", "force", "on_step", "on_message", "lr", "label")),
     "result": ({"run": "x"}, ("run", "on_message")),
     "list_runs": ({}, ("label", "workload", "campaign", "since", "limit", "on_message")),
-    "judge": ({"path": "x"}, ("path", "against", "control", "expect", "tolerance", "gpu_type", "window")),
+    "judge": ({"path": "x"}, ("path", "against", "expect", "tolerance", "gpu_type", "window")),
     "parse": ({"path": "x"}, ("path", "window")),
-    "compare": ({"before": "x"}, ("before", "after", "vary", "control", "tolerance")),
+    "compare": ({"before": "x"}, ("before", "after", "vary", "tolerance")),
 }
 
 

@@ -124,7 +124,6 @@ def test_the_document_of_parsed_logs_is_of_the_schema(tmp_path: Path, options: t
         ("judge", ("judge", "one", "--explain")),
         ("judge", ("judge", "before", "after", "--explain")),
         ("judge", ("judge", "after", "--against", "before")),
-        ("judge", ("judge", "after", "--against", "before", "--control", "one")),
         ("judge", ("judge", "before", "--acceptance", "h100-node")),
         ("compare", ("compare", "before", "after")),
         ("compare", ("compare", "before", "other")),

@@ -26,13 +26,10 @@ from llmb.analysis.comparison import (
 )
 from llmb.analysis.match_runs import (
     Configuration,
-    Controls,
     Earlier,
     MatchedRuns,
     Matches,
     Pair,
-    control_record,
-    controls_of,
     earlier_spread,
     group_title,
     groups_of,
@@ -43,10 +40,9 @@ from llmb.analysis.match_runs import (
     same_but,
     sources,
     titles,
-    without_control,
 )
 from llmb.errors import UsageError
-from llmb.metrics.group_difference import ControlGroup, RunMean, decide, group_difference
+from llmb.metrics.group_difference import RunMean, decide, group_difference
 from llmb.runs.drift import known_differences
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
@@ -85,7 +81,6 @@ Side = Literal["before", "after"]
 def compare_runs(
     before: FoundRuns,
     after: FoundRuns | None,
-    control: FoundRuns | None = None,
     *,
     vary: Sequence[str] = (),
     tolerance_pct: float | None = None,
@@ -95,21 +90,12 @@ def compare_runs(
 
     ``earlier`` finds other runs like one, which tell how much repeats differ where a row has one run on each side.
 
-    ``control`` are runs of the configuration before, between which and those nothing was changed; they count on
-    neither side.
-
-    Raises UsageError for a name of ``vary`` that no run has, if both selections have the same runs, and for a control
-    of another configuration than those before.
+    Raises UsageError for a name of ``vary`` that no run has, if both selections have the same runs.
     """
-    left_out = []
-    if control:
-        kept = measured(control)
-        left_out = [LeftOutRun(run=one.run, reason=one.reason, side="control") for one in kept.left_out]
-        before, after = without_control(before, kept), after and without_control(after, kept)
     ended = (*before.runs, *(after.runs if after else ()))
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
     old, new = measured(before), measured(after) if after else None
-    left_out += [_left_out(one, "before") for one in old.left_out]
+    left_out = [_left_out(one, "before") for one in old.left_out]
     if after is None or new is None or sources(before) == sources(after):
         if not vary:
             do = "select two groups of runs, or say what differs within one: --vary dtype, --vary scale"
@@ -123,13 +109,11 @@ def compare_runs(
         matches = match_sides(groups_of(own), groups_of(new.runs), may_vary)
     given = may_vary.tolerance if tolerance_pct is None else Tolerance(tolerance_pct, "as given")
     named = zip(matches.pairs, titles(matches.pairs), strict=True)
-    controls = controls_of(kept, [pair.before for pair in matches.pairs]) if control else {}
-    rows = tuple(_row(pair, recipe, given, earlier, controls) for pair, recipe in named)
+    rows = tuple(_row(pair, recipe, given, earlier) for pair, recipe in named)
     unmatched = tuple(_unmatched(matches, after or before, may_vary))
     return Comparison(
         before=before.title,
         after=after.title if after else before.title,
-        control=control.title if control else None,
         vary=tuple(vary),
         verdict=_verdict(rows, unmatched),
         rows=rows,
@@ -151,20 +135,17 @@ def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName
     return min(found, key=WORST.index)
 
 
-def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier, controls: Controls) -> Row:
+def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier) -> Row:
     before, after, disturbed = pair.before, pair.after, tuple(_disturbed(pair))
     works = _works(before.configuration, after.configuration)
     changed = differences(before.configuration, after.configuration)
     obstacle = _obstacle(changed, works)
     measure: Measure = "step_time" if works[0] == works[1] or obstacle else "gpu_time_per_token"
     scales = (1.0, 1.0) if measure == "step_time" else tuple(1 / work for work in works if work)
-    same = controls.get(before.runs[0].identity.key)
     known = earlier_spread(before.runs, after.runs, earlier)
-    means = _means(before, scales[0]), _means(after, scales[1])
-    control = _control_group(before, same, scales[0], earlier) if same else None
-    difference = group_difference(*means, known, control.means if control else ())
+    difference = group_difference(_means(before, scales[0]), _means(after, scales[1]), known)
     tolerance = given or _tolerance(pair)
-    decision = decide(difference, tolerance.pct, control)
+    decision = decide(difference, tolerance.pct)
     if decision.verdict in BETTER and any(CHANGED_COPY in run.faults for run in (*before.runs, *after.runs)):
         decision = replace(decision, verdict="inconclusive", more_runs=None)
     return Row(
@@ -189,13 +170,7 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier, con
         scaling=_scaling(before.configuration, after.configuration),
         before_runs=tuple(run.id for run in before.runs),
         after_runs=tuple(run.id for run in after.runs),
-        control=control_record(same, control) if same and control else None,
     )
-
-
-def _control_group(before: MatchedRuns, control: MatchedRuns, scale: float, earlier: Earlier) -> ControlGroup:
-    means, known = _means(control, scale), earlier_spread(before.runs, control.runs, earlier)
-    return ControlGroup(tuple(means), group_difference(_means(before, scale), means, known))
 
 
 def _disturbed(pair: Pair) -> Iterator[str]:

@@ -99,17 +99,6 @@ Measure = Literal["step_time", "gpu_time_per_token"]
 Scaling = Literal["weak", "strong", "mixed"]
 
 
-class Control(Record):
-    """Runs of the configuration before, as a group of their own: nothing was changed between them."""
-
-    runs: tuple[str, ...]
-    delta_pct: float
-    """Change from the runs before, in percent; above 0 is slower."""
-    ci95_pct: tuple[float, float] | None
-    withdraws: bool
-    """It differs from the runs before, so that the verdict of the row is withdrawn."""
-
-
 class Row(Record):
     """One recipe. Times are medians of the runs' means."""
 
@@ -146,8 +135,6 @@ class Row(Record):
     """How the global batch size grows where the numbers of GPUs differ."""
     before_runs: tuple[str, ...]
     after_runs: tuple[str, ...]
-    control: Control | None = None
-    """None without ``--control``, and if it has no measurement of this configuration."""
 
 
 class Unmatched(Record):
@@ -165,15 +152,13 @@ class Unmatched(Record):
 class LeftOutRun(Record):
     run: str
     reason: str
-    side: Literal["before", "after", "control"]
+    side: Literal["before", "after"]
 
 
 class Comparison(Record):
     before: str
     """The selection, as the user named it."""
     after: str
-    control: str | None = None
-    """The selection of runs like those before, between which and those nothing was changed."""
     vary: tuple[str, ...]
     verdict: VerdictName
     """The worst of all rows."""

@@ -188,14 +188,10 @@ def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> F
     return once_in(FoundRuns(", ".join(one.title for one in found), runs, left_out))[0]
 
 
-def find_sides(
-    before: str, after: str | None, install: Path, say: Say, control: str | None = None
-) -> tuple[FoundRuns, FoundRuns | None, FoundRuns | None]:
-    """Finds the runs of up to three selections, which may have runs in common."""
-    selectors = [selector for selector in (before, after, control) if selector is not None]
-    first, *others = once_in(*(_find(selector, install, say) for selector in selectors))
-    second = others.pop(0) if after is not None else None
-    return first, second, others[0] if others else None
+def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[FoundRuns, FoundRuns | None]:
+    """Finds the runs of one or two selections, which may have runs in common."""
+    first, *others = once_in(*(_find(selector, install, say) for selector in (before, after) if selector is not None))
+    return first, others[0] if others else None
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from llmb.analysis.analyzed_run import (
     AnalyzedRun,
@@ -15,25 +14,18 @@ from llmb.analysis.analyzed_run import (
     measured,
 )
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
-from llmb.analysis.comparison import Control
 from llmb.analysis.copies import once_in
 from llmb.analysis.find_runs import earlier_runs, find_runs, in_window
 from llmb.analysis.match_runs import (
-    Controls,
     Earlier,
-    control_record,
-    controls_of,
     earlier_spread,
-    groups_of,
     no_earlier,
-    sources,
-    without_control,
 )
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
-from llmb.errors import UsageError, unknown
-from llmb.metrics.group_difference import ControlGroup, group_difference, student_t
+from llmb.errors import unknown
+from llmb.metrics.group_difference import student_t
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
@@ -47,7 +39,6 @@ from llmb.verdict.judgement import (
     Tolerance,
     judge_against_figure,
     judge_against_runs,
-    means_of,
     without_reference,
 )
 from llmb.verdict.records import Reference, Verdict
@@ -81,8 +72,6 @@ class Judged:
     """Statistics of a run's window, or of the means of several runs."""
     baseline: tuple[AnalyzedRun, ...] = ()
     """The runs that they are judged against; empty for a figure."""
-    control: Control | None = None
-    """None without ``--control``, and if it has no measurement of the configuration of these."""
 
     @property
     def compared_s(self) -> float | None:
@@ -99,8 +88,6 @@ class Against:
 
     runs: str | None = None
     """What ``find_runs`` takes."""
-    control: str | None = None
-    """Likewise, more runs like those that they are judged against; they have no meaning for a figure."""
     expectations: Path | None = None
     tolerance: Tolerance | None = None
     """None for the default."""
@@ -139,55 +126,33 @@ def _judge_runs(
         return in_window(known(run), against.window)
 
     known = earlier_runs(install, say)
-    control = _control(against, runs, install, say)
     if against.runs is not None:
         _, baseline = once_in(FoundRuns("", tuple(runs)), find_runs(against.runs, install, say))
         baseline = measured(replace(baseline, runs=in_window(baseline.runs, against.window)))
-        if control:
-            baseline = without_control(baseline, control)
         for one in baseline.left_out:
             say(f"left out of {baseline.title}: {one.run}: {one.reason}")
         judged = {run.counted_as for run in runs}
         others = [run for run in baseline.runs if run.counted_as not in judged]
-        controls = controls_of(control, groups_of(others)) if control else {}
-        return judge_against(runs, others, baseline.title, against.tolerance, earlier, controls)
+        return judge_against(runs, others, baseline.title, against.tolerance, earlier)
     if against.expectations is not None:
         expectations = read_expectations(against.expectations)
         for where in expectations.without_source:
             say(f"note: {where}: the entry has no source")
         return [judge_expected(run, expectations, against.tolerance) for run in runs]
-    controls = controls_of(control, groups_of(runs)) if control else {}
-    return [judged for run in runs for judged in _judge_alone(run, against, earlier, controls)]
+    return [judged for run in runs for judged in _judge_alone(run, against, earlier)]
 
 
-def _control(
-    against: Against, runs: Sequence[AnalyzedRun], install: Path, say: Callable[[str], None]
-) -> FoundRuns | None:
-    """Raises UsageError for runs that are judged themselves."""
-    if against.control is None:
-        return None
-    judged, control = once_in(FoundRuns("", tuple(runs)), find_runs(against.control, install, say))
-    if both := [run.id for run in control.runs if run.counted_as in sources(judged)]:
-        raise UsageError(f"the control has runs that are judged: {', '.join(both)}", where=control.title)
-    control = measured(replace(control, runs=in_window(control.runs, against.window)))
-    for one in control.left_out:
-        say(f"left out of the control: {one.run}: {one.reason}")
-    return control
-
-
-def _judge_alone(run: AnalyzedRun, against: Against, earlier: Earlier, controls: Controls) -> list[Judged]:
+def _judge_alone(run: AnalyzedRun, against: Against, earlier: Earlier) -> list[Judged]:
     """Against the published figure; without one, against earlier runs of the recipe on the same nodes."""
     judged = judge_published(run, against.tolerance, against.gpu_type)
     if judged.verdict.verdict != "not comparable" or judged.verdict.reference or run.record is None:
         return [judged]
-    same = {one.counted_as for group in controls.values() for one in group.runs}
-    others = [one for one in earlier(run) if one.counted_as not in same]
-    before = [one for one in others if (one.started_s or 0) < (run.started_s or 0)][-MOST_EARLIER:]
+    before = [one for one in earlier(run) if (one.started_s or 0) < (run.started_s or 0)][-MOST_EARLIER:]
     if len(before) < LEAST_EARLIER:
         count = f"{len(before) or 'no'} earlier run{'' if len(before) == 1 else 's'}"
         why = f"{judged.verdict.reason}; {count} of this recipe on these nodes, and {LEAST_EARLIER} are needed"
         return [replace(judged, verdict=without_reference("not comparable", why))]
-    return judge_against([run], before, f"{len(before)} earlier runs", against.tolerance, earlier, controls)
+    return judge_against([run], before, f"{len(before)} earlier runs", against.tolerance, earlier)
 
 
 def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None, gpu_type: str | None = None) -> Judged:
@@ -265,14 +230,13 @@ def judge_against(
     source: str,
     tolerance: Tolerance | None = None,
     earlier: Earlier = no_earlier,
-    controls: Controls = MappingProxyType({}),
 ) -> list[Judged]:
     """Repeats together, one verdict each, against those of ``baseline`` that are most like them.
 
     ``source`` names the baseline, whose runs are all measurements.
     """
     groups = grouped(baseline)
-    return [_against_nearest(repeats, groups, source, tolerance, earlier, controls) for repeats in grouped(runs)]
+    return [_against_nearest(repeats, groups, source, tolerance, earlier) for repeats in grouped(runs)]
 
 
 def _against_nearest(
@@ -281,13 +245,11 @@ def _against_nearest(
     source: str,
     tolerance: Tolerance | None,
     earlier: Earlier,
-    controls: Controls,
 ) -> Judged:
     if not groups:
         verdict = without_reference("not comparable", f"{source} has no other run that is a measurement")
         return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats))
     own = [measured_run(run) for run in repeats]
-    same = [_control_group(group, controls, earlier) for group in groups]
     verdicts = [
         judge_against_runs(
             own,
@@ -295,21 +257,11 @@ def _against_nearest(
             _baseline(group, source),
             tolerance,
             earlier_spread(group, repeats, earlier),
-            control,
         )
-        for group, control in zip(groups, same, strict=True)
+        for group in groups
     ]
-    verdict, group, control = min(zip(verdicts, groups, same, strict=True), key=lambda each: _distance(each[0]))
-    shown = control_record(controls[group[0].identity.key], control) if control else None
-    return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats), tuple(group), shown)
-
-
-def _control_group(before: Sequence[AnalyzedRun], controls: Controls, earlier: Earlier) -> ControlGroup | None:
-    control = controls.get(before[0].identity.key)
-    if control is None:
-        return None
-    means, known = means_of(map(measured_run, control.runs)), earlier_spread(before, control.runs, earlier)
-    return ControlGroup(tuple(means), group_difference(means_of(map(measured_run, before)), means, known))
+    verdict, group = min(zip(verdicts, groups, strict=True), key=lambda each: _distance(each[0]))
+    return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats), tuple(group))
 
 
 def _distance(verdict: Verdict) -> tuple[int, ...]:

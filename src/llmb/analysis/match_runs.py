@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runs of two selections are repeats of each other, which are compared, and which control that. Pure."""
+"""Which runs of two selections are repeats of each other, which are compared. Pure."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, grouped
-from llmb.analysis.comparison import Control, Varied
-from llmb.errors import UsageError
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, grouped
+from llmb.analysis.comparison import Varied
 from llmb.logs.configuration import ARGUMENTS
-from llmb.metrics.group_difference import ControlGroup, KnownSpread, control_differs, known_spread
+from llmb.metrics.group_difference import KnownSpread, known_spread
 from llmb.runs.identity import Value, differences
 
 ARROW = " -> "
@@ -121,44 +120,8 @@ def _agrees(one: MatchedRuns, other: MatchedRuns, varied: Varied) -> bool:
     return needed <= shared and all(values[key] == others[key] for key in shared)
 
 
-IN_CONTROL = "the control has it"
-Controls = Mapping[str, MatchedRuns]
-"""Control runs by the key of their configuration."""
-
-
 def sources(found: FoundRuns) -> set[str]:
     return {run.counted_as for run in found.runs}
-
-
-def without_control(side: FoundRuns, control: FoundRuns) -> FoundRuns:
-    """A side without the runs of the control, which are named as left out."""
-    taken = [run for run in side.runs if run.counted_as in sources(control)]
-    kept = tuple(run for run in side.runs if run not in taken)
-    return replace(side, runs=kept, left_out=(*side.left_out, *(LeftOut(run.id, IN_CONTROL) for run in taken)))
-
-
-def controls_of(control: FoundRuns, befores: Sequence[MatchedRuns]) -> Controls:
-    """Raises UsageError for runs of another configuration than those before, and without any."""
-    known = {group.runs[0].identity.key for group in befores}
-    groups = groups_of(control.runs)
-    if not groups:
-        raise UsageError("the control has no run that is a measurement", where=control.title)
-    for group in groups:
-        if befores and group.runs[0].identity.key not in known:
-            near = nearest(group, befores) or befores[0]
-            differs = ", ".join(one.key for one in differences(near.configuration, group.configuration))
-            what = f"the control is not like the runs before: {differs} differs (run {group.runs[0].id})"
-            raise UsageError(what, where=control.title, do="repeat the runs before, without a change, under its label")
-    return {group.runs[0].identity.key: group for group in groups}
-
-
-def control_record(runs: MatchedRuns, control: ControlGroup) -> Control:
-    return Control(
-        runs=tuple(run.id for run in runs.runs),
-        delta_pct=control.difference.delta_pct,
-        ci95_pct=control.difference.ci95_pct,
-        withdraws=control_differs(control.difference) is not None,
-    )
 
 
 def nearest(group: MatchedRuns, others: Sequence[MatchedRuns]) -> MatchedRuns | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError, did_you_mean
-from llmb.options.option import LABEL, WORD, Option, options_of
+from llmb.options.option import WORD, Option, options_of
 from llmb.options.text import convert
 from llmb.reference_suite.variables import LaunchVariable
 
@@ -98,9 +98,6 @@ class Entry:
     ] = 1
     profile: Annotated[bool, Option(help="Every run is profiled.")] = False
     add_profile: Annotated[bool, Option(help="Add one profiled run of each recipe.")] = False
-    control: Annotated[
-        str | None, Option(help="Run each recipe as often with this label too, in turn: a control.", form=LABEL)
-    ] = None
     repeatable: frozenset[str] = frozenset()
     """Options that take several values at once: they are not swept."""
 

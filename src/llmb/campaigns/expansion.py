@@ -115,8 +115,6 @@ def _check(entry: Entry) -> None:
     if entry.repeats * combinations > MOST_JOBS:
         swept = f" of {combinations} combinations" if combinations > 1 else ""
         raise UsageError(f"{entry.repeats} repeats{swept} are more than {MOST_JOBS:,} jobs")
-    if entry.control and entry.options.get("label", ()) in ((), (entry.control,)):
-        raise UsageError("control is the label of more runs like those of another label: give label, too")
     if entry.profile and entry.add_profile:
         raise UsageError("profile and add_profile are mutually exclusive")
 
@@ -208,19 +206,17 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
     repeats = [(number, entry.profile) for number in range(1, entry.repeats + 1)]
     if entry.add_profile:
         repeats.append((entry.repeats + 1, True))
-    controls: list[dict[str, Values]] = [{"label": (entry.control,)}] if entry.control else []
     for options, (number, profiled) in product(swept(entry.options, entry.repeatable), repeats):
-        for changes in ({}, *(controls if number <= entry.repeats else ())):
-            yield SelectedJob(
-                where=entry.where,
-                request=replace(request, scale=scale),
-                proxy=proxy,
-                named=entry.selection.names_recipes,
-                options={**options, **changes},
-                variables=entry.variables,
-                repeat=number,
-                profiled=profiled,
-            )
+        yield SelectedJob(
+            where=entry.where,
+            request=replace(request, scale=scale),
+            proxy=proxy,
+            named=entry.selection.names_recipes,
+            options=options,
+            variables=entry.variables,
+            repeat=number,
+            profiled=profiled,
+        )
 
 
 def narrowed(catalogue: Catalogue, jobs: Iterable[SelectedJob], selection: Selection) -> list[SelectedJob]:

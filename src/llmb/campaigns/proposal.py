@@ -161,9 +161,7 @@ def _checked(context: CampaignContext, requested: RequestedJobs) -> tuple[list[C
             jobs.append(found)
         except UsageError as error:
             refused.append((job, problem_text(error)))
-    alike = [entry.where for entry in requested.entries if entry.control and "label" in requested.given]
     problems = [*requested.problems, *expansion.problems, *grouped(item for item in refused if item[0].named)]
-    problems += [f"{where}: --label would give runs and their control the same label" for where in alike]
     left_out = [*expansion.left_out, *grouped(item for item in refused if not item[0].named)]
     if problems:
         do = see("run-many-recipes", "for the format of files") if requested.problems else None

@@ -35,13 +35,6 @@ Vary = Annotated[
         " configuration. May be repeated; several are separated by commas."
     ),
 ]
-Control = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RUNS",
-        help="Runs like those before, between which nothing was changed: if they differ, no verdict is given.",
-    ),
-]
 
 
 @app.command()
@@ -57,7 +50,6 @@ def compare(
         typer.Argument(metavar="AFTER", help="The same. Without it, groups within BEFORE are compared: see --vary."),
     ] = None,
     vary: Vary = None,
-    control: Control = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -86,8 +78,6 @@ def compare(
 
     - `llmb compare results/before results/after --format markdown`
 
-    - `llmb compare before after --control before-control`: no verdict if the machine itself changed
-
     - `llmb compare my-campaign --vary dtype`: the speed-up of fp8 over bf16
 
     - `llmb compare my-campaign --vary scale`: weak and strong scaling
@@ -97,7 +87,7 @@ def compare(
     limit = given_tolerance(tolerance, "--tolerance")
     names = tuple(name.strip() for text in vary or () for name in text.split(",") if name.strip())
     install = install_here()
-    sides = find_sides(before, after, install, say, control)
+    sides = find_sides(before, after, install, say)
     earlier = earlier_runs(install, say)
     comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
     write_junit(junit, "compare", lambda: comparison_cases(comparison))

@@ -48,14 +48,6 @@ AgainstRuns = Annotated[
         help="Judge against these runs, named as RUN is. Default: against the published figure.",
     ),
 ]
-Control = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RUNS",
-        help="More runs like those that RUN is judged against, between which nothing was changed: if they differ, no "
-        "verdict is given.",
-    ),
-]
 Expect = Annotated[Path | None, typer.Option(metavar="FILE", help="Judge against the step times of this YAML file.")]
 WriteExpectations = Annotated[
     Path | None,
@@ -101,7 +93,6 @@ Explain = Annotated[
 def judge(
     runs: Runs,
     against: AgainstRuns = None,
-    control: Control = None,
     expect: Expect = None,
     expectations_file: WriteExpectations = None,
     acceptance: Acceptance = None,
@@ -124,8 +115,6 @@ def judge(
 
     - `llmb judge new-driver --against old-driver`
 
-    - `llmb judge new-driver --against old-driver --control old-driver-again`
-
     - `llmb judge latest --explain`
 
     - `llmb judge results --expect expected.yaml --json --junit verdicts.xml`
@@ -137,8 +126,6 @@ def judge(
     if window is not None:
         check_rule(window)
     _check_options({"--against": against, "--expect": expect}, alone, tolerance, explain=explain)
-    if control is not None and (expect or any(alone.values())):
-        raise UsageError("--control is for runs that are judged against runs", do="leave it out, or give --against")
     install = install_here()
     selected = find_all_runs(runs, install, say)
     found, left_out = in_window(selected.runs, window), selected.left_out
@@ -152,13 +139,8 @@ def judge(
     if accepted:
         judged = judge_acceptance(accepted, found)
     else:
-        reference = Against(
-            runs=against, control=control, expectations=expect, tolerance=limit, gpu_type=gpu_type, window=window
-        )
+        reference = Against(runs=against, expectations=expect, tolerance=limit, gpu_type=gpu_type, window=window)
         judged = judge_runs(found, reference, install, say)
-        for one in judged if control else ():
-            if one.control is None:
-                say(f"note: the control does not count: it has no run like those that {one.title} is judged against")
     explanations = [explain_judged(one) for one in judged] if explain else []
     write_junit(junit, "judge", lambda: verdict_cases(judged, left_out))
     if json:

@@ -143,15 +143,6 @@ class GroupDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlGroup:
-    """More runs like those before, between which and those nothing was changed."""
-
-    means: tuple[RunMean, ...]
-    difference: GroupDifference
-    """From the runs before."""
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     verdict: DecisionName
     more_runs: int | None
@@ -185,21 +176,17 @@ def known_spread(means_s: Sequence[float]) -> KnownSpread | None:
 
 
 def group_difference(
-    before: Sequence[RunMean],
-    after: Sequence[RunMean],
-    known: KnownSpread | None = None,
-    control: Sequence[RunMean] = (),
+    before: Sequence[RunMean], after: Sequence[RunMean], known: KnownSpread | None = None
 ) -> GroupDifference:
-    """``known`` is used if each side has a single run. ``control`` are more runs like ``before`` that form a group of
-    their own: their spread counts too, and their level does not.
+    """``known`` is used if each side has a single run.
 
     Raises ValueError for an empty group, or a mean that is not a number above 0.
     """
-    if not before or not after or not all(0 < run.mean_s < math.inf for run in (*before, *after, *control)):
+    if not before or not after or not all(0 < run.mean_s < math.inf for run in (*before, *after)):
         raise ValueError("groups of runs with step times above 0 are needed")
     logs = [[math.log(run.mean_s) for run in group] for group in (before, after)]
     center = median(logs[1]) - median(logs[0])
-    precision, used = _precision(logs[0], logs[1], [math.log(run.mean_s) for run in control]), 0
+    precision, used = _precision(*logs), 0
     if precision is None and known:
         precision, used = _Precision(known.spread, known.spread * math.sqrt(2), known.runs - 1), known.runs
     half = precision.half_width if precision else _half_width_alone(before[0], after[0])
@@ -228,19 +215,6 @@ def smallest_change(half_width: float) -> float:
     The quantiles are normal ones: of Student's t their ratio is smaller, so that this is rather too much.
     """
     return half_width * (1 + POWER_QUANTILE / NORMAL_QUANTILE)
-
-
-def control_differs(difference: GroupDifference) -> str | None:
-    """Why a comparison is worth nothing, from the difference between the runs before and its control; None if they do
-    not differ by more than chance gives."""
-    interval, delta = difference.ci95_pct, difference.delta_pct
-    if interval is None or interval[0] <= 0 <= interval[1]:
-        return None
-    low, high = sorted(map(abs, interval))
-    return (
-        f"the control differs from the runs before by {abs(delta):.1f} % ({low:.1f} to {high:.1f} %), although nothing"
-        " was changed"
-    )
 
 
 def clear_decision(
@@ -274,13 +248,8 @@ def _digits_above(value: float, limit: float) -> int:
     return next((n for n in range(1, MOST_DIGITS) if round(value, n) > limit), MOST_DIGITS)
 
 
-def decide(difference: GroupDifference, tolerance_pct: float, control: ControlGroup | None = None) -> Decision:
-    """Whether the second group is slower than the first one by more than the tolerance.
-
-    Withdrawn if the control differs: what changed with the time may be all that was found, or hide it.
-    """
-    if control and (why := control_differs(control.difference)):
-        return Decision("inconclusive", None, why)
+def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
+    """Whether the second group is slower than the first one by more than the tolerance."""
     interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
     if interval is None or smallest is None:
         return Decision("inconclusive", 2 * (REPEATS - 1), NO_INTERVAL)
@@ -334,13 +303,12 @@ def _precision_of(spread: float, sizes: Sequence[int]) -> _Precision:
     return _Precision(spread, spread * math.sqrt(sum(map(_variance_of_median, sizes))), sum(sizes) - 2)
 
 
-def _precision(before: Sequence[float], after: Sequence[float], control: Sequence[float] = ()) -> _Precision | None:
-    """None for two single values without a control that tells their spread."""
-    sides = ([before, *([control] if control else [])], [after])
-    freedoms = [sum(len(group) - 1 for group in side) for side in sides]
+def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | None:
+    """None for two single values."""
+    freedoms = [len(group) - 1 for group in (before, after)]
     if not sum(freedoms):
         return None
-    squares = [math.fsum((value - fmean(group)) ** 2 for group in side for value in group) for side in sides]
+    squares = [math.fsum((value - fmean(group)) ** 2 for value in group) for group in (before, after)]
     weights = [_variance_of_median(len(group)) for group in (before, after)]
     spread = math.sqrt(sum(squares) / sum(freedoms))
     if freedoms[0] == freedoms[1] or not all(freedoms) or not spread:

@@ -75,7 +75,6 @@ CSV_COLUMNS = (
     "smallest_visible_change_pct",
 )
 MOST_DIGITS = 4
-UNCONTROLLED = "the control has no run of it: whether the machine itself changed is not known."
 MOST_RUNS = 6
 """Runs that a table names; the JSON document names all."""
 
@@ -149,8 +148,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     yield from dict.fromkeys(f"Tolerance {row.tolerance_pct:g} %: {row.tolerance_source}." for row in comparison.rows)
     named = len(comparison.rows) > 1
     for row in comparison.rows:
-        uncontrolled = [UNCONTROLLED] if comparison.control and row.control is None else []
-        for note in (*_row_notes(row), *uncontrolled):
+        for note in _row_notes(row):
             yield f"{row.recipe}: {note}" if named else f"{note[0].upper()}{note[1:]}"
 
 
@@ -161,10 +159,8 @@ def _row_notes(row: Row) -> Iterator[str]:
         yield f"a change of {_noise(row.smallest_visible_change_pct)} % would have shown."
     if row.more_runs:
         yield f"{row.more_runs} more {'run' if row.more_runs == 1 else 'runs'}, of both sides together, would tell."
-    elif row.verdict == "inconclusive" and not (row.control and row.control.withdraws):
+    elif row.verdict == "inconclusive":
         yield "the noise is too large, or the difference too close to the tolerance, for a few more runs to tell."
-    if row.control and not row.control.withdraws:
-        yield f"the control differs by {_signed(row.control.delta_pct)} % ({_interval(row.control.ci95_pct)} %)."
     if row.measure == "gpu_time_per_token":
         yield "a step is not the same work on both sides: the change is that of the GPU time per token."
     if row.scaling and row.speed_up is not None:

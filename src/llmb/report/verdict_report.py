@@ -47,7 +47,6 @@ def _judged_document(judged: Judged, explanation: Explanation | None) -> dict[st
         **judged.verdict.model_dump(mode="json"),
         "recipe": judged.title,
         "step_time_s": judged.compared_s,
-        "control": judged.control and judged.control.model_dump(mode="json"),
         "runs": [{"id": run.id, "path": str(run.path), "label": run.label} for run in judged.runs],
         "explanation": explanation and explanation.model_dump(mode="json"),
     }
@@ -144,11 +143,8 @@ def _reference_sources(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
-    verdict, control = judged.verdict, judged.control
+    verdict = judged.verdict
     yield from _reference_sources(verdict)
-    if control:
-        interval = control.ci95_pct and " to ".join(f"{limit:+.1f}" for limit in control.ci95_pct)
-        yield "control", f"{', '.join(control.runs)}: {control.delta_pct:+.1f} % ({interval or 'n/a'} %)"
     for run in judged.runs if len(judged.runs) > 1 else ():
         if (flaw := flaw_of(run)) and verdict.verdict != "invalid":
             yield f"not counted: {run.id}", flaw

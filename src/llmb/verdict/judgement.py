@@ -20,12 +20,10 @@ from llmb.metrics.group_difference import (
     MOST_MORE_RUNS,
     NO_INTERVAL,
     NORMAL_QUANTILE,
-    ControlGroup,
     GroupDifference,
     KnownSpread,
     RunMean,
     clear_decision,
-    control_differs,
     decide,
     group_difference,
     smallest_change,
@@ -193,12 +191,11 @@ def judge_against_runs(
     reference: Reference,
     tolerance: Tolerance | None = None,
     known: KnownSpread | None = None,
-    control: ControlGroup | None = None,
 ) -> Verdict:
     """Whether ``runs``, repeats of each other, are as fast as those of ``baseline``, which is not empty.
 
     ``reference`` describes the baseline. Without ``tolerance``, the default for these nodes holds. ``known``: how much
-    earlier repeats differed, for a single run on each side. ``control`` are more runs like the baseline.
+    earlier repeats differed, for a single run on each side.
     """
     valid = [run for run in runs if run.step_time_s and not run.flaw]
     counted = valid or runs
@@ -209,9 +206,8 @@ def judge_against_runs(
     if not valid:
         flaws = dict.fromkeys(run.flaw or "it has no statistics" for run in runs)
         return judgement(Finding(verdict="invalid", reason="; ".join(flaws)), reference, conditions, limit)
-    same = control.means if control else ()
-    difference = group_difference(means_of(baseline), means_of(valid), known, same)
-    return judgement(_finding_against_runs(difference, limit, control), reference, conditions, limit)
+    difference = group_difference(means_of(baseline), means_of(valid), known)
+    return judgement(_finding_against_runs(difference, limit), reference, conditions, limit)
 
 
 def _disturbances(runs: Sequence[Measured], baseline: Sequence[Measured] = ()) -> Iterator[Condition]:
@@ -224,10 +220,9 @@ def _side(runs: Sequence[Measured]) -> dict[str, str]:
     return merged(run.conditions for run in runs) | ({"nodes": ", ".join(nodes)} if nodes else {})
 
 
-def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance, control: ControlGroup | None) -> Finding:
-    decision = decide(difference, tolerance.pct, control)
-    withdrawn = control and control_differs(control.difference)
-    why = withdrawn or _why_undecided(difference, tolerance.pct)
+def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance) -> Finding:
+    decision = decide(difference, tolerance.pct)
+    why = _why_undecided(difference, tolerance.pct)
     notes = [why, spread_note(difference) if why != NO_INTERVAL else None, difference.node_effect]
     undecided = UNDECIDED if decision.more_runs else TOO_MANY_RUNS
     return Finding(
