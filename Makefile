@@ -25,7 +25,7 @@ help:
 	@echo "make published  count docs/reference/published-layouts.md again (an hour on 2 cores)"
 	@echo "make accuracy   fit the rates of predictions, and write docs/reference/prediction-accuracy.md again"
 	@echo "make golden     rewrite the batch scripts that tests compare with"
-	@echo "make reference  regenerate the pages of docs/reference"
+	@echo "make reference  regenerate pages of docs/reference"
 	@echo "make picture    draw docs/report.png and make docs/gallery.html again, of runs made for them (3 minutes on 2 cores)"
 	@echo "make schemas    store the schemas of JSON documents anew, where keys were added"
 
@@ -113,7 +113,7 @@ reference: $(VENV)/.run
 
 # FREEZE_OPTIONS="--breaking" also removes keys and changes types, which breaks programs of users.
 schemas: $(VENV)/.run
-	$(BIN)/python scripts/freeze_schemas.py $(FREEZE_OPTIONS)
+	$(BIN)/python tests/support/freeze_schemas.py $(FREEZE_OPTIONS)
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the catalogue with the sources of the published runs: every item is equal, or named as different.
+"""Prints the catalogue beside the sources of the published runs: every item is equal, or named as different.
 
 CHECKOUTS is a folder with one clone (also a bare one) per repository: dgxc-benchmarking, NeMo, Megatron-LM. Files are
 read at the commits that sources.yaml names, as text; nothing is imported or run. A new release is added there.
@@ -7,7 +7,6 @@ read at the commits that sources.yaml names, as text; nothing is imported or run
 
 import argparse
 import ast
-import datetime
 import re
 import subprocess
 import sys
@@ -19,19 +18,15 @@ from typing import TypeAlias
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
-from reference_pages.markdown import page, table
+from reference_pages.markdown import table
 
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.precision.scaling import HISTORY_LENGTH
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path(__file__).with_name("sources.yaml")
-PAGE = ROOT / "docs" / "reference" / "checked-sources.md"
-INTRO = """What is read in the code of the published runs, beside llmb's own: for whoever doubts a shape, a tokenizer
-or an FP8 setting. Read on {date} by `scripts/check_sources.py`. How a step differs in what it does is in
-[What is the same](what-is-the-same.md)."""
+COLUMNS = ("item", "published run", "llmb's catalogue", "result", "read in")
 Value: TypeAlias = str | int | float | bool | None
 
 
@@ -100,7 +95,6 @@ class UnreadableError(Exception):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path, metavar="CHECKOUTS")
-    parser.add_argument("--write", action="store_true", help=f"also write {PAGE.relative_to(ROOT)}")
     parser.add_argument(
         "--sources", type=Path, default=SOURCES, help="what to compare (default: sources.yaml beside the script)"
     )
@@ -110,15 +104,11 @@ def main() -> None:
         title(entry): check(sources, entry, Files(arguments.checkouts, sources, entry)) for entry in sources.recipes
     }
     for name, items in checked.items():
-        for item in items:
-            if item.problem:
-                print(f"{name}: {item.name}: {item.problem} ({item.place})")
+        rows = [[one.name, one.theirs, one.ours, one.problem or one.named or "equal", one.place] for one in items]
+        print(f"## {name}\n\n{table(COLUMNS, rows)}\n")
     items = [item for of_recipe in checked.values() for item in of_recipe]
     wrong, named = sum(item.problem is not None for item in items), sum(item.named is not None for item in items)
     print(f"{len(items)} items: {len(items) - wrong - named} equal, {named} different and named, {wrong} wrong")
-    if arguments.write and not wrong:
-        PAGE.write_text(page_of(checked, datetime.datetime.now(datetime.UTC).date()))
-        print(f"written: {PAGE.relative_to(ROOT)}")
     sys.exit(int(wrong > 0))
 
 
@@ -345,15 +335,6 @@ def number_or_text(word: str) -> float | str:
         return float(word)
     except ValueError:
         return word
-
-
-def page_of(checked: Mapping[str, Sequence[Item]], date: datetime.date) -> str:
-    parts = []
-    for name, items in checked.items():
-        rows = [[item.name, item.theirs, item.ours, item.named or "equal", item.place] for item in items]
-        parts += [f"## {name}", table(["item", "published run", "llmb's catalogue", "result", "read in"], rows)]
-    header = "<!-- Written by scripts/check_sources.py CHECKOUTS --write; changes made here are lost. -->"
-    return f"{header}\n\n{page('# Checked against the sources', INTRO.format(date=date.isoformat()), *parts).strip()}\n"
 
 
 if __name__ == "__main__":

@@ -9,10 +9,7 @@ import sys
 from pathlib import Path
 
 from reference_pages.catalogue import catalogue_page
-from reference_pages.checks import checks_page
-from reference_pages.commands import commands_page
 from reference_pages.environment import environment_page
-from reference_pages.files import files_page
 from reference_pages.same import same_page
 from reference_pages.samples import picture, with_samples
 
@@ -47,11 +44,8 @@ def pages() -> dict[Path, str]:
     """Every generated page by its file."""
     catalogue = Catalogue()
     texts = {
-        "cli.md": commands_page(),
         "catalogue.md": catalogue_page(catalogue),
-        "files.md": files_page(catalogue),
         "environment.md": environment_page(),
-        "checks.md": checks_page(),
         "what-is-the-same.md": same_page(catalogue),
     }
     written = {REFERENCE / name: f"{HEADER}\n\n{text.strip()}\n" for name, text in texts.items()}

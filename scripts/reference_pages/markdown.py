@@ -1,25 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Markdown from plain values."""
 
-import types
 from collections.abc import Iterable, Sequence
-from dataclasses import is_dataclass
 from enum import Enum
-from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from pydantic import BaseModel
-
-from llmb.missing import Missing
-
-WORDS: dict[object, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    Path: "path",
-    types.NoneType: "null",
-}
 
 
 def page(*parts: str) -> str:
@@ -52,27 +35,3 @@ def cell(value: object) -> str:
 
 def bullets(notes: Iterable[str]) -> str:
     return "\n".join(f"- {note}" for note in notes)
-
-
-def type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
-    """A type in words that are valid for JSON and for the command line."""
-    if annotation is Missing:
-        return "null"
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return type_text(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(type_text(item) for item in get_args(annotation)))
-    if origin is Literal:
-        return ", ".join(f"`{item}`" for item in get_args(annotation))
-    if origin in (tuple, list):
-        return "list"
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return ", ".join(f"`{item.value}`" for item in annotation)
-    if (
-        origin is dict
-        or is_dataclass(annotation)
-        or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
-    ):
-        return "object"
-    return WORDS[annotation]

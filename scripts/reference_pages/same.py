@@ -32,8 +32,8 @@ no validation and no checkpoint within the steps. Maverick: text model, one rout
 loss. LoRA: rank, alpha, dropout and the fused QKV projection.
 
 Different without an effect on time: standard deviation of initial values, rotary base of 24.11, scaling of rotary
-frequencies in 25.04's 8b and 70b. What of all this can be read in the published code is compared item by item in
-[Checked against the sources](checked-sources.md)."""
+frequencies in 25.04's 8b and 70b. `scripts/check_sources.py` compares item by item what of all this can be read in the
+published code."""
 SMALLER = """## Smaller differences in all pre-training documents"""
 SMALLER_ROWS = (
     (

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from llmb.cli.docs import FOLDER, app, doc_pages, search_pages
 from llmb.cli.main import COMMANDS, named_commands
+from llmb.cli.stored_schemas import STORED
 from llmb.errors import see
 from llmb.report.output import print_markdown
 
@@ -34,6 +35,27 @@ def test_a_page_is_printed_as_its_file_into_a_pipe() -> None:
     assert called("judge-a-run").stdout == (ROOT / "docs" / "how-to" / "judge-a-run.md").read_text()
     assert called("docs/how-to/judge-a-run.md").stdout == called("judge-a-run").stdout
     assert Path(called("judge-a-run", "--path").stdout.strip()).samefile(ROOT / "docs" / "how-to" / "judge-a-run.md")
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_schema_of_a_stored_file_is_printed(name: str) -> None:
+    schema = json.loads(called("schema", name).stdout)
+    assert {"properties", "anyOf", "$ref"} & set(schema)
+
+
+def test_a_schema_has_every_key_of_the_file_and_what_fields_mean() -> None:
+    (run,) = (ROOT / "tests" / "data" / "root").glob("workloads/*/experiments/*_gpus2_*/*/*/run.json")
+    keys = json.loads(called("schema", "run.json").stdout)["properties"]
+    assert set(json.loads(run.read_text())) <= set(keys)
+    assert keys["run_id"]["description"].startswith("The run's own")
+    assert keys["vboost_reason"] == {
+        "anyOf": [{"type": "string"}, {"type": "null"}], "description": "Why vboost is unknown."
+    }  # fmt: skip
+
+
+def test_a_misspelled_schema_is_an_error_with_the_nearest_name() -> None:
+    assert "did you mean 'run.json'?" in str(called("schema", "runs.json").exception)
+    assert "the schema of one stored file" in str(called("schema").exception)
 
 
 def test_a_misspelled_page_is_an_error_with_the_nearest_name() -> None:

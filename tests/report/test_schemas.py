@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 import freeze_schemas
+import json_types
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
-from reference_pages import json_types
 from step_lines import step_line
 from typer.testing import CliRunner
 

@@ -180,13 +180,16 @@ def docs(
 ) -> None:
     """Print a page of the documentation, which is part of every installation.
 
-    On a terminal it is formatted; into a file or a pipe goes its Markdown.
+    On a terminal it is formatted; into a file or a pipe goes its Markdown. `llmb docs schema NAME` prints the JSON
+    Schema of a stored file: run.json, metrics.jsonl, cluster_config.yaml, campaign, catalogue and others.
 
     Examples:
 
     - `llmb docs`
 
     - `llmb docs run-on-slurm | less`
+
+    - `llmb docs schema run.json`
 
     - `llmb docs --find slow nodes`
 
@@ -198,6 +201,8 @@ def docs(
         _find(" ".join((find, *(page or ()))), as_json=json)
     elif not page:
         _list(as_json=json)
+    elif page[0] == "schema":
+        _print_schema(page[1:])
     elif len(page) > 1:
         raise UsageError("more than one page", do=f"'llmb docs --find {' '.join(page)}' searches")
     else:
@@ -239,6 +244,14 @@ def _print(page: DocPage, *, only_path: bool, as_json: bool) -> None:
         print_markdown(text)
     else:
         print_output(text)
+
+
+def _print_schema(names: list[str]) -> None:
+    from llmb.cli.stored_schemas import STORED, stored_schema  # it loads much that other pages do without
+
+    if len(names) != 1:
+        raise UsageError("the schema of one stored file is printed", choices=STORED, do="'llmb docs schema run.json'")
+    print_output(stored_schema(names[0]))
 
 
 def _entry(page: DocPage) -> dict[str, str]:

@@ -305,7 +305,7 @@ def doctor(
     With --save and --against nothing is checked: settings of nodes that may change how fast a step is, such as driver,
     firmware, sysctl, links and NCCL's variables, are kept, or compared with what they were. A run keeps its own.
 
-    Exit codes: 0 every check passes or warns, 4 one fails. `llmb docs checks` lists every check with its thresholds.
+    Exit codes: 0 every check passes or warns, 4 one fails.
 
     Examples:
 
@@ -365,7 +365,7 @@ def _known_names(texts: Iterable[str]) -> Iterator[str]:
     known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
     for name in (name.strip() for text in texts for name in text.split(",") if name.strip()):
         if name not in known:
-            do = "give an area, or a check by its name; 'llmb docs checks' lists all"
+            do = "give an area, or a check by its name; 'llmb doctor --json' has all"
             raise UsageError(f"unknown area or check '{name}'{did_you_mean(name, known)}", choices=AREAS, do=do)
         yield name
 

@@ -29,7 +29,7 @@ KEPT = ".reference"
 REMOVED = object()
 """In place of a value that is removed."""
 WIDTH = 10**6
-NEW_FILE = "# See 'llmb config show' for what holds, and docs/reference/files.md for all keys.\n"
+NEW_FILE = "# See 'llmb config show' for what holds, and 'llmb docs schema cluster_config.yaml' for all keys.\n"
 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:

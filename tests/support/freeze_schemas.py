@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from reference_pages.json_samples import sample_documents
-from reference_pages.json_types import Schema
-from reference_pages.schemas import schemas
+from json_samples import sample_documents
+from json_schemas import schemas
+from json_types import Schema
 
 from llmb.catalogue.load import Catalogue
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FROZEN = ROOT / "tests" / "data" / "schemas"
 
 

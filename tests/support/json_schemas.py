@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
+from json_types import Schema, schema_of
+
 from llmb.analysis import comparison, watched
 from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.bisect import BisectReport
@@ -33,7 +35,6 @@ from llmb.runs.result import Result
 from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation
 from llmb.verdict.records import Verdict
-from reference_pages.json_types import Schema, schema_of
 
 
 class RecipeIdentity(TypedDict):

@@ -51,7 +51,7 @@ def schema_of(samples: Sequence[Any], annotations: Mapping[str, Any]) -> Schema:
     return {path: tuple(sorted(kinds)) for path, kinds in sorted({**found, **stated}.items()) if path}
 
 
-def observed(value: Any, path: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401 (any JSON value)
+def observed(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Paths and types of all values."""
     yield path, kind_of(value)
     if isinstance(value, Mapping):
@@ -62,13 +62,13 @@ def observed(value: Any, path: str = "") -> Iterator[tuple[str, str]]:  # noqa: 
             yield from observed(item, f"{path}[]")
 
 
-def kind_of(value: Any) -> str:  # noqa: ANN401
+def kind_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return "object"
     return "list" if isinstance(value, list | tuple) else NAMES[type(value)]
 
 
-def declared(annotation: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 (any type there is)
+def declared(annotation: Any, path: str) -> Iterator[tuple[str, str]]:
     """Types of every value that ``annotation`` allows."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -95,7 +95,7 @@ def _collection(origin: type, arguments: Sequence[Any], path: str) -> Iterator[t
             yield from () if item is Ellipsis else declared(item, f"{path}[]")
 
 
-def _plain(annotation: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+def _plain(annotation: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         yield from ((path, f"'{item.value}'") for item in annotation)
     elif annotation not in NAMES and (members := members_of(annotation)):
@@ -106,15 +106,7 @@ def _plain(annotation: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: AN
         yield path, NAMES[annotation]
 
 
-def types_text(kinds: Sequence[str]) -> str:
-    """For people, such as ``integer or null``."""
-    values = [f"`{kind[1:-1]}`" for kind in kinds if kind.startswith("'")]
-    known = [kind for kind in kinds if not kind.startswith("'") and kind not in (ABSENT, "null")]
-    empty = ["null"] if "null" in kinds else []
-    return " or ".join([*known, *([", ".join(values)] if values else []), *empty])
-
-
-def members_of(annotation: Any) -> dict[str, Any]:  # noqa: ANN401
+def members_of(annotation: Any) -> dict[str, Any]:
     """Fields of a record with their types; empty for anything else."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         reasons = dict(annotation.reason_keys()) if issubclass(annotation, ReasonedRecord) else {}
@@ -144,7 +136,7 @@ def _matches(named: str, part: str) -> bool:
     return named == part or (named.startswith("*") and named.count("[]") == part.count("[]"))
 
 
-def violations(document: Any, schema: Mapping[str, Sequence[str]]) -> list[str]:  # noqa: ANN401
+def violations(document: Any, schema: Mapping[str, Sequence[str]]) -> list[str]:
     """How ``document`` breaks ``schema``: unknown keys, values of another type, missing keys of objects that exist."""
     found: list[str] = []
     for path, value in _values(document, schema):
@@ -156,7 +148,7 @@ def violations(document: Any, schema: Mapping[str, Sequence[str]]) -> list[str]:
     return [*found, *_missing(document, schema)]
 
 
-def _values(value: Any, schema: Mapping[str, Sequence[str]], path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _values(value: Any, schema: Mapping[str, Sequence[str]], path: str = "") -> Iterator[tuple[str, Any]]:
     """All values but those below one of any type."""
     yield path, value
     if (known := covering(path, schema)) and "any" in schema[known]:
@@ -169,12 +161,12 @@ def _values(value: Any, schema: Mapping[str, Sequence[str]], path: str = "") -> 
             yield from _values(item, schema, f"{path}[]")
 
 
-def _allowed(value: Any, kinds: Sequence[str]) -> bool:  # noqa: ANN401
+def _allowed(value: Any, kinds: Sequence[str]) -> bool:
     kind = kind_of(value)
     return "any" in kinds or kind in kinds or (kind == "integer" and "number" in kinds) or f"'{value}'" in kinds
 
 
-def _missing(document: Any, schema: Mapping[str, Sequence[str]]) -> Iterator[str]:  # noqa: ANN401
+def _missing(document: Any, schema: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for path, value in _values(document, schema):
         if isinstance(value, Mapping):
             above = covering(path, schema) or ""

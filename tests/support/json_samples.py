@@ -6,15 +6,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from bench_samples import sample_gpus, sample_history, sample_measurements, sample_pairs
+from comparison_samples import sample_bisection, sample_comparison
+from verdict_samples import sample_judgement
+
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.watched import Circumstances, Expected, StepHistory, outlook
-from llmb.campaigns.campaign import CampaignJob, JobRequest, PlannedJob, new_campaign
-from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
-from llmb.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint
-from llmb.checkpoints.origin import OriginHere
 from llmb.health.kept_checks import NodesResult
 from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
@@ -22,44 +22,29 @@ from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
 from llmb.jobs.history import row_of_record
 from llmb.jobs.job import Job
-from llmb.jobs.nodes import node_records
 from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.jobs.submit import new_job
 from llmb.jobspec.options import JobOptions
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
-from llmb.logs.step_line import format_step_line
 from llmb.metrics.statistics import describe, describe_means
-from llmb.metrics.throughput import throughput
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import default_calibration, predict
 from llmb.predict.remedies import Remedy
 from llmb.predict.search import Candidate
-from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub_access import NeededRepository, RepositoryAccess
-from llmb.prepare.sample_files import SampleFiles
-from llmb.prepare.samples import TEMPLATE
-from llmb.prepare.verify import Item, Verification
-from llmb.prepared.folders import prepared_folders
-from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, TokenizerRecord
 from llmb.programs.conclude import EndedRun
 from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
-from llmb.reference_suite.prepared_data import NemoItem
-from llmb.report.campaign_report import campaign_document, submit_document
-from llmb.report.catalogue_report import list_document
 from llmb.report.doctor_report import DriftReport, SavedReport
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import checked_document, image_document, install_document, settings_document
-from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
-from llmb.report.nccl_report import NcclStates
+from llmb.report.jobs_report import jobs_document, runs_document
 from llmb.report.parse_document import parse_document
 from llmb.report.parse_report import parse_report
 from llmb.report.predict_report import Foreseen, Proposed, memory_document, predict_document, proposed_document
-from llmb.report.prepared_report import access_document, checkpoint_document, dataset_document, verification_document
-from llmb.report.recipe_report import metrics_document, recipe_document
-from llmb.report.run_report import repeats_document, run_document
-from llmb.report.trace_report import nccl_document, trace_document
+from llmb.report.prepared_report import access_document
+from llmb.report.run_report import run_document
 from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.choices import Choices
 from llmb.runs.drift import Drift
@@ -73,71 +58,41 @@ from llmb.runs.steps import ExpertLoad, Step, StepNews
 from llmb.schedulers.lookup import find_scheduler
 from llmb.site.cluster_config import SettingsFile
 from llmb.site.site import Site
-from llmb.traces.breakdown import summarize
-from llmb.traces.classify import Activity, Label
-from llmb.traces.nccl_inspector import Inspected, Late
-from llmb.traces.nccl_log import Call, Calls, Handle, NcclLog
-from llmb.traces.nccl_ras import RasStatus
-from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
-from llmb.traces.nccl_suspects import Suspect
-from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
-from llmb.traces.timeline import Timeline, TracedStep
-from reference_pages.bench_samples import sample_gpus, sample_history, sample_measurements, sample_pairs
-from reference_pages.comparison_samples import sample_bisection, sample_comparison
-from reference_pages.verdict_samples import sample_judgement
 
 
 def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
-    """Documents of one recipe that is trained, and one with published figures."""
-    return json_documents(catalogue, sample_plan(catalogue), sample_recipe(catalogue))
-
-
-def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> dict[str, Mapping[str, Any]]:
-    """A sample of each command's JSON, made by the code that makes the real one."""
+    """A sample of each frozen document, of a recipe that is trained or of one with published figures."""
+    plan, recipe = sample_plan(catalogue), sample_recipe(catalogue)
     values: dict[str, Any] = {item.name: 1 for item in fields(Step)}
     load = ExpertLoad(max_over_mean=1.0, idle_experts=0)
     values |= {"expert_load": load, "profiled": False}
     steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
     job = replace(sample_job(catalogue), nodes="node1")
-    shown = job_document(job, None)
     sample_run = EndedRun(RunFolder(Path("run")), new_record(plan, ()), conclude(RunEvidence(plan, steps)))
     return {
         "run": run_document(sample_run),
-        "run --repeats": repeats_document([[sample_run]]),
-        "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
         "memory": memory_document(recipe, sample_memory(), [Remedy("", 1.0, "", 1.0)]),
         "predict": predict_document(sample_foreseen(catalogue, recipe)),
         "plan": proposed_document(sample_proposed(catalogue, recipe)),
-        "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
-        "submit": submit_document(plan.origin, [job]),
-        "bulk": sample_campaign(catalogue),
         "runs": runs_document([job], 1),
         "jobs list": jobs_document([job], 1),
-        "jobs show": {key: value for key, value in shown.items() if key not in job.document()},
-        "jobs nodes": nodes_document(node_records([job])),
-        "list": list_document(catalogue.workloads.values()),
         "watch": sample_watched(plan),
         "parse": parse_document(parse_report([Path()], "last", sample_parsed_runs(plan), full_names=False)),
         "judge": sample_judgement(),
         "compare": sample_comparison(),
         "bisect next": sample_bisection(),
-        "trace": trace_document(summarize([sample_timeline()])),
-        "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()], None, sample_nccl_states()),
         "bench": sample_measurements(),
         "bench list": sample_history(),
         "bench gpus": sample_gpus(),
         "bench collectives --pairwise": sample_pairs(),
         "config check": checked_document(Path("suite"), [CheckedFile(launch_scripts()[0], "launch.sh", "as released")]),
         "config show": settings_document(sample_settings()),
-        "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
         "doctor": sample_doctor(),
         "doctor --save": sample_saved(),
         "doctor --against": sample_drift(),
         "install": sample_installation(),
         "prepare access": access_document([sample_access()], "environment"),
-        "prepare dataset": dataset_document(sample_dataset()),
         "prepare image": image_document(sample_image(), "pyxis"),
-        "prepare verify": verification_document(sample_verification()),
     }
 
 
@@ -238,58 +193,9 @@ def sample_parsed_runs(plan: EnginePlan) -> tuple[AnalyzedRun, ...]:
     return recorded.with_outcome(log), other.with_outcome(coarse)
 
 
-def sample_dataset() -> PreparedDataset:
-    common: dict[str, Any] = {"llmb_version": "", "prepared_at": "", "source": "", "template": TEMPLATE, "crc32": {}}
-    counts: dict[Split, int] = dict.fromkeys(SPLITS, 1)
-    samples = SampleFiles(**common, split_rule="", samples=counts, without_answer=0, files={})
-    tokenizer = TokenizerRecord(name="", sha256="", vocab_size=1, bos_id=None, eos_id=0)
-    numbers = dict.fromkeys(("documents", "left_out", "packs", "places", "counted_labels", "longest_document"), 1)
-    kinds: dict[str, Any] = {"name": "squad", "split": "training", "tokenizer": tokenizer, "seq_len": 1, "files": {}}
-    record = PackedDataset(**common, **kinds, **numbers, sum_of_squares=1)
-    return PreparedDataset(Path("squad"), samples, True, (PackedFolder(Path("packed"), record, True),))
-
-
 def sample_access() -> RepositoryAccess:
     repository = NeededRepository("meta-llama/Meta-Llama-3-70B", "model", "", ("",))
     return RepositoryAccess(repository, "granted")
-
-
-def sample_verification() -> Verification:
-    folders = prepared_folders(Path("/install"), "finetune_llama3")
-    item = Item("models", folders.models, "complete")
-    nemo = (NemoItem("models", folders.models, "complete"),)
-    return Verification("", "", folders, (item,), free_bytes=0, needed_bytes=0, checksums=False, nemo=nemo)
-
-
-def sample_timeline() -> Timeline:
-    label = Label(Activity.COMMUNICATION, "all_reduce")
-    return Timeline("trace.json", 0, "gpu", (TracedStep(0, 0, 1),), {label: [(0, 1)]}, {label: [0]}, ())
-
-
-def sample_nccl_summary() -> NcclSummary:
-    call = Call(operation="AllReduce", least=1, most=1, datatype=7, handle=0, ranks=1)
-    log = NcclLog(calls={call: Calls(1, 1)}, handles=[Handle("node:1", 0)])
-    return summarize_nccl(log, Codes())
-
-
-def sample_nccl_states() -> NcclStates:
-    status = RasStatus(nccl_version="2.29.2", gpus=1, communicators=1, suspects=(Suspect(kind="silent"),), notes=())
-    late = Late(node="node", pid=1, rank=0, ranks=2, times=1, collectives=1, waited_s=1.0)
-    return NcclStates((("ras.txt", status),), Inspected(processes=1, collectives=1, suspects=(), late=late))
-
-
-def sample_test_table() -> TestTable:
-    row = TestRow(8, 2, "float", "sum", None, Bandwidth(1.0, 1.0, 1.0, 0.0), None)
-    return TestTable("output.txt", "all_reduce", 2, (row,), 1.0)
-
-
-def sample_campaign(catalogue: Catalogue) -> Mapping[str, Any]:
-    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
-    wanted = JobRequest(request=request, choices=Choices(), options=JobOptions())
-    job = CampaignJob(key="", where="", repeat=1, profiled=False, wanted=wanted)
-    campaign = new_campaign("", [job], "")
-    order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
-    return campaign_document(campaign, [PlannedJob(item, order, order.sample()) for item in campaign.jobs])
 
 
 def sample_job(catalogue: Catalogue) -> Job:
@@ -300,26 +206,6 @@ def sample_job(catalogue: Catalogue) -> Job:
     return new_job(Prepared(order.sample(), folder, {None: folder}, {None: row_of_record(record)}), None, "")
 
 
-def sample_checkpoint(plan: Plan) -> SavedCheckpoint:
-    recipe = plan.recipe
-    record = CheckpointRecord(
-        llmb_version="",
-        saved_at="",
-        workload=recipe.workload,
-        size=recipe.size,
-        dtype=recipe.dtype,
-        model=recipe.model,
-        layout=recipe.layout,
-        training=recipe.training,
-        seed=plan.seed,
-        step=plan.steps,
-        consumed_samples=plan.samples_before(plan.steps),
-        files={},
-        crc32={},
-    )
-    return SavedCheckpoint(Path("checkpoint"), record)
-
-
 def sample_plan(catalogue: Catalogue) -> EnginePlan:
     request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
     return make_plan(resolve(catalogue, request), Choices(), device="cpu")
@@ -327,18 +213,3 @@ def sample_plan(catalogue: Catalogue) -> EnginePlan:
 
 def sample_recipe(catalogue: Catalogue) -> Recipe:
     return resolve(catalogue, Request(workload="pretrain_llama3.1", size="405b", scale=576, release="24.11"))
-
-
-def sample_line(recipe: Recipe) -> str:
-    return format_step_line(
-        step=0,
-        steps=1,
-        lr=4e-8,
-        global_batch_size=recipe.layout.gbs,
-        peak_memory_bytes=72972500992,
-        memory_allocated_bytes=34466545664,
-        loss=12.81,
-        step_time_s=17.2,
-        tflops_per_gpu=throughput(recipe, 17.2).tflops_per_gpu["full"],
-        consumed_samples=recipe.layout.gbs,
-    )
