@@ -2,9 +2,8 @@
 """Detects secrets, by name and by value: the only rule for files, scripts, jobs and messages. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import pairwise
 from typing import Literal
 
 # The expressions are compiled at their first use: every command imports this, and few need it.
@@ -93,21 +92,6 @@ def has_secret_in_log(line: str) -> bool:
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not holds_secret(name, value)}
-
-
-def secret_word(words: Sequence[str]) -> int | None:
-    """The place, from 1, of the first word of a command that may hold a secret: by itself, or as ``--token VALUE``."""
-    for place, (word, following) in enumerate(pairwise([*words, ""]), start=1):
-        if has_secret(word):
-            return place
-        if (
-            word.startswith("-")
-            and following
-            and not following.startswith("-")
-            and holds_secret(word.strip("-"), following)
-        ):
-            return place + 1
-    return None
 
 
 def redacted(text: str) -> str:

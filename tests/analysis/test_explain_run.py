@@ -13,7 +13,6 @@ from recorded_runs import SXM, environment, gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
-from llmb.analysis.bisect import BisectState, bisect_report
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.explain_run import explain, explain_judged
 from llmb.analysis.judge_run import judge_against
@@ -23,7 +22,6 @@ from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
-from llmb.report.compare_report import bisect_table
 from llmb.report.table import Table, plain_lines, table_lines
 from llmb.report.verdict_report import explanation_tables
 from llmb.resources.node_settings import NodeSettings, together
@@ -301,15 +299,3 @@ def test_another_driver_on_one_node_is_the_first_cause_and_makes_the_verdict_sof
     assert f"nodes unlike each other in yours: {said}" in judged.verdict.sentence
     (calm,) = judge_against([before[0]], before[1:], "before")
     assert "unlike" not in calm.verdict.sentence
-
-
-def test_a_bisection_lists_settings_that_changed_between_its_ends(tmp_path: Path) -> None:
-    ends = {"good": "1", "bad": "60"}
-    for name, value in ends.items():
-        settings = {"sysctl.vm.swappiness": value, "sysctl.vm.dirty_ratio": value, "kernel.release": "6.1"}
-        run(tmp_path / name, with_settings(settings), 13.0)
-    paths = {name: str(tmp_path / name) for name in ends}
-    report = bisect_report(BisectState(name="b", candidates=("x", "y"), **paths), tmp_path, lambda _: None)
-    assert [(one.key, one.before, one.after) for one in report.differences] == [("sysctl.vm.swappiness", "1", "60")]
-    said = "The nodes of the first and of the last candidate also differ in sysctl.vm.swappiness (1, 60)."
-    assert said in (bisect_table(report).caption or "")

@@ -3,6 +3,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -331,6 +333,7 @@ def test_repeats_that_are_steady_from_different_steps_are_accepted_together(judg
         (("--acceptance", "h100", "--tolerance", "2"), "--tolerance has no effect with --acceptance"),
         (("--gpu-type", "a100"), "unknown GPU type 'a100'"),
         (("--acceptance", "h1000"), "unknown acceptance set 'h1000'"),
+        (("--bisect", "--write-expectations", "new.yaml"), "--bisect is for verdicts"),
     ],
 )
 def test_options_that_cannot_be(judge: Judge, tmp_path: Path, options: tuple[str, ...], problem: str) -> None:
@@ -447,3 +450,40 @@ def test_runs_that_recompute_differently_are_not_comparable(
     found, code = judge(tmp_path / "after", "--against", tmp_path / "before")
     assert (found["verdict"], code) == ("not comparable", 6)
     assert "recomputed activations differs" in found["sentence"]
+
+
+def test_git_finds_the_commit_that_made_steps_slower(tmp_path: Path) -> None:
+    """The last of five commits; the one in the middle, which git tries first, cannot be judged."""
+    before = runs(tmp_path / "before", 12.29, 12.3, 12.31)
+    runs(tmp_path / "fast", 12.29, 12.3, 12.31)
+    runs(tmp_path / "slow", 12.99, 13.0, 13.01)
+    runs(tmp_path / "unclear", 12.0, 12.5, 13.0)
+    measure, repository = tmp_path / "measure.sh", tmp_path / "code"
+    judge = f'{sys.executable} -P -m llmb judge "{tmp_path}/$(cat made)" --against {before} --bisect'
+    measure.write_text(f"#!/bin/sh\nexport LLMB_INSTALL={tmp_path}\nexec {judge}\n")
+    measure.chmod(0o700)
+
+    def git(*words: str) -> str:
+        command = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", *words)
+        return subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True).stdout
+
+    repository.mkdir()
+    git("init", "--quiet")
+    for number, made in enumerate(("fast", "fast", "unclear", "fast", "slow")):
+        (repository / "made").write_text(f"{made}\n")
+        git("add", "made")
+        git("commit", "--quiet", "--allow-empty", "-m", f"commit {number}")
+    last = git("rev-parse", "HEAD").strip()
+    git("bisect", "start", "HEAD", "HEAD~4")
+    assert f"{last} is the first bad commit" in git("bisect", "run", str(measure))
+    log = git("bisect", "log")
+    assert "# skip: " in log and "# good: " in log
+
+
+def test_exit_codes_of_a_bisection(judge: Judge, tmp_path: Path) -> None:
+    before = runs(tmp_path / "before", 12.29, 12.3, 12.31)
+    for verdict, code, noise_s in (("pass", 0, 0.01), ("regressed", 1, 0.01), ("inconclusive", 125, 0.5)):
+        mean_s = 12.3 if verdict == "pass" else 13.0
+        made = runs(tmp_path / verdict, mean_s - noise_s, mean_s, mean_s + noise_s)
+        found, exit_code = judge(made, "--against", before, "--bisect")
+        assert (found["verdict"], exit_code) == (verdict, code)

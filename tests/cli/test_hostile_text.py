@@ -14,11 +14,8 @@ from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
-from llmb.options.option import build
-from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord
-from llmb.secrets import secret_word
 from llmb.shown_text import printable, printable_lines
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eteg\r[bold red]x[/]"
@@ -113,43 +110,3 @@ def test_text_of_others_is_shown_as_it_is_written() -> None:
     assert printable("a\x1b[31m\tb\n\x9b\u202e") == "a\\x1b[31m\\x09b\\x0a\\x9b\\u202e"
     assert printable_lines("a\tb\r\nc\n") == "a\tb\\x0d\nc\n"
     assert str(UsageError("no \x1b[2J", where="a\x07b")) == "no \\x1b[2J\n  where: a\\x07b"
-
-
-@pytest.mark.parametrize(
-    ("words", "place"),
-    [
-        (["./run.sh", "{candidate}"], None),
-        (["--max-tokens", "4", "--env", "NCCL_DEBUG=INFO"], None),
-        (["./run.sh", SECRET], 2),
-        (["./run.sh", "--hf-token", "short"], 3),
-        (["./run.sh", "password=hunter2"], 2),
-        (["https://me:hunter2@host/x"], 1),
-    ],
-)
-def test_a_word_of_a_command_that_holds_a_secret_is_found(words: list[str], place: int | None) -> None:
-    assert secret_word(words) == place
-
-
-@pytest.mark.parametrize("words", [("--", "--image", SECRET), ("--", "--token", "M4RK"), ("--good", SECRET)])
-def test_a_bisection_keeps_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    assert exit_code_of(app, ["bisect", "start", "--candidates", "a,b", *words]) == 2
-    printed = capsys.readouterr()
-    assert "M4RK" not in printed.out + printed.err
-    assert list(tmp_path.rglob("*.json")) == []
-
-
-@pytest.mark.parametrize("option", ["weights", "dataset", "load_checkpoint", "checkpoint_dir"])
-def test_an_address_with_a_password_is_no_path(option: str) -> None:
-    for address in ("https://me:M4RKhunter2@host/x", f"s3://bucket/{SECRET}"):
-        with pytest.raises(UsageError, match="looks like a secret") as caught:
-            build(Choices, {option: address})
-        assert "M4RK" not in str(caught.value)
-
-
-def test_no_argument_holds_a_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(app, ["parse", f"/logs/{SECRET}"]) == 2
-    assert "argument 2 looks like a secret" in capsys.readouterr().err
-    assert "M4RK" not in str(UsageError("cannot be read", where="https:/me:M4RKhunter2@host/x"))

@@ -3,7 +3,6 @@
 
 from typing import Any
 
-from llmb.analysis.bisect import BisectReport, CandidateReport
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
 from llmb.runs.identity import Difference
 
@@ -43,26 +42,4 @@ def sample_comparison() -> dict[str, Any]:
         differences=(difference,),
         unmatched=(alone,),
         left_out=(LeftOutRun(run="", reason="", side="before"),),
-    ).model_dump(mode="json")
-
-
-def sample_bisection() -> dict[str, Any]:
-    candidate = CandidateReport(
-        candidate="570.86", label="", runs=3, step_time_s=12.3, delta_pct=0, standing="as before", probability=0
-    )
-    return BisectReport(
-        name="bisect",
-        status="measure",
-        candidate="570.86",
-        runs=3,
-        label="",
-        command=None,
-        found=(),
-        probability=None,
-        delta_pct=None,
-        ci95_pct=None,
-        reason=None,
-        total_runs=0,
-        candidates=(candidate,),
-        differences=(Difference(key="sysctl.vm.swappiness", before="1", after="60"),),
     ).model_dump(mode="json")

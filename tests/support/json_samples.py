@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_samples import sample_gpus, sample_history, sample_measurements, sample_pairs
-from comparison_samples import sample_bisection, sample_comparison
+from comparison_samples import sample_comparison
 from verdict_samples import sample_judgement
 
 from llmb.analysis.analyzed_run import AnalyzedRun
@@ -80,7 +80,6 @@ def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
         "parse": parse_document(parse_report([Path()], "last", sample_parsed_runs(plan), full_names=False)),
         "judge": sample_judgement(),
         "compare": sample_comparison(),
-        "bisect next": sample_bisection(),
         "bench": sample_measurements(),
         "bench list": sample_history(),
         "bench gpus": sample_gpus(),

@@ -9,7 +9,6 @@ from json_types import Schema, schema_of
 
 from llmb.analysis import comparison, watched
 from llmb.analysis.analyzed_run import LeftOut
-from llmb.analysis.bisect import BisectReport
 from llmb.analysis.watched import Concern, State
 from llmb.bench.pairs import PairFigures
 from llmb.bench.records import Measurement, MeasurementFile
@@ -250,7 +249,6 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     "prepare image": {"runtime": Literal["pyxis", "apptainer"], "sha256": str | None},
     "jobs list": {"jobs[]": Job},
     "compare": {"": comparison.Comparison},
-    "bisect next": {"": BisectReport},
     "memory": {
         "recipe": RecipeIdentity,
         "unspecified[]": Unspecified,

@@ -114,15 +114,6 @@ def _made_at(folder: RunFolder) -> tuple[int, str]:
     return int(seconds[1]) if seconds else 0, name
 
 
-def labeled_runs(labels: Iterable[str], install: Path, say: Say) -> dict[str, FoundRuns]:
-    """Finds the runs of several labels at once, also those that no run has."""
-    found: dict[str, list[RecordedRun]] = {label: [] for label in labels}
-    for run in _recorded_below(install, say, found):
-        if run.label in found:
-            found[run.label].append(run)
-    return {label: measured(*once_in(_analyzed(label, runs))) for label, runs in found.items()}
-
-
 def earlier_runs(install: Path, say: Say) -> Earlier:
     """Finds the runs below a root that are repeats of one, on the same nodes: those that were made next to it, before
     and after. No more records are read than that takes."""
@@ -166,11 +157,6 @@ def earlier_runs(install: Path, say: Say) -> Earlier:
 
 def _alike(record: RunRecord) -> _Alike:
     return identity_of(record).key, frozenset(record.environment.nodes if record.environment else ())
-
-
-def runs_in(folders: Iterable[Path]) -> FoundRuns:
-    """The runs of run folders that are measurements."""
-    return measured(_found_in("", map(RunFolder, folders)))
 
 
 def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:

@@ -87,6 +87,9 @@ WindowRule = Annotated[
 Explain = Annotated[
     bool, typer.Option("--explain", help="Also rank the causes of the step time, with the command that confirms each.")
 ]
+Bisect = Annotated[bool, typer.Option("--bisect", help="Exit with the codes of 'git bisect run', see above.")]
+BAD, SKIP = 1, 125
+"""Exit codes by which ``git bisect run`` knows a bad commit, and one that cannot be judged."""
 
 
 @app.command()
@@ -100,6 +103,7 @@ def judge(
     gpu_type: GpuType = None,
     window: WindowRule = None,
     explain: Explain = False,
+    bisect: Bisect = False,
     junit: Junit = None,
     json: Json = False,
 ) -> None:
@@ -107,7 +111,8 @@ def judge(
 
     Against a published figure or an expectation, each run has a verdict of its own; with --against, repeats are judged
     together, because the next run may have other nodes and other temperatures. Exit codes: 0 every verdict is 'pass' or
-    'improved', 5 one is 'regressed', 6 none of these and one is 'inconclusive', 'not comparable' or 'invalid'.
+    'improved', 5 one is 'regressed', 6 none of these and one is 'inconclusive', 'not comparable' or 'invalid'. With
+    --bisect, 1 replaces 5 and 125 replaces 6.
 
     Examples:
 
@@ -117,6 +122,8 @@ def judge(
 
     - `llmb judge latest --explain`
 
+    - `llmb judge latest --against week-45 --bisect`
+
     - `llmb judge results --expect expected.yaml --json --junit verdicts.xml`
 
     - `llmb judge acceptance-campaign --acceptance h100`
@@ -125,7 +132,7 @@ def judge(
     alone = {"--write-expectations": expectations_file, "--acceptance": acceptance}
     if window is not None:
         check_rule(window)
-    _check_options({"--against": against, "--expect": expect}, alone, tolerance, explain=explain)
+    _check_options({"--against": against, "--expect": expect}, alone, tolerance, explain=explain, bisect=bisect)
     install = install_here()
     selected = find_all_runs(runs, install, say)
     found, left_out = in_window(selected.runs, window), selected.left_out
@@ -149,7 +156,7 @@ def judge(
         print_output(acceptance_table(accepted, judged) if accepted else verdict_tables(judged, explanations))
         for line in left_out_lines(left_out):
             say(line)
-    _raise_unless_passed(judged, published=not (against or expect or acceptance))
+    _raise_unless_passed(judged, published=not (against or expect or acceptance), bisect=bisect)
 
 
 def _no_run(title: str, left_out: Sequence[LeftOut]) -> UsageError:
@@ -158,7 +165,12 @@ def _no_run(title: str, left_out: Sequence[LeftOut]) -> UsageError:
 
 
 def _check_options(
-    references: Mapping[str, object], alone: Mapping[str, object], tolerance: float | None, *, explain: bool
+    references: Mapping[str, object],
+    alone: Mapping[str, object],
+    tolerance: float | None,
+    *,
+    explain: bool,
+    bisect: bool,
 ) -> None:
     """Values by option; those of ``alone`` take no tolerance and are not explained. Raises UsageError."""
     given = [name for name, value in {**references, **alone}.items() if value is not None]
@@ -166,11 +178,13 @@ def _check_options(
         raise UsageError(f"{' and '.join(given)} cannot be combined", do="give one of them")
     if tolerance is not None and any(name in alone for name in given):
         raise UsageError(f"--tolerance has no effect with {given[0]}", do="leave it out")
+    if bisect and "--write-expectations" in given:
+        raise UsageError("--bisect is for verdicts, and --write-expectations gives none", do="leave it out")
     if explain and any(name in alone for name in given):
         raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
 
 
-def _raise_unless_passed(judged: Sequence[Judged], *, published: bool) -> None:
+def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: bool) -> None:
     """Raises Regressed or NoVerdict; ``published``: nothing but published figures was asked for."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
@@ -185,4 +199,7 @@ def _raise_unless_passed(judged: Sequence[Judged], *, published: bool) -> None:
     )
     logs = any(run.record is None for one in judged for run in one.runs)
     do = f"give --against or --expect{', or --gpu-type for logs' if logs else ''}" if published and no_figure else None
-    raise {"regressed": Regressed}.get(verdict, NoVerdict)(what, do=do)
+    error = Regressed(what, do=do) if verdict == "regressed" else NoVerdict(what, do=do)
+    if bisect:
+        error.exit_code = BAD if verdict == "regressed" else SKIP
+    raise error

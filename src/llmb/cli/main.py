@@ -69,7 +69,6 @@ PANELS = {
         ),
         "trace": ("llmb.cli.traces", "The time of profiled steps by activity."),
         "nccl": ("llmb.cli.traces", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
-        "bisect": ("llmb.cli.bisect", "Which image, driver or commit of a list changed the step time."),
     },
     "Compatibility": {
         "launch": (
