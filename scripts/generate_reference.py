@@ -1,56 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of docs/reference, and sample outputs in others, from the code and the catalogue.
+"""Writes docs/reference/catalogue.md, and tables and sample outputs in other pages, from the code and the catalogue."""
 
-With --check it only lists the stale pages.
-"""
-
-import argparse
-import sys
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
+from reference_pages.blocks import all_blocks
 from reference_pages.catalogue import catalogue_page
-from reference_pages.environment import environment_page
-from reference_pages.same import same_page
-from reference_pages.samples import picture, with_samples
 
 from llmb.catalogue.load import Catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = ROOT / "docs" / "reference"
-WITH_SAMPLES = (ROOT / "docs" / "tutorial" / "first-run.md",)
-PICTURE = ROOT / "docs" / "llmb.svg"
+CATALOGUE = ROOT / "docs" / "reference" / "catalogue.md"
 HEADER = "<!-- Written by scripts/generate_reference.py ('make reference'); changes made here are lost. -->"
+WITH_BLOCKS = (
+    "README.md",
+    "docs/tutorial/first-run.md",
+    "docs/reference/what-is-the-same.md",
+    "docs/reference/environment.md",
+)
+BLOCK = re.compile(r"(?<=<!-- generated: )([\w.-]+) -->\n.*?(?=\n<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the stale pages")
-    check = parser.parse_args().check
-    stale = stale_pages(pages())
-    for path, text in stale.items():
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
+    for path, text in pages().items():
+        if path.read_text() != text:
             path.write_text(text)
-        print(f"{'stale' if check else 'written'}: {path.relative_to(ROOT)}")
-    sys.exit(int(check and bool(stale)))
-
-
-def stale_pages(written: dict[Path, str]) -> dict[Path, str]:
-    """Pages whose file is missing or differs."""
-    return {path: text for path, text in written.items() if not path.exists() or path.read_text() != text}
+            print(f"written: {path.relative_to(ROOT)}")
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page by its file."""
+    """Every page that is generated, or has blocks that are."""
     catalogue = Catalogue()
-    texts = {
-        "catalogue.md": catalogue_page(catalogue),
-        "environment.md": environment_page(),
-        "what-is-the-same.md": same_page(catalogue),
-    }
-    written = {REFERENCE / name: f"{HEADER}\n\n{text.strip()}\n" for name, text in texts.items()}
-    samples = {path: with_samples(path.read_text(), catalogue) for path in WITH_SAMPLES}
-    return {**written, **samples, PICTURE: picture(catalogue)}
+    blocks = all_blocks(catalogue)
+    with_new = {ROOT / name: with_blocks((ROOT / name).read_text(), blocks) for name in WITH_BLOCKS}
+    return {CATALOGUE: f"{HEADER}\n\n{catalogue_page(catalogue)}\n", **with_new}
+
+
+def with_blocks(page: str, blocks: Mapping[str, str]) -> str:
+    """What is between ``<!-- generated: NAME -->`` and ``<!-- end -->`` is replaced."""
+    return BLOCK.sub(lambda block: f"{block[1]} -->\n{blocks[block[1]]}", page)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ def page(*parts: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
-    lines += [" | ".join(cell(value) for value in row) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
+    """Without columns that are empty in all rows."""
+    texts = [[cell(value) for value in row] for row in rows]
+    shown = [place for place in range(len(columns)) if any(row[place] for row in texts)]
+    lines = ([row[place] for place in shown] for row in (columns, ["---"] * len(columns), *texts))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(value: object) -> str:

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is generated within pages: sample outputs, a step of llmb beside the published ones, variables of the documents.
+
+Made from code and catalogue, they are never old. The sample result is one of ``make demo`` on two cores.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmb.campaigns.proposal import job_options
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.published import Document, PublishedCondition
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
+from llmb.options.option import options_of
+from llmb.prepare.jobs import PrepareChoices
+from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables
+from llmb.report.recipe_report import scales_table
+from llmb.report.run_report import run_table
+from llmb.report.table import plain_lines
+from llmb.runs.choices import Choices
+from llmb.runs.plan import make_plan
+from llmb.runs.published_verdict import ways_of_engine
+from llmb.runs.result import Result
+from llmb.verdict.conditions import title_of
+from reference_pages.markdown import table
+
+RESULT = Path(__file__).with_name("sample_result.json")
+SCALES = (8, 16, 32, 64, 128)
+
+
+def all_blocks(catalogue: Catalogue) -> dict[str, str]:
+    """By the names that pages have for them."""
+    steps = {name: step_table(catalogue, document) for name, document in catalogue.documents.items()}
+    return {**samples(catalogue), **steps, "variables": variables_table()}
+
+
+def samples(catalogue: Catalogue) -> dict[str, str]:
+    found = {"result": sample_result(catalogue), "figures": sample_figures(catalogue)}
+    return {name: "\n".join(["```text", *lines, "```"]) for name, lines in found.items()}
+
+
+def sample_result(catalogue: Catalogue) -> list[str]:
+    plan = make_plan(
+        resolve(catalogue, Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)),
+        Choices(),
+        device="cpu",
+    )
+    return [*plain_lines(run_table(plan, Result.model_validate_json(RESULT.read_text())))]
+
+
+def sample_figures(catalogue: Catalogue) -> list[str]:
+    requests = (Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=scale) for scale in SCALES)
+    return [*plain_lines(scales_table([resolve(catalogue, request) for request in requests]))]
+
+
+COLUMNS = ("item", "framework", "llmb", "same", "without it", "what it is", "source")
+
+
+def step_table(catalogue: Catalogue, document: Document) -> str:
+    conditions = catalogue.published[document.document].conditions
+    return table(COLUMNS, [row(catalogue, document, entry) for entry in conditions])
+
+
+def row(catalogue: Catalogue, document: Document, entry: ConditionEntry) -> list[object]:
+    recipe = example(catalogue, document, entry)
+    own = ways_of_engine(make_plan(recipe, Choices(synthetic=recipe.task != "pretrain"), device="cuda")).get(entry.key)
+    where = ", ".join([*entry.sizes, *entry.dtypes, *entry.gpu_types])
+    title = title_of(entry.key) + (f" ({where})" if where else "")
+    same = "not known" if own is None else "yes" if own == entry.value else "no"
+    return [title, entry.value, own or "with `vboost: recipe`", same, slower(entry), entry.what, entry.source]
+
+
+def slower(condition: PublishedCondition) -> str:
+    return "{:g} to {:g} % slower".format(*condition.slower_pct) if condition.slower_pct else ""
+
+
+def example(catalogue: Catalogue, document: Document, entry: ConditionEntry) -> Recipe:
+    """The first recipe of the document that the entry is about, where ranks share parameters."""
+    for workload, layout in layouts(catalogue, document):
+        for gpu_type in layout.gpu_types:
+            for dtype in layout.dtypes:
+                if entry.holds_for(layout.size, dtype, gpu_type):
+                    scale = max(item.gpus for item in layout.rows)
+                    request = Request(
+                        workload=workload.workload, size=layout.size, dtype=dtype, gpu_type=gpu_type, scale=scale,
+                        release=document.release,
+                    )  # fmt: skip
+                    return resolve(catalogue, request)
+    raise ValueError(f"no recipe of {document.document} has {entry.key}")
+
+
+def layouts(catalogue: Catalogue, document: Document) -> Iterator[tuple[WorkloadFile, LayoutTable]]:
+    for workload in catalogue.workloads.values():
+        for layout in workload.layouts:
+            if layout.document == document.document:
+                yield workload, layout
+
+
+def variables_table() -> str:
+    columns = ["variable", "meaning", "value", "release", "what llmb makes of it"]
+    rows = [
+        [f"`{item.name}`", item.meaning, value_text(item), item.releases, "; ".join(uses_of(item))]
+        for item in documented_variables()
+    ]
+    return table(columns, rows)
+
+
+def value_text(variable: LaunchVariable) -> str:
+    none = ", or null" if "none_is" in variable.model_fields_set else ""
+    return variable.valid(job_options()) + none
+
+
+def uses_of(variable: LaunchVariable) -> Iterator[str]:
+    for use in variable.uses:
+        where = f" ({', '.join(use.workloads)})" if use.workloads else ""
+        yield f"{use_text(use)}{' with `--framework`' if use.framework else ''}{where}"
+    if variable.preparation:
+        same = any(use_text(use) == use_text(variable.preparation) for use in variable.uses)
+        yield "`llmb prepare submit`: " + ("the same" if same else use_text(variable.preparation))
+    if variable.excludes:
+        yield f"not with {', '.join(f'`{name}`' for name in variable.excludes)}"
+
+
+def use_text(use: VariableUse) -> str:
+    if use.passed:
+        return "reaches the job in its environment"
+    if use.sets:
+        options = {**job_options(), **options_of(PrepareChoices)}
+        added = "".join(f" and `{options[name].spelled} {value}`" for name, value in use.adds.items())
+        words = "".join(f" {value} for {name}" for name, value in use.values.items())
+        return f"sets `{options[use.sets].spelled}`{words}{added}"
+    if use.install:
+        return "the root of installation, with every command"
+    if use.read_for:
+        return f"stands for `{job_options()[use.read_for].spelled}` with every command that queues jobs"
+    if use.accepts:
+        return f"must be {' or '.join(use.accepts)}: {use.because}"
+    return f"not needed: {use.ignored}" if use.ignored else f"unsupported: {use.refused}"
