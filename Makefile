@@ -81,7 +81,6 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/verdict_calibration.py
 	$(BIN)/python benchmarks/resource_sampling.py
 	$(BIN)/python benchmarks/report_page.py
-	$(BIN)/python -m benchmarks.generated_code
 	$(BIN)/python -m benchmarks.predict.speed
 	$(BIN)/python -m benchmarks.engine.pairs
 

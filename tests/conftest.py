@@ -41,7 +41,6 @@ LONGEST = (
     "accounts",
     "tests/engine/test_rank_account.py",
     "tests/engine/test_layouts.py",
-    "tests/benchmarks/test_generated_code.py",
     "tests/predict/test_random_layouts.py",
     "tests/engine/test_run_on_pretended_gpus.py",
     "tests/engine/test_fp8_training.py",

@@ -23,7 +23,7 @@ def pretended(gpus: int, programs: Path) -> dict[str, str]:
     names, rows = ("\n".join(lines) for lines in ([NAME] * gpus, states))
     script.write_text(f'#!/bin/sh\ncase "$*" in *query-gpu=name*) echo "{names}";; *) echo "{rows}";; esac\n')
     script.chmod(0o755)
-    paths = [FOLDER, ROOT / "src", ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [FOLDER, ROOT / "src", *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(map(str, paths)),

@@ -22,7 +22,7 @@ from llmb.runs.plan import EnginePlan
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
 """Base latency of a ring with the protocol Simple, and latency of a step (NCCL, src/graph/tuning.cc at 01afd20)."""
 UPDATE_BYTES = 30.1
-"""That the optimizer moves per parameter and step, with the norm (benchmarks/generated_code/bounds.yaml)."""
+"""That an optimizer in one pass over memory moves per parameter and step, with the norm of gradients in bf16."""
 CAST_BYTES = 4
 """That casts of weights to FP8 move per parameter and step: bf16 is read, FP8 written as it is and transposed."""
 BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.generated_code.capture import Recorder
-from benchmarks.generated_code.launches import not_launching
-from benchmarks.generated_code.pretend import CPU, GPU, HOST, Queue, fake_tensors, on_the_host, pretend_gpu, replace
+from generated_graphs import generating
+from pretended_torch import CPU, GPU, HOST, Queue, fake_tensors, on_the_host, pretend_gpu, replace
 from torch import Tensor
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -293,7 +292,7 @@ def _run_in_fake_mode() -> None:
     plan_traffic = ParallelExperts.known_traffic
 
     def train_fake(*args: Any) -> None:
-        with Recorder().recording(), not_launching(lambda *_args: None), fake_tensors() as mode, on_the_host(mode):
+        with generating(), fake_tensors() as mode, on_the_host(mode):
             replace(loop, "MODE", mode)
             train(*args)
 

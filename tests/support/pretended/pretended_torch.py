@@ -2,8 +2,8 @@
 """Makes this process believe that it has a GPU, so that code for one is generated and nothing runs.
 
 Tensors are fake: they have a shape, a dtype and the device ``cuda:0``, and no values. Inductor asks the driver for the
-device's properties, which are given here. All of it changes torch for the whole process, so only the process that
-``measure`` starts may call ``pretend_gpu``.
+device's properties, which are given here. All of it changes torch for the whole process, so only a process that is
+started for that may call ``pretend_gpu``.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -47,12 +47,6 @@ HOPPER: Mapping[str, Any] = MappingProxyType(
     }
 )
 """What the driver says of an H100 and an H200."""
-
-
-def resident(warps: int) -> int:
-    """How many programs of so many warps such a GPU runs at a time at most."""
-    each = HOPPER["max_threads_per_multi_processor"] // (HOPPER["warp_size"] * warps)
-    return int(HOPPER["multi_processor_count"] * each)
 
 
 def pretend_gpu(name: str, memory_bytes: int, cache_bytes: int) -> torch.library.Library:
