@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb docs``: the project's own documentation, which every installation has, and the manual page.
+"""``llmb docs``: the project's own documentation, which every installation has.
 
 Cluster nodes often reach no web page.
 """
 
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from llmb import __version__
-from llmb.cli.common import Json, option_names
-from llmb.errors import LlmbError, UsageError, unknown
+from llmb.cli.common import Json
+from llmb.errors import UsageError, unknown
 from llmb.report.output import print_markdown, print_output
 from llmb.report.table import result_table
 
 FOLDER = Path(__file__).parents[1] / "docs"
-_WORD = re.compile(r"[a-z0-9][a-z0-9.]*[a-z0-9]")
-_COMMON = {"my", "is", "the", "with", "how", "to", "of", "and", "for", "on", "in", "do", "which", "ar", "it", "an"}
 _TASK = re.compile(r"^## (.*)$((?:.|\n(?!## ))*)", re.MULTILINE)
 _LISTED = re.compile(r"^- \[.*?\]\((.*?)\):((?:.|\n(?!-|\n))*)", re.MULTILINE)
 """A page in the list of pages: its file, and what it is about."""
@@ -68,95 +64,32 @@ def _read_page(task: str, path: Path, about: str) -> DocPage:
 
 @dataclass(frozen=True, slots=True)
 class FoundPage:
-    """A page that has a word, and the heading above the place where it has most of them."""
+    """A page that has all words, and the heading above the place with most of them."""
 
     page: DocPage
     heading: str
-    score: float
 
 
 def search_pages(text: str) -> list[FoundPage]:
-    """The pages with any of the words, those first that have more of them, in titles and headings above all."""
-    words = {_stem(word) for word in _WORD.findall(text.lower())} - _COMMON
-    found = [_search(page, words) for page in doc_pages()]
-    return sorted((one for one in found if one.score), key=lambda one: -one.score)
+    """The pages with all of the words; those first that have more of them in the title, then those that have more."""
+    words = text.lower().split()
+    found = []
+    for page in doc_pages():
+        parts = re.split(r"^#+ ", page.path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        title = f"{page.name} {page.title} {page.about}"
+        if all(word in f"{title}\n{' '.join(parts)}".lower() for word in words):
+            best = max(parts, key=lambda part: (_held(part, words), -len(part)))
+            rank = (_held(title, words), sum(map(" ".join(parts).lower().count, words)))
+            found.append((rank, FoundPage(page, best.partition("\n")[0].strip())))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
-def _search(page: DocPage, words: set[str]) -> FoundPage:
-    points = _points(page.title, words, 10) + _points(page.name, words, 10) + _points(page.about, words, 6)
-    best, heading, seen = 0.0, page.title, set[str]()
-    for part in re.split(r"^#+ ", page.path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-        name, _, body = part.partition("\n")
-        own = _points(name, words, 4) + _points(body, words, 1)
-        seen |= words & {_stem(word) for word in _WORD.findall(part.lower())}
-        if own > best:
-            best, heading = own, name.strip()
-    return FoundPage(page, heading, (points + best) * len(seen) / max(1, len(words)))
-
-
-def _points(text: str, words: set[str], each: float) -> float:
-    return each * len(words & {_stem(word) for word in _WORD.findall(text.lower())})
-
-
-def _stem(word: str) -> str:
-    """Without the endings that forms of one word differ in."""
-    return re.sub(r"(?<=\w{3})(ing|ed|es|s|e)$", "", word)
+def _held(text: str, words: list[str]) -> int:
+    """How many of the words the text has."""
+    return sum(word in text.lower() for word in words)
 
 
 MOST_FOUND = 8
-ENVIRONMENT = {
-    "LLMB_INSTALL": "The root of installation: where runs, logs and prepared data are. Default: the nearest folder "
-    "above that holds cluster_config.yaml, else ~/.llmb.",
-    "NO_COLOR": "No colors and no bold text.",
-    "COLUMNS": "The width of tables.",
-}
-
-
-def man_page(commands: dict[str, tuple[str, Any]]) -> str:
-    """``commands`` by their full names: what each does, and the command itself with its options."""
-    lines = [
-        f'.TH LLMB 1 "" "llmb {__version__}" "User Commands"',
-        *_section("NAME", ["llmb \\- measures how fast a machine or a cluster trains large language models"]),
-        *_section("SYNOPSIS", [".B llmb", r"\fICOMMAND\fR [\fIOPTION\fR]..."]),
-        ".SH COMMANDS",
-        *(line for name, (meaning, command) in commands.items() for line in _command(name, meaning, command)),
-        *_section("EXIT STATUS", _terms(_exit_codes())),
-        *_section("ENVIRONMENT", _terms(ENVIRONMENT)),
-        *_section("SEE ALSO", _terms({f"llmb docs {page.name}": page.title for page in doc_pages()})),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _section(name: str, lines: Iterator[str] | list[str]) -> Iterator[str]:
-    yield f".SH {name}"
-    yield from lines
-
-
-def _command(name: str, meaning: str, command: Any) -> Iterator[str]:  # noqa: ANN401 (typer keeps its types private)
-    yield f".SS llmb {name}"
-    yield _text(meaning)
-    for item in getattr(command, "params", ()):
-        yield from _terms({option_names(item): item.help or ""})
-
-
-def _exit_codes() -> dict[str, str]:
-    """As the errors themselves describe them."""
-    meanings = {item.exit_code: (item.__doc__ or "").split(" (exit code")[0] for item in LlmbError.__subclasses__()}
-    return {"0": "The command succeeded.", **{str(code): meanings[code] for code in sorted(meanings)}}
-
-
-def _terms(terms: dict[str, str]) -> Iterator[str]:
-    for term, meaning in terms.items():
-        yield ".TP"
-        yield rf"\fB{_text(term)}\fR"
-        yield _text(meaning)
-
-
-def _text(text: str) -> str:
-    """One line of text that roff takes for no request."""
-    plain = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace("`", "").replace("**", "")
-    return rf"\&{plain}" if plain.startswith((".", "'")) else plain
-
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -173,9 +106,9 @@ def docs(
     ] = None,
     path: Annotated[bool, typer.Option("--path", help="Print where the page's file is.")] = False,
     find: Annotated[
-        str | None, typer.Option("--find", metavar="WORDS", help="List the pages on these words, the best first.")
+        str | None,
+        typer.Option("--find", metavar="WORDS", help="List the pages that have all these words, the best first."),
     ] = None,
-    man: Annotated[bool, typer.Option("--man", help="Print the manual page of all commands, for man.")] = False,
     json: Json = False,
 ) -> None:
     """Print a page of the documentation, which is part of every installation.
@@ -192,12 +125,8 @@ def docs(
     - `llmb docs schema run.json`
 
     - `llmb docs --find slow nodes`
-
-    - `llmb docs --man > ~/.local/share/man/man1/llmb.1`
     """
-    if man:
-        print_output(_man_page())
-    elif find is not None:
+    if find is not None:
         _find(" ".join((find, *(page or ()))), as_json=json)
     elif not page:
         _list(as_json=json)
@@ -227,7 +156,9 @@ def _find(words: str, *, as_json: bool) -> None:
         print_output({"pages": [{**_entry(one.page), "heading": one.heading} for one in found]})
         return
     if not found:
-        raise UsageError(f"no page of the documentation has '{words}'", do="'llmb docs' lists all pages")
+        raise UsageError(
+            f"no page of the documentation has all of '{words}'", do="give fewer words; 'llmb docs' lists all"
+        )
     table = result_table(f"pages on '{words}'; 'llmb docs PAGE' prints one", "page", "title", "under")
     for one in found:
         table.add_row(one.page.name, one.page.title, one.heading if one.heading != one.page.title else "")
@@ -256,14 +187,3 @@ def _print_schema(names: list[str]) -> None:
 
 def _entry(page: DocPage) -> dict[str, str]:
     return {"name": page.name, "task": page.task, "title": page.title, "about": page.about, "path": str(page.path)}
-
-
-def _man_page() -> str:
-    from llmb.cli.main import COMMANDS, named_commands
-
-    commands: dict[str, tuple[str, Any]] = {}
-    for name in COMMANDS:
-        for full_name, command in named_commands(name):
-            meaning = COMMANDS[name][1] if full_name == name else (command.help or "").split("\n\n")[0]
-            commands[full_name] = (meaning, command)
-    return man_page(commands)

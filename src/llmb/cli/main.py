@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import import_module
 from itertools import pairwise
@@ -29,7 +28,7 @@ PANELS = {
         "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
         "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
         "result": ("llmb.cli.runs", "The result of a finished run."),
-        "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
+        "docs": ("llmb.cli.docs", "The documentation, page by page."),
     },
     "Judge": {
         "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
@@ -118,14 +117,6 @@ class LazyGroup(CommandGroup):
         if command:
             check_given_once(command, rest)
         return name, command, rest
-
-
-def named_commands(name: str) -> Iterator[tuple[str, Any]]:
-    """A command by its full name; a group and then its commands."""
-    command = load_command(name)
-    yield name, command
-    for below, item in getattr(command, "commands", {}).items():
-        yield f"{name} {below}", item
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401
