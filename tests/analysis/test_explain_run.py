@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from fake_steps import FIRST_STEP_S
-from inspector_lines import inspector_files
 from recorded_runs import SXM, environment, gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
@@ -73,21 +72,6 @@ def test_the_slow_rank_is_named_with_the_node_that_it_is_on(tmp_path: Path) -> N
     assert shares(found)["slow_rank"] == pytest.approx(0.01 * layout.layers / layout.pp * layout.ga)
     assert "2 ranks compute its layers together: any of them may be the slow one" in found.causes[0].evidence
     assert found.causes[0].evidence[0].startswith("rank 11 on node2 is the slowest in 10 of 10 steps")
-
-
-def test_the_rank_that_begins_collectives_last_is_named_by_what_inspector_wrote(tmp_path: Path) -> None:
-    slow = run(tmp_path)
-    folder = RunFolder(slow.path)
-    folder.nccl_inspector.mkdir()
-    for name, text in inspector_files(40, late=3).items():
-        (folder.nccl_inspector / name).write_text(text)
-    found = explain(slow)
-    assert found
-    (cause,) = (cause for cause in found.causes if cause.name == "slow_rank")
-    assert cause.share_s is None
-    assert cause.evidence[0].startswith(
-        "NCCL's Inspector: rank 3 of a communicator of 4 ranks on node8 (process 4103) was the last to begin 40 of 40"
-    )
 
 
 def test_what_the_window_of_the_figure_costs(tmp_path: Path) -> None:

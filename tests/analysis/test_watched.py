@@ -4,17 +4,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from inspector_lines import inspector_files
 from quick_order import step
-from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.analysis.watched import KEPT_STEPS, Circumstances, Expected, Outlook, StepHistory, outlook
-from llmb.analysis.watched_run import WatchedRun, Watcher, watch
-from llmb.runs.folder import RunFolder
-from llmb.runs.record import read_record, write_record
+from llmb.analysis.watched_run import Watcher, watch
 from llmb.runs.steps import StepNews
 from llmb.verdict.causes_evidence import Work
 
@@ -66,24 +61,6 @@ def test_nothing_stalls_after_the_last_step() -> None:
 def test_the_ranks_own_report_of_a_stall_comes_first() -> None:
     seen = outlook(0.0, replace(RUNNING, stall="rank 1 hung"), history(30), 1000.0, None)
     assert [concern.text for concern in seen.concerns] == ["rank 1 hung"]
-
-
-def test_who_has_completed_fewer_collectives_is_named_while_no_step_comes(tmp_path: Path) -> None:
-    folder = RunFolder(write_run(tmp_path, gpu_record(), times_around(2.0)))
-    write_record(folder, read_record(folder).model_copy(update={"status": "running"}))
-    folder.nccl_inspector.mkdir()
-    for name, text in inspector_files(9, stuck=2).items():
-        (folder.nccl_inspector / name).write_text(text)
-    subject = WatchedRun(folder, None, lambda job: job)
-    written_s = subject.written_s()
-    assert written_s
-    assert subject.look(written_s + 5).unfinished is None
-    here = subject.look(written_s + 60)
-    seen = outlook(0.0, replace(here, state="running", last_step=99), history(30), 60.0, None)
-    assert [concern.text for concern in seen.concerns] == [
-        "no step for 60 s, 30 times the median; NCCL's Inspector: rank 2 on node8 (process 4102) has completed 8"
-        " AllReduce operations, 1 fewer than others of a communicator of 4 ranks"
-    ]
 
 
 @pytest.mark.parametrize("values", [{"loss": math.nan}, {"loss": math.inf}, {"grad_norm": math.nan}])

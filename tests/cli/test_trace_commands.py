@@ -8,9 +8,6 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from inspector_lines import inspector_files
-from ras_answers import FINE_RANKS, SILENT, answer, communicator, ras_rank
-from ras_answers import text as ras_text
 from typer.testing import CliRunner
 
 from llmb.cli.main import app, load_command
@@ -197,31 +194,6 @@ def test_lines_of_the_network_alone_are_no_error(tmp_path: Path) -> None:
     assert "node7, node8" in text
     assert "Collectives" not in text
     assert json.loads(call("nccl", tmp_path, "--json"))["log"] is None
-
-
-def test_whoever_holds_up_a_run_is_shown(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "nccl_inspector"
-    folder.mkdir(parents=True)
-    for name, text in inspector_files(30, stuck=1).items():
-        (folder / name).write_text(text)
-    ranks = [*FINE_RANKS[:3], ras_rank(3, counts={"AllReduce": 40}), *FINE_RANKS[4:]]
-    (tmp_path / "run" / "nccl_ras.txt").write_bytes(answer(communicator("c0ffee", ranks)))
-    said = tmp_path / "ras.txt"
-    said.write_text(ras_text("2.27.7", SILENT.replace("node 10.0.0.2", "node \x1b[31m")))
-    table = call("nccl", tmp_path / "run", said)
-    assert re.search(r"\n +3  10\.0\.0\.1 +4103 +3  c0ffee +has launched 40 AllReduce operations, 1 fewer than", table)
-    assert re.search(r"\n +1  node7 +4101 +c0ffee +has completed 29 AllReduce operations, 1 fewer than", table)
-    assert re.search(r"\n +6  \\x1b\[31m +5102 +2 +00c0ffee00c0ffee +does not answer", table)
-    found = json.loads(call("nccl", tmp_path / "run", said, "--json"))
-    assert [(one["source"], one["suspects"][0]["kind"]) for one in found["ras"]] == [
-        (str(tmp_path / "run" / "nccl_ras.txt"), "behind"), (str(said), "silent")
-    ]  # fmt: skip
-    assert (found["inspector"]["processes"], found["log"], found["network"]) == (4, None, None)
-    said.write_text(ras_text("2.27.7"))
-    assert "all ranks of 1 communicator answer and have launched the same operations." in call("nccl", said)
-    said.write_bytes(answer(communicator("c0ffee", FINE_RANKS))[:-3])
-    with pytest.raises(UsageError, match="the JSON of NCCL's RAS cannot be read"):
-        call("nccl", said)
 
 
 def test_a_log_of_another_program_tells_its_network(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 """What a rank asks of NCCL, in a process of its own: NCCL itself, which needs a GPU, reads the variables once."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.engine.nccl_request import INSPECTOR, INSPECTOR_FOLDER, ask_for_inspector_files, ask_for_nccl_log
+from llmb.engine.nccl_request import ask_for_nccl_log
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import Device
@@ -135,16 +134,3 @@ def test_ranks_on_a_cpu_ask_for_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     ask_for_nccl_log(plan("cpu"), RunFolder(tmp_path))
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("enabled", "own", "now"), [("1", None, "RUN/nccl_inspector"), ("1", "/mine", "/mine"), ("0", None, None)]
-)
-def test_what_inspector_writes_is_in_the_run_s_folder_unless_the_user_names_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: str, own: str | None, now: str | None
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(INSPECTOR, enabled)
-    monkeypatch.setenv(INSPECTOR_FOLDER, own or "")
-    ask_for_inspector_files(RunFolder(tmp_path))
-    assert (os.environ[INSPECTOR_FOLDER] or None) == (now and now.replace("RUN", str(tmp_path)))

@@ -19,7 +19,6 @@ from llmb.runs.result import Result
 from llmb.runs.steps import Step, read_steps
 from llmb.schedulers.lookup import LOCAL
 from llmb.traces.breakdown import StepBreakdown
-from llmb.traces.nccl_inspector import inspect_folder, late_text
 from llmb.verdict.causes import Explanation, explain_evidence
 from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work
 from llmb.verdict.conditions import rule_of
@@ -70,7 +69,6 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
         node_of=node_of_ranks(environment) if environment else {},
         throttled=_throttled(environment, run.record.result) if environment else None,
         faults=run.faults,
-        late_rank=_late_rank(RunFolder(run.path)),
         trained_s=sum(step.step_time_s + (step.pause_s or 0.0) for step in steps) or None,
     )
 
@@ -78,11 +76,6 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
 def _steps_of(run: AnalyzedRun) -> list[Step]:
     """All of the run; empty if only its log has them. Raises BrokenRecord or OSError if they cannot be read."""
     return read_steps(RunFolder(run.path).steps) if run.record else []
-
-
-def _late_rank(folder: RunFolder) -> str | None:
-    found = inspect_folder(folder.nccl_inspector)
-    return f"NCCL's Inspector: {late_text(found.late)}" if found and found.late else None
 
 
 def _trace(folder: RunFolder) -> StepBreakdown | None:

@@ -199,8 +199,6 @@ class Circumstances:
     """Until the job's time limit."""
     stall: str | None = None
     """What the ranks of a hung run report."""
-    unfinished: str | None = None
-    """Who has completed fewer collectives than others while no step came."""
     work: Work | None = None
     """What each rank computes; None for a log without a record."""
     node_of: Mapping[int, str] = field(default_factory=dict)
@@ -287,8 +285,7 @@ def _of_stall(
         longest = max(step.step_time_s for step in steps[1:] or steps)
         if since_last_s > max(STALLED_STEPS * usual, 2 * longest, LEAST_STALL_S):
             times = since_last_s / usual if usual else math.inf
-            text = f"no step for {since_last_s:.0f} s, {times:.0f} times the median"
-            yield Concern("stalled", f"{text}; {here.unfinished}" if here.unfinished else text)
+            yield Concern("stalled", f"no step for {since_last_s:.0f} s, {times:.0f} times the median")
 
 
 def _of_limit(here: Circumstances, ends: Forecast | None) -> Iterator[Concern]:

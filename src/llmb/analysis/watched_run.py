@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llmb.analysis.explain_run import node_of_ranks, work_of
-from llmb.analysis.watched import LEAST_STALL_S, Circumstances, Expected, Outlook, State, StepHistory, outlook
+from llmb.analysis.watched import Circumstances, Expected, Outlook, State, StepHistory, outlook
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.job import Job
 from llmb.jobspec.spec import read_spec
@@ -26,8 +26,6 @@ from llmb.runs.plan import Plan
 from llmb.runs.published_verdict import figure_of
 from llmb.runs.record import read_record, seconds_of
 from llmb.runs.steps import StepNews
-from llmb.traces.nccl_inspector import inspect_folder
-from llmb.traces.nccl_suspects import suspects_text
 from llmb.verdict.conditions import condition_values
 from llmb.verdict.expectations_file import read_expectations
 from llmb.verdict.judgement import default_tolerance
@@ -198,8 +196,6 @@ class WatchedRun:
         self.record = read_record(folder)
         self.steps = find_program(self.record.program).new_steps(folder)
         self.limit_s = _time_limit_s(folder)
-        self.inspected_s = -math.inf
-        self.unfinished: str | None = None
 
     @property
     def plan(self) -> Plan:
@@ -225,7 +221,6 @@ class WatchedRun:
         record, attempts = self.record, self.record.attempts
         begun = attempts[-1] if attempts else None
         environment = record.environment or self._environment()
-        self._inspect(now_s)
         started_s = seconds_of(begun.started_at if begun else record.started_at)
         return Circumstances(
             state=self._state(),
@@ -238,7 +233,6 @@ class WatchedRun:
             last_step=record.plan.last_step,
             limit_left_s=started_s + self.limit_s - now_s if self.limit_s and started_s else None,
             stall=self._stall(),
-            unfinished=self.unfinished,
             work=work_of(record.plan),
             node_of=node_of_ranks(environment) if environment else {},
         )
@@ -277,15 +271,6 @@ class WatchedRun:
             return self.folder.stall.read_text().strip() or None
         except OSError:
             return None
-
-    def _inspect(self, now_s: float) -> None:
-        """Only while no step comes: ranks of a run that makes progress are rarely at the same collective."""
-        if now_s - (self.written_s() or now_s) < LEAST_STALL_S:
-            self.unfinished = None
-        elif not 0 <= now_s - self.inspected_s < ASK_EVERY_S:
-            self.inspected_s = now_s
-            found = inspect_folder(self.folder.nccl_inspector)
-            self.unfinished = f"NCCL's Inspector: {suspects_text(found.suspects)}" if found and found.suspects else None
 
 
 def _time_limit_s(folder: RunFolder) -> float | None:

@@ -3,7 +3,6 @@
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,18 +10,13 @@ import typer
 
 from llmb.cli.common import Json
 from llmb.errors import UsageError
-from llmb.input_files import open_file, read_regular
-from llmb.missing import Missing
-from llmb.report.nccl_report import NO_STATES, NcclStates
 from llmb.report.output import print_output
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.folder import write_atomically, writing
 from llmb.traces.breakdown import summarize
 from llmb.traces.files import find_traces, read_traces
-from llmb.traces.nccl_inspector import inspector_tails, is_inspector, read_inspector
 from llmb.traces.nccl_log import EXPECTED, describe_unread, find_nccl_files, read_lines, read_nccl_logs
 from llmb.traces.nccl_network import read_network, source_of
-from llmb.traces.nccl_ras import HEAD_BYTES, MOST_BYTES, RasStatus, is_ras, read_ras
 from llmb.traces.nccl_summary import Codes, summarize_nccl
 from llmb.traces.nccl_tests import read_test_tables
 
@@ -66,12 +60,11 @@ def nccl(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs, or folders of runs.")],
     json: Json = False,
 ) -> None:
-    """The network and the collectives in NCCL's logs, ranks that hold up a run, and bandwidths of nccl-tests.
+    """The network and the collectives in NCCL's logs, and bandwidths of nccl-tests.
 
     Logs of NCCL_DEBUG=INFO are read together, as those of one run. With NCCL_DEBUG_SUBSYS=INIT,NET they tell which
     network NCCL used, with COLL the collectives with number of ranks, size and count, and the bytes of each step if
-    steps are known. Runs on several nodes have the former in their folder. Answers of NCCL's RAS, as text or JSON, and
-    files of its Inspector name the ranks that have begun or completed fewer collectives than others, or do not answer.
+    steps are known. Runs on several nodes have the former in their folder.
     Tables and JSON of nccl-tests are recognized by their content; those of the same test in several files are compared.
 
     Examples:
@@ -80,22 +73,19 @@ def nccl(
 
     - `llmb nccl nccl_trace/rank-0.log nccl_trace/rank-1.log --json`
 
-    - `llmb nccl ras.txt inspector/node7-pid4102.log`
-
     - `llmb nccl all_reduce_before.txt all_reduce_after.txt`
     """
-    found = find_nccl_files(paths)
-    states, files = _read_states(found)
+    files = find_nccl_files(paths)
     names = Counter(path.name for path in files)
     tests = [
         table
         for path in files
         for table in read_test_tables(path, source=path.name if names[path.name] == 1 else str(path))
     ]
-    log, source = read_nccl_logs(files), source_of([str(path) for path in files or found])
+    log, source = read_nccl_logs(files), source_of([str(path) for path in files])
     network = read_network((text for path in files for text in read_lines(path)), source) or None
-    if not log.calls and not tests and network is None and states == NO_STATES:
-        named = ", ".join(str(path) for path in found[:3]) + (", ..." if len(found) > 3 else "")
+    if not log.calls and not tests and network is None:
+        named = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         unread = describe_unread(files)
         raise UsageError(
             f"no output of NCCL that can be read: {unread}" if unread else "no output of NCCL found",
@@ -105,29 +95,4 @@ def nccl(
         )
     summary = summarize_nccl(log, Codes()) if log.calls else None
     show = nccl_document if json else nccl_tables
-    print_output(show(summary, tests, network, states))
-
-
-def _read_states(paths: Sequence[Path]) -> tuple[NcclStates, list[Path]]:
-    """What RAS and Inspector tell, and the other files."""
-    ras: list[tuple[str, RasStatus]] = []
-    inspected: list[Path] = []
-    others: list[Path] = []
-    for path in paths:
-        with open_file(path) as stream:
-            head = stream.read(HEAD_BYTES).decode(errors="replace")
-        if is_ras(head):
-            ras.append((str(path), _read_status(path)))
-        else:
-            (inspected if is_inspector(head) else others).append(path)
-    return NcclStates(tuple(ras), read_inspector(inspector_tails(inspected))), others
-
-
-def _read_status(path: Path) -> RasStatus:
-    try:
-        status = read_ras(read_regular(path, MOST_BYTES))
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    if isinstance(status, Missing):
-        raise UsageError(status.reason, where=str(path), do="save all that ncclras prints")
-    return status
+    print_output(show(summary, tests, network))

@@ -18,19 +18,12 @@ from llmb.runs.profile_report import nccl_log
 from llmb.traces.nccl_network import MOST_BYTES, beginning
 
 LEVEL, SUBSYSTEMS, FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
-INSPECTOR, INSPECTOR_FOLDER = "NCCL_INSPECTOR_ENABLE", "NCCL_INSPECTOR_DUMP_DIR"
 OF_NETWORK = ("INIT", "NET")
 OF_COLLECTIVES = ("INIT", "COLL")
 NCCL_DEFAULT = "INIT,BOOTSTRAP,ENV"
 """Subsystems that NCCL logs without NCCL_DEBUG_SUBSYS."""
 BRIEF = ("VERSION", "WARN")
 DETAILED = ("INFO", "ABORT", "TRACE")
-
-
-def ask_for_inspector_files(folder: RunFolder) -> None:
-    """In the run's folder, if the user loads Inspector and names no other place."""
-    if nccl_setting(INSPECTOR, "0") != "0" and not nccl_setting(INSPECTOR_FOLDER):
-        os.environ[INSPECTOR_FOLDER] = str(folder.nccl_inspector)
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmb.engine.nccl_request import ask_for_inspector_files, ask_for_nccl_log, keep_network_lines
+from llmb.engine.nccl_request import ask_for_nccl_log, keep_network_lines
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.torch_names import ENGINE, check_names
 from llmb.engine.watchdog.heartbeat import Progress
@@ -46,7 +46,6 @@ def work(folder: RunFolder) -> None:
         end_with_parent()
     progress = Progress(plan.first_step)
     start_watchdog(plan, folder, progress)
-    ask_for_inspector_files(folder)
     own_log = ask_for_nccl_log(plan, folder)
     with resources_sampled(plan, folder):
         ranks = join_ranks(plan) if plan.recipe.pretended_rank is None else pretend_others(plan)

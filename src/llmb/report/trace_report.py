@@ -7,7 +7,7 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from llmb.report.nccl_report import NO_STATES, NcclStates, network_table, states_document, states_tables
+from llmb.report.nccl_report import network_table
 from llmb.report.table import Column, Table, cut, number, number_column, result_table, table_of, whole
 from llmb.shown_text import counted, printable
 from llmb.traces.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
@@ -27,11 +27,9 @@ def nccl_document(
     summary: NcclSummary | None,
     tests: Sequence[TestTable],
     network: Network | None = None,
-    states: NcclStates = NO_STATES,
 ) -> dict[str, Any]:
     """The JSON document; ``log`` is null without calls, ``network`` if no line names one."""
     return {
-        **states_document(states),
         "network": network and network.model_dump(mode="json"),
         "log": summary and asdict(summary),
         "tests": [asdict(table) for table in tests],
@@ -42,9 +40,7 @@ def nccl_tables(
     summary: NcclSummary | None,
     tests: Sequence[TestTable],
     network: Network | None = None,
-    states: NcclStates = NO_STATES,
 ) -> Iterator[Table]:
-    yield from states_tables(states)
     if network:
         yield network_table(network)
     if summary:

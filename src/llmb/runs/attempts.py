@@ -58,7 +58,6 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
     folder.job_end.unlink(missing_ok=True)
     if number > 1:
         folder.stall.unlink(missing_ok=True)
-        folder.nccl_ras.unlink(missing_ok=True)
         folder.environment.unlink(missing_ok=True)
         folder.vboost.unlink(missing_ok=True)
         discard_settings(folder.resources)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.traces.folders import INSPECTOR_FOLDER, NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, RAS_FILE, TORCH_FOLDER
+from llmb.traces.folders import NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 from llmb.trust import check_owner
 
 if TYPE_CHECKING:
@@ -75,9 +75,6 @@ class RunFolder:
     """NCCL's own logs, one a process."""
     nccl_network = Inside(NETWORK_FOLDER)
     """What NCCL said of the network, one file a node; of the engine on several nodes."""
-    nccl_inspector = Inside(INSPECTOR_FOLDER)
-    """What NCCL's Inspector wrote, one file a process; of the engine, where the user loads it."""
-    nccl_ras = Inside(RAS_FILE)
     """What NCCL said when the run made no progress; written by the worker that ends it."""
     breakdown = Inside("breakdown.json")
     """Where the time of a profiled step went."""

@@ -26,7 +26,7 @@ from llmb.errors import UsageError
 from llmb.input_files import list_folder, open_file, read_text_file
 from llmb.logs.step_line import STEP_LINE_HEAD
 from llmb.shown_text import counted, printable
-from llmb.traces.folders import INSPECTOR_FOLDER, NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END, NETWORK_FOLDER, RAS_FILE
+from llmb.traces.folders import NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END, NETWORK_FOLDER
 
 _PROCESS, _DEVICE = rb"([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ ", rb"\[(\d{1,5})\] NCCL INFO "
 WRITER = rb"(?<![^\s:])(?:" + _PROCESS + rb")?+" + _DEVICE
@@ -46,8 +46,6 @@ Reason = Literal["no init line", "unknown parent", "equal splits"]
 EXPECTED = (
     "lines 'NCCL INFO AllReduce: opCount ...'",
     "lines 'NCCL INFO Using network ...'",
-    "answers of NCCL's RAS, 'NCCL version ... compiled with ...', as text or JSON",
-    "files of NCCL's Inspector, '{\"header\": ...'",
     "tables of nccl-tests, '# size count type redop root time algbw busbw #wrong', or their JSON",
 )
 _NCCL_LINE = re.compile(rb"NCCL (?:INFO|WARN|TRACE|ERROR) [^\r\n]{0,200}")
@@ -220,8 +218,7 @@ def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
     """The given files and, for a folder, what runs wrote in it or below it.
 
-    These are the logs of ``--nccl-trace``, and if there are none, what NCCL said of the network; also what Inspector
-    wrote, and RAS answered.
+    These are the logs of ``--nccl-trace``, and if there are none, what NCCL said of the network.
 
     Raises UsageError if a folder has none.
     """
@@ -233,7 +230,6 @@ def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
 
 def _in_folder(folder: Path) -> list[Path]:
     logs = _logs_below(folder, NCCL_FOLDER) or _logs_below(folder, NETWORK_FOLDER)
-    logs += [*_logs_below(folder, INSPECTOR_FOLDER), *folder.rglob(RAS_FILE)]
     if not logs:
         advice = (
             f"give a log file, or the folder of a run with --nccl-trace ({NCCL_FOLDER}/*{NCCL_LOG_END}) or on several "

@@ -160,8 +160,6 @@ class Evidence:
     throttled: tuple[Throttle, ...] | None = None
     faults: Faults = field(default_factory=dict)
     """What is known to have disturbed it."""
-    late_rank: str | None = None
-    """The rank that is the last to begin most collectives, by NCCL's Inspector."""
     trained_s: float | None = None
     """All steps of the run."""
 

@@ -7,7 +7,7 @@ Each function returns what it found, None if the evidence shows that it is not a
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
 
@@ -65,17 +65,7 @@ def unlike_nodes(run: Evidence) -> FoundCause | None:
 
 
 def slow_rank(run: Evidence) -> FoundCause | Missing | None:
-    """All ranks wait for a slow one."""
-    found = _slow_layers(run)
-    if run.late_rank is None:
-        return found
-    if isinstance(found, FoundCause):
-        return replace(found, evidence=(*found.evidence, run.late_rank))
-    return FoundCause(share_s=None, evidence=(run.late_rank,))
-
-
-def _slow_layers(run: Evidence) -> FoundCause | Missing | None:
-    """The rank whose own layers take longer."""
+    """All ranks wait for the one whose own layers take longer."""
     work = run.work
     if work and work.ranks == 1:
         return None

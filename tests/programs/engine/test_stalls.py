@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ras_answers import FINE_RANKS, answer, communicator, ras_rank
-from ras_stand_in import stand_in
 
 from llmb.processes.ranks import words
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.claim import create_run_folder
-from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
@@ -113,18 +110,11 @@ def test_workers_do_not_outlive_those_who_started_them(start: Start, gone: Gone,
 
 
 def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, float]:
-    """The result of a run whose rank 1 does something odd in step 3, and the seconds it took from there.
-
-    In the place of NCCL's RAS another process answers.
-    """
+    """The result of a run whose rank 1 does something odd in step 3, and the seconds it took from there."""
     folder = create_run_folder(install, plan)
     kept = new_record(plan, (python, *words(1, plan.recipe.scale), python, str(ODD_WORKER), str(folder.path)))
     write_record(folder, kept)
-    said = install / "said"
-    said.write_bytes(answer(communicator("c0ffee", [FINE_RANKS[0], ras_rank(1, counts={"AllReduce": 40})])))
-    with stand_in(said, str(folder.path)) as address:
-        variables = {"ODD": odd, "OMP_NUM_THREADS": "1", "NCCL_RAS_ADDR": address}
-        exit_code = run_workers(kept.command, variables, folder, lambda: None)
+    exit_code = run_workers(kept.command, {"ODD": odd, "OMP_NUM_THREADS": "1"}, folder, lambda: None)
     seconds = time.time() - folder.steps.stat().st_mtime
     return conclude_run(folder, kept, End(exit_code)), seconds
 
@@ -136,8 +126,7 @@ def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, f
             "sleep",
             SHORT_LIMIT_S,
             SHORT_LIMIT_S + SOON_S,
-            rf"rank 1 on {HOST} has hung for \d+ s at step 3, in no collective, at engine/loop.*; NCCL: rank 1 on "
-            rf"{HOST} \(process 4101, GPU 1\) has launched 40 AllReduce operations, 1 fewer than others of a ",
+            rf"rank 1 on {HOST} has hung for \d+ s at step 3, in no collective, at engine/loop",
             marks=pytest.mark.slow,  # it counts seconds, as the others here do
         ),
         ("fail", 300, SOON_S, f"rank 1 on {HOST} failed: ValueError: an odd shape, after 3 of 10"),
@@ -153,9 +142,6 @@ def test_a_rank_that_hangs_or_leaves_while_the_others_wait_is_named(
     assert result.reason is not None
     assert re.match(said, result.reason)
     assert seconds < within_s
-    (kept,) = tmp_path.rglob("run.json")
-    if odd == "sleep":
-        assert RunFolder(kept.parent).nccl_ras.read_bytes() == (tmp_path / "said").read_bytes()
 
 
 @pytest.mark.slow

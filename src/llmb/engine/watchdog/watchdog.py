@@ -7,18 +7,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 
 from llmb.engine.parallel.store import store_host
 from llmb.engine.watchdog.flight_recorder import Collectives, main_thread_location, pending_collectives
 from llmb.engine.watchdog.heartbeat import LONGEST_TICK_S, Heartbeats, Position, Progress
-from llmb.engine.watchdog.nccl_question import ADDRESS, NcclQuestion
-from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
 from llmb.runs.parent_death import has_ended
 from llmb.runs.plan import EnginePlan
 from llmb.runs.stall import PHASE_LIMITS, STALL, Beat, Seen, find_stall, overdue, see, time_to_notice
-from llmb.shown_text import printable
 
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.25, 2.0
@@ -28,8 +25,6 @@ MOST_STACKS = 8
 MOST_FRAMES = 30
 LONGEST_REPORT_S = 2.0
 """Time limit for printing: the disk of the log may be what hangs."""
-LONGEST_ANSWER_S = 1.0
-"""Time limit for what NCCL was asked some seconds before."""
 STALLED = 1
 
 
@@ -54,8 +49,6 @@ class Watchdog:
         self.interval_s = min(max(self.limit_s / 20, SHORTEST_INTERVAL_S), LONGEST_INTERVAL_S)
         self.patience_s = max(4 * self.interval_s, SHORTEST_PATIENCE_S)
         self.folder = folder
-        self.uses_nccl = plan.device == "cuda" or ADDRESS in os.environ
-        self.question: NcclQuestion | None = None
         self.progress = progress
         self.heartbeats = Heartbeats(self.rank, world_size, self.interval_s)
         self.parent, self.launcher = os.getppid(), launcher
@@ -89,7 +82,6 @@ class Watchdog:
             self._end(beat)
         text = self._verdict(beat)
         if text:
-            text = self._with_nccl(text)
             self.heartbeats.to_publish = text
             self._end(beat, text)
 
@@ -128,35 +120,16 @@ class Watchdog:
         # As long before its turn as it takes to tell who is silent.
         soon_s = over_s + self.patience_s + 2 * self.interval_s
         self.heartbeats.reading = has_turn(self.rank, soon_s, self.patience_s)
-        if soon_s < 0:
-            self.question = None
-        elif self.heartbeats.reading and self.uses_nccl and not self.question:
-            self.question = self._ask_nccl()
         if not has_turn(self.rank, over_s, self.patience_s):
             return None
         if overdue(beat, self.limit_s) and self.heartbeats.unanswered_s > self.patience_s:
             return self._without_store(beat)
         if beat.idle_s < self.limit_s:
             return None
-        return find_stall(self._heard(), self.limit_s, self.patience_s)
+        return find_stall(self._seen(), self.limit_s, self.patience_s)
 
-    def _heard(self) -> list[Seen]:
+    def _seen(self) -> list[Seen]:
         return see({rank: (heard.text, heard.silent_s) for rank, heard in self.heartbeats.heard.items()})
-
-    def _ask_nccl(self) -> NcclQuestion:
-        """Before any rank ends, which NCCL would tell of as well."""
-        return NcclQuestion(self.folder, {seen.rank: seen.beat.host for seen in self._heard() if seen.beat})
-
-    def _with_nccl(self, verdict: str) -> str:
-        """The verdict and what NCCL says of it, whose whole answer is kept."""
-        if not self.uses_nccl:
-            return verdict
-        said = (self.question or self._ask_nccl()).said(LONGEST_ANSWER_S)
-        if said.answer is not None:
-            _attempt(partial(write_atomically, self.folder.nccl_ras, said.answer))
-        if said.reason:
-            _say(f"llmb: NCCL's RAS does not tell the state of this run: {printable(said.reason)}")
-        return f"{verdict}; {said.text}" if said.text else verdict
 
     def _without_store(self, beat: Beat) -> str:
         waits = f"in {beat.waits[0].text}" if beat.waits else f"at {beat.place}"
