@@ -81,15 +81,13 @@ def test_every_run_that_ended_is_found_for_whoever_judges_it(install: Path) -> N
     assert reasons(runs) == ["it is queued"]
 
 
-def test_a_campaign_a_job_an_array_and_a_run_are_found_by_their_ids(install: Path) -> None:
+def test_a_campaign_a_job_and_a_run_are_found_by_their_ids(install: Path) -> None:
     assert len(found(CAMPAIGN, install).runs) == 2
     assert len(found(f"campaign:{CAMPAIGN}", install).runs) == 2
     assert folder_names(found("7", install)) == ["1795298748"]
     assert (
         folder_names(found("1", install)) == folder_names(found("9", install)) == ["1795298745"]
     )  # was submitted twice
-    array = found("2", install)
-    assert (folder_names(array), len(array.left_out)) == (["1795298746.0"], 1)
     assert folder_names(found("2_0", install)) == ["1795298746.0"]
     (run,) = found("2_0", install).runs
     assert found(run.id, install).runs == (run,)

@@ -172,7 +172,6 @@ def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> 
         (("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16,fp9"), "unknown dtype 'fp9'"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "24,48"), "has no layout for 48 GPUs"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--wait"), "--wait follows one job"),
-        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--array", "0-3"), "--array is not supported"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--tp", "3"), "is not divisible by TP 3"),
         (
             ("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--resume"),

@@ -133,11 +133,11 @@ class Scripted(LocalScheduler):
         self.unusable: dict[str, NodeState] = {}
         self.calls = {"states": 0, "nodes": 0, "cancel": 0}
 
-    def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:
+    def submit(self, job: Submission) -> SubmittedJob:
         node = str(job.spec.node)
         if node in self.rejects:
             raise UsageError(self.rejects[node])
-        return {None: SubmittedJob(scheduler="slurm", job_id=f"job-{node}", submitted_at=WHEN)}
+        return SubmittedJob(scheduler="slurm", job_id=f"job-{node}", submitted_at=WHEN)
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         self.calls["states"] += 1
@@ -157,7 +157,7 @@ class Scripted(LocalScheduler):
 
 
 def node_of(job: AskedJob) -> str:
-    return job.base.path.parent.name
+    return job.folder.path.parent.name
 
 
 UP = NodeState(state="IDLE", usable=True)
@@ -330,14 +330,14 @@ def directives(script: str) -> list[str]:
 
 def test_a_job_asks_for_the_whole_node_that_it_is_for() -> None:
     node = NodeState(state="IDLE", usable=True, gpus=8, partitions=("gpu", "debug"))
-    training = {"exclude": "node7", "array": "0-3", "nodelist": "node1", "time": "00:07:00", "qos": "high"}
+    training = {"exclude": "node7", "nodelist": "node1", "time": "00:07:00", "qos": "high"}
     settings = {"slurm": {"partition": "debug", "gres_type": "h100"}, "profiles": ["/etc/site.sh"]}
     script = script_of("node7", node, training, **settings)
     found = directives(script)
     wanted = {"nodes=1", "nodelist=node7", "exclusive", "mem=0", "gpus-per-node=h100:8", "time=00:07:00", "qos=high"}
     assert wanted <= {*found}
     assert "partition=debug" in found
-    assert not [line for line in found if line.startswith(("exclude", "array", "cpus-per-task"))]
+    assert not [line for line in found if line.startswith(("exclude", "cpus-per-task"))]
     assert "output=/lustre/bench/.llmb/health/T/.jobs/node7/doctor/sbatch_doctor.out" in found
     assert "-m llmb.health.node /lustre/bench/.llmb/health/T node7" in script.replace(" \\\n    ", " ")
 

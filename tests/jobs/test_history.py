@@ -40,7 +40,7 @@ def submitted(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Submitted:
         folder = folder or create_run_folder(tmp_path, plan)
         record = queued_record(plan, ())
         write_record(folder, record)
-        job = new_job(Prepared(spec, folder, {None: folder}, {None: row_of_record(record)}), None, key, "c")
+        job = new_job(Prepared(spec, folder, row_of_record(record)), key, "c")
         handle = SubmittedJob(scheduler="slurm", job_id=job_id, submitted_at="2026-11-21T10:00:00+00:00")
         record_handle(folder, handle.model_copy(update=values), job)
         return job
@@ -178,21 +178,18 @@ def test_a_lock_is_held_by_a_child_that_outlives_its_parent(tmp_path: Path) -> N
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     opened = Store(tmp_path / "jobs.sqlite")
-    names = {"11": "m_1", "12": "m_2", "120": "other_1", "13_0": "array_1.0", "13_1": "array_1.1", "14": "m_2"}
+    names = {"11": "m_1", "12": "m_2", "120": "other_1", "14": "m_2"}
     opened.add(row(f"k{number}", job_id, name) for number, (job_id, name) in enumerate(names.items()))
     return opened
 
 
 def row(key: str, job_id: str, name: str) -> Job:
-    base, _, index = name.partition(".")
-    array = {"array_index": int(index), "base_dir": f"/runs/w/{base}/e"} if index else {}
-    return job_row(key, job_id=job_id, run_dir=f"/runs/w/{name}/e", submitted_s=float(key[1:]), **array)
+    return job_row(key, job_id=job_id, run_dir=f"/runs/w/{name}/e", submitted_s=float(key[1:]))
 
 
 @pytest.mark.parametrize(
     ("text", "ids"),
-    [("12", ["12"]), ("m_1", ["11"]), ("m_2", ["14"]), ("other", ["120"]), ("13", ["13_0", "13_1"]), ("13_1", ["13_1"]),
-     ("array_1.0", ["13_0"]), ("array", ["13_0", "13_1"])],
+    [("12", ["12"]), ("m_1", ["11"]), ("m_2", ["14"]), ("other", ["120"])],
 )  # fmt: skip
 def test_jobs_go_by_their_ids_and_by_the_beginning_of_their_names(store: Store, text: str, ids: list[str]) -> None:
     assert [job.job_id for job in find_jobs(store, [text, text])] == ids
@@ -206,8 +203,6 @@ def test_names_that_mean_no_job_or_several_are_refused(store: Store) -> None:
     for text in ("m", "_", "%", ""):
         with pytest.raises(UsageError):
             find_job(store, text)
-    with pytest.raises(UsageError, match="'13' means 2 jobs"):
-        find_job(store, "13")
     store.close()
 
 

@@ -156,16 +156,9 @@ def test_nodes_that_the_next_try_leaves_out(
 def test_a_submission_is_found_by_its_script_once() -> None:
     theirs = SlurmJob(job_id="5", state="RUNNING", command="/home/x/train.sh")
     ours = SlurmJob(job_id="7", state="PENDING", command="/runs/e/e_1/e/sbatch_e.sh")
-    tasks = [ours.model_copy(update={"job_id": f"8_{index}"}) for index in (0, 1)]
     assert find_submission(job_row(), [theirs, ours], set()) == "7"
     assert find_submission(job_row(), [theirs, ours], {"7"}) is None
-    assert (
-        find_submission(
-            job_row(run_dir="/runs/e/e_1.1/e", base_dir="/runs/e/e_1/e", array_index=1), [theirs, *tasks], set()
-        )
-        == "8_1"
-    )
-    assert find_submission(job_row(run_dir="/runs/e/e_2/e"), [theirs, ours, *tasks], set()) is None
+    assert find_submission(job_row(run_dir="/runs/e/e_2/e"), [theirs, ours], set()) is None
 
 
 def test_the_worst_end_decides() -> None:

@@ -21,16 +21,14 @@ def order(install: Path, saved: Path, **values: object) -> Order:
     return make_order(CATALOGUE, wanted.request, wanted.choices, wanted.options, site)
 
 
-def test_every_run_of_an_array_has_a_folder_for_checkpoints(tmp_path: Path) -> None:
-    made = order(tmp_path / "root", tmp_path / "saved", array="0-2")
+def test_a_rejected_job_leaves_no_folders(tmp_path: Path) -> None:
+    made = order(tmp_path / "root", tmp_path / "saved")
     prepared = prepare(made)
-    names = sorted(folder.path.parent.name for folder in prepared.folders.values())
-    assert [name.rpartition(".")[2] for name in names] == ["0", "1", "2"]
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == names
-    with pytest.raises(UsageError), removed_if_refused(prepared.all_folders, made.plan):
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == [prepared.folder.path.parent.name]
+    with pytest.raises(UsageError), removed_if_refused(prepared.folder, made.plan):
         raise UsageError("rejected")
     assert list((tmp_path / "saved").iterdir()) == []
-    assert not prepared.base.path.exists()
+    assert not prepared.folder.path.exists()
 
 
 def test_a_job_that_could_not_save_is_not_queued(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_a_label_is_told_from_an_id(store: Store, job: Callable[..., Job]) -> No
 def test_a_moved_or_copied_root_finds_its_own_runs(
     store: Store, job: Callable[..., Job], install: Path, tmp_path: Path, move: Callable[[Path, Path], object]
 ) -> None:
-    store.add([job(1), job(2, base_dir=job(1).run_dir), job(3, run_dir="/elsewhere/exp_3/exp")])
+    store.add([job(1), job(2), job(3, run_dir="/elsewhere/exp_3/exp")])
     store.close()
     move(install, tmp_path / "other")
     with open_history(tmp_path / "other", print) as other:
@@ -198,7 +198,6 @@ def test_a_moved_or_copied_root_finds_its_own_runs(
         *(str(tmp_path / "other" / folder) for folder in folders),
         "/elsewhere/exp_3/exp",
     ]
-    assert found[1].base_dir == found[0].run_dir
 
 
 def test_a_name_that_no_run_has_is_told_with_those_that_there_are(

@@ -38,7 +38,7 @@ def test_accounts_alone_tell_how_forgotten_jobs_ended(
     killed = submit(f"{HALF}; {WAIT}", "killed")
     up(killed)
     refresh(store, shell.install)
-    again, cancelled = submit(ONCE_AGAIN, "again", flags={"requeue": None}), submit(WAIT, "cancelled")
+    again, cancelled = submit(ONCE_AGAIN, "again", retries=1), submit(WAIT, "cancelled")
     runaway, failed = submit(ALL_STEPS, "runaway"), submit(f"{HALF}; exit 3", "failed")
     through = submit(ALL_STEPS, "through")
     up(cancelled)

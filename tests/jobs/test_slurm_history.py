@@ -183,7 +183,7 @@ def test_jobs_that_slurm_has_forgotten_are_read_from_their_marks(
         part.unlink()
     with open_history(shell.install, lambda _: None) as again:
         assert {job.key: job.job_id for job in again.jobs()} == {job.key: job.job_id for job in store.jobs()}
-        (new,) = submit_order(again, order(WAIT), shell.cluster.environ, key="new")
+        new = submit_order(again, order(WAIT), shell.cluster.environ, key="new")
         refresh(again, shell.install)
         found = {job.key: job for job in again.jobs()}
     assert (found["a"].state, found["a"].status, found["a"].step_time_s) == ("COMPLETED", "success", 0.05)
@@ -209,19 +209,19 @@ def test_a_submission_that_was_interrupted_is_found_and_not_made_twice(
     """As a client leaves it that dies after sbatch, and one that dies before."""
     prepared = [prepare(order(WAIT)) for _ in range(2)]
     for number, one in enumerate(prepared):
-        store.add([new_job(one, None, f"k{number}", "c")])
-    queued = send(prepared[0], shell.cluster.environ)[None]
+        store.add([new_job(one, f"k{number}", "c")])
+    queued = send(prepared[0], shell.cluster.environ)
     store.db.execute("UPDATE jobs SET submitted_s = submitted_s - 60")
     warnings = refresh(store, shell.install)
     first, second = store.jobs()
     assert (first.job_id, first.live) == (queued.job_id, True)
     assert (second.job_id, second.state, second.status) == (None, "NOT_SUBMITTED", "failed")
     assert len(warnings) == 1
-    handle = read_job(prepared[0].base)
+    handle = read_job(prepared[0].folder)
     assert handle and (handle.job_id, handle.key, handle.campaign) == (queued.job_id, "k0", "c")
     with pytest.raises(KeyTaken):
         store.add([first])
-    store.add([new_job(prepared[1], None, "k1", "c")])
+    store.add([new_job(prepared[1], "k1", "c")])
     assert len(shell.cluster.run("squeue", "-h", "-o", "%i").stdout.split()) == 1
 
 
@@ -281,33 +281,3 @@ def test_retries_have_an_end_and_happen_once(submit: Submit, store: Store, shell
     assert (last.key, last.retries, last.status, last.nodes) == ("a#2", 0, "failed", "node2")
     assert list(retry_failed(store, shell.install, shell.cluster.environ, time.time())) == []
     shell.run("jobs", "wait", str(last.job_id), code=7)
-
-
-@pytest.mark.slow
-def test_the_tasks_of_an_array_are_jobs_of_their_own(submit: Submit, store: Store, shell: Client) -> None:
-    with pytest.raises(AssertionError):
-        submit(f'case "$SLURM_ARRAY_TASK_ID" in 1) exit 3;; esac; {ALL_STEPS}', flags={"array": "0-2"})
-    jobs = store.jobs()
-    assert [job.key for job in jobs] == ["a.0", "a.1", "a.2"]
-    array = str(jobs[0].job_id).partition("_")[0]
-    assert shell.run("jobs", "wait", array, code=4)
-    assert [job.status for job in store.jobs()] == ["success", "failed", "success"]
-    shutil.rmtree(jobs[0].run_dir)
-    assert shell.json("jobs", "show", f"{array}_0")["status"] == "success"
-    assert shell.json("jobs", "show", f"{array}_0")["attempts"] == []
-    shell.run("jobs", "show", array, code=2)
-
-
-@pytest.mark.slow
-def test_one_run_of_an_array_is_tried_again_alone(store: Store, submit: Submit, shell: Client) -> None:
-    fails_once = f'if [ ! -e "$0/tried" ]; then touch "$0/tried"; echo "{NCCL}"; exit 1; fi'
-    with pytest.raises(AssertionError):  # 'a' is the key of none of its runs
-        submit(f'case "$SLURM_ARRAY_TASK_ID" in 1) {fails_once};; esac; {ALL_STEPS}', flags={"array": "0-1"}, retries=1)
-    first, second = wait_for(store, shell.install, ["a.0", "a.1"], shell.cluster.environ, lambda _: None)
-    assert (first.status, first.key, first.array_index) == ("success", "a.0", 0)
-    assert (second.status, second.key, second.retry_of, second.array_index) == ("success", "a.1#2", "a.1", 1)
-    assert second.base_dir == first.base_dir != second.run_dir
-    assert str(second.job_id).endswith("_1")
-    assert len(store.job_ids()) == 3
-    handle = read_job(RunFolder(Path(second.run_dir)))
-    assert handle and (handle.array_index, handle.base_dir) == (1, second.base_dir)

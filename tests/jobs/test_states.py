@@ -216,8 +216,6 @@ def test_the_mark_of_an_earlier_start_or_another_job_does_not_count() -> None:
     old = marked(HALF, 0)
     assert found(UNKNOWN, old, replace(JOB, restarts=1)).state == "LOST"
     assert found(UNKNOWN, marked(HALF, 0, job_id="8")).state == "LOST"
-    # A task of an array has another id for the batch script than for people.
-    assert found(UNKNOWN, marked(HALF, 0, job_id="9"), replace(JOB, job_id="7_1", array_index=1)).state == "COMPLETED"
 
 
 @pytest.mark.parametrize("state", sorted(known_states() - {UNKNOWN_WORD}))
@@ -234,7 +232,6 @@ def test_every_state_has_an_answer(state: str) -> None:
     [
         ("/my runs/e/e_1/e/sbatch_e.sh", "e_1", True),
         ("sbatch --parsable --exclude=n1 /my runs/e/e_1/e/sbatch_e.sh", "e_1", True),
-        ("/my runs/e/e_1/e/sbatch_e.sh", "e_1.3", True),
         ("/my runs/e/e_1/e/sbatch_e.sh", "e_17", False),
         ("/elsewhere/e/e_1/e/sbatch_e.sh", "e_1", False),
         ("/home/x/job.sh", "e_1", False),
@@ -242,6 +239,5 @@ def test_every_state_has_an_answer(state: str) -> None:
     ],
 )
 def test_a_job_id_that_slurm_gave_again_is_noticed(command: str | None, name: str, same: bool) -> None:
-    base, _, index = name.partition(".")
-    job = replace(JOB, run_dir=f"/my runs/e/{name}/e", base_dir=f"/my runs/e/{base}/e" if index else None)
+    job = replace(JOB, run_dir=f"/my runs/e/{name}/e")
     assert is_same(job, SlurmJob(job_id="7", state="RUNNING", command=command)) is same

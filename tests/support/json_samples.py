@@ -202,7 +202,7 @@ def sample_job(catalogue: Catalogue) -> Job:
     order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
     folder = RunFolder(Path("run"))
     record = queued_record(order.plan, ()).model_copy(update={"run_id": "5afbddee3644b1b4"})
-    return new_job(Prepared(order.sample(), folder, {None: folder}, {None: row_of_record(record)}), None, "")
+    return new_job(Prepared(order.sample(), folder, row_of_record(record)), "")
 
 
 def sample_plan(catalogue: Catalogue) -> EnginePlan:

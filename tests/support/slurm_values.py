@@ -52,6 +52,7 @@ def order_of(
     shell: dict[str, str] | None = None,
     config: dict[str, object] | None = None,
     start: str | None = None,
+    retries: int | None = None,
     install: Path = INSTALL,
 ) -> Order:
     plan, shell = plan_of(request), shell or {}
@@ -62,6 +63,7 @@ def order_of(
         variables=variables or {},
         gpus_per_node=shell_gpus_per_node(shell),
         start=start,
+        retries=retries,
         python=PYTHON,
     )
     site = Site(install=install, config=settings, fabric=fabric, shell=shell)
@@ -82,7 +84,7 @@ def job_of(order: Order) -> JobSpec:
     """With all flags of its script, also those that name files."""
     folder = folder_of(order)
     spec = order.spec(folder)
-    return spec.model_copy(update={"flags": {**spec.flags, **file_flags(folder, array=bool(spec.array))}})
+    return spec.model_copy(update={"flags": {**spec.flags, **file_flags(folder)}})
 
 
 def job_state(job_id: str) -> JobState:

@@ -248,11 +248,10 @@ def _meanings(text: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[Reco
 
 
 def _with_id(name: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
-    """A run's own id or folder, or a job's, which may be an array of runs."""
+    """A run's own id or folder, or its job's id."""
     own = [run for run in runs if name in (run.id, run.folder.path.parent.name)]
-    jobs = [run for run in runs if any(id_ == name or id_.startswith(f"{name}_") for id_ in run.job_ids)]
-    arrays = {(run.job.base_dir if run.job else None) or run.folder.path for run in jobs}
-    if len(arrays) == 1:
+    jobs = [run for run in runs if name in run.job_ids]
+    if len(jobs) == 1:
         return {**{str(run.folder.path): [run] for run in own}, f"id:{name}": jobs}
     # A scheduler whose history was reset counts from 1 again.
     return {str(run.folder.path): [run] for run in (*own, *jobs)}
@@ -298,10 +297,8 @@ class _Forms:
 
     def __init__(self, words: Collection[str]) -> None:
         self.words = frozenset(words)
-        # A job of an array has the index behind the id. Whether other letters are escaped is up to who wrote the file.
-        self.values = [
-            re.compile(rb'"' + re.escape(word.encode()) + rb'["_]') for word in words if _PLAIN.fullmatch(word)
-        ]
+        # Whether other letters are escaped is up to who wrote the file.
+        self.values = [f'"{word}"'.encode() for word in words if _PLAIN.fullmatch(word)]
         self.has_all = len(self.values) == len(self.words)
 
     def may_be_of(self, folder: RunFolder) -> bool:
@@ -313,7 +310,7 @@ class _Forms:
             return True
         with suppress(OSError):  # without it, only the campaign and the job are not known
             text += read_regular(folder.job, MOST_JSON_BYTES)
-        return any(value.search(text) for value in self.values)
+        return any(value in text for value in self.values)
 
 
 def _folders_below(install: Path, say: Say) -> list[RunFolder]:

@@ -79,10 +79,7 @@ class CampaignContext:
 
     def order_of(self, job: CampaignJob) -> Order:
         """Raises UsageError."""
-        order = self.order(job.wanted)
-        if order.sample().array:
-            raise UsageError("--array is not supported for a campaign", do="use --repeats")
-        return order
+        return self.order(job.wanted)
 
 
 def campaign_context(install: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> CampaignContext:
@@ -139,14 +136,6 @@ def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool,
     orders = [(job, context.order_of(job)) for job in shown.jobs]
     jobs = [PlannedJob(job, order, order.sample()) for job, order in orders]
     return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out, queued=queued)
-
-
-def plan_one(context: CampaignContext, request: JobRequest, *, wait: bool) -> Order:
-    """The job, which is to be waited for if ``wait``. Raises UsageError."""
-    order = context.order(request)
-    if wait and order.sample().array:
-        raise UsageError("--wait follows one job, and --array makes several", do="omit one of them")
-    return order
 
 
 def _checked(context: CampaignContext, requested: RequestedJobs) -> tuple[list[CampaignJob], list[str]]:

@@ -32,10 +32,8 @@ OnJob = Callable[[Campaign, CampaignJob], None]
 POLL_S = 1.0
 
 
-def queue_one(context: CampaignContext, order: Order, say: Say) -> list[Job]:
-    """The job that was queued, or those of an array.
-
-    Raises UsageError and EnvironmentProblem if it is rejected; InfrastructureError and UserInterrupt if it may be
+def queue_one(context: CampaignContext, order: Order, say: Say) -> Job:
+    """Raises UsageError and EnvironmentProblem if it is rejected; InfrastructureError and UserInterrupt if it may be
     queued all the same.
     """
     with open_history(context.install, say) as store, unanswered_is_explained():
@@ -82,7 +80,7 @@ def _submit_all(
             if found is None:
                 sending = job.model_copy(update={"state": "submitting", "reason": None})
                 write_campaign(context.install, campaign.with_job(sending))
-                (found,) = submit_order(
+                found = submit_order(
                     history, context.order_of(job), context.environ, key=job.key, campaign=campaign.campaign
                 )
             changes = {"state": "submitted", "folder": found.run_dir, "job_id": str(found.job_id), "reason": None}

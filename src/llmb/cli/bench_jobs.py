@@ -58,7 +58,7 @@ def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callabl
         show()
 
 
-OF_RUNS = frozenset(("array", "retries", "requeue", "start", "segment", "signal_before"))
+OF_RUNS = frozenset(("retries", "start", "segment", "signal_before"))
 """Options of the scheduler that measurements have no use for."""
 SAID_HERE: Mapping[str, Mapping[str, Any]] = {
     "nodes": {"help": "Nodes of the job. Default: 1.", "basic": True},

@@ -47,7 +47,7 @@ JobId = Annotated[
 ]
 JobIds = Annotated[
     list[str],
-    typer.Argument(metavar="ID...", autocompletion=runs, help="As for show; an array's id means all its tasks."),
+    typer.Argument(metavar="ID...", autocompletion=runs, help="As for show."),
 ]
 OfWorkload = Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")]
 WithLabel = Annotated[str | None, typer.Option("--label", autocompletion=labels, help="Only runs with this label.")]

@@ -57,7 +57,7 @@ from llmb.schedulers.lookup import read_cluster_site, read_job_options, schedule
 from llmb.site.site import Site
 from llmb.weights.conversion import default_processes
 
-NOT_OF_PREPARATION = frozenset(("nodes", "array", "retries", "start", "segment", "signal_before"))
+NOT_OF_PREPARATION = frozenset(("nodes", "retries", "start", "segment", "signal_before"))
 """Options of the scheduler that a preparation has no use for."""
 PREPARE_CHOICES = options_of(PrepareChoices)
 JOB_OPTIONS = {name: item for name, item in scheduler_options().items() if name not in NOT_OF_PREPARATION}

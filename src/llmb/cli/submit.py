@@ -18,7 +18,6 @@ from llmb.campaigns.proposal import (
     from_command_line,
     job_options,
     job_request,
-    plan_one,
     selection_of,
     single_model,
 )
@@ -140,7 +139,7 @@ def submit_one(values: Mapping[str, Any], *, dry_run: bool, wait: bool, yes: boo
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
     context = context_here(dry_run=dry_run)
     request = job_request(context.site, values, context.environ)
-    order = plan_one(context, request, wait=wait and not dry_run)
+    order = context.order(request)
     for line in start_lines(order.plan):
         say(line)
     for warning in scale_warnings(order.plan, loads=request.choices.load_checkpoint is not None):
@@ -157,10 +156,10 @@ def submit_one(values: Mapping[str, Any], *, dry_run: bool, wait: bool, yes: boo
     _confirm(order, yes=yes)
     queued = queue_one(context, order, say)
     if wait:
-        sys.stderr.write(submit_text(queued))
-        _wait(context, order, queued[0], json=json)
+        sys.stderr.write(submit_text([queued]))
+        _wait(context, order, queued, json=json)
     else:
-        print_output(submit_document(order.plan.origin, queued) if json else submit_text(queued))
+        print_output(submit_document(order.plan.origin, [queued]) if json else submit_text([queued]))
 
 
 def _confirm(order: Order, *, yes: bool) -> None:

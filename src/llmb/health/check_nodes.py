@@ -38,7 +38,7 @@ MOST_REJECTED = 3
 """Nodes in a row, from the first on, after which a rejection is taken for one of all jobs."""
 LAST_WORDS = 200
 """Characters of a log's last line that are shown."""
-OF_RUNS = frozenset(["nodelist", "exclude", "array", "dependency", "segment", "signal", "begin", "requeue"])
+OF_RUNS = frozenset(["nodelist", "exclude", "dependency", "segment", "signal", "begin"])
 """Flags that a shell may have set for training jobs, and that a check decides itself or has no use for."""
 Value = str | float
 Say = Callable[[str], None]

@@ -361,8 +361,7 @@ class _QueuedJob:
     """A job of the suite, as a scheduler is asked for it."""
 
     job_id: str
-    base: RunFolder
-    array_index: int | None = None
+    folder: RunFolder
     live: bool = True
 
     @property

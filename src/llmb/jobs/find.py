@@ -26,21 +26,29 @@ CLOCKS_DIFFER_S = 3600
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
-    """For each text the job with that id, every run of an array, the run whose folder name or short id starts with it,
-    or the newest run for ``latest``.
-
-    If a run was submitted several times, or an id was reused, the latest job. Raises UsageError.
-    """
-    jobs = (job for text in texts for job in _find(store, text))
+    """The job that each text names, once. Raises UsageError."""
+    jobs = (find_job(store, text) for text in texts)
     return list({job.key: job for job in jobs}.values())
 
 
 def find_job(store: Store, text: str) -> Job:
-    """The only job that ``text`` names. Raises UsageError."""
-    jobs = _find(store, text)
-    if len(jobs) > 1:
-        raise _ambiguous(text, jobs, "give the id of one of its runs, such as")
-    return jobs[0]
+    """The job with that id, the run whose folder name or short id starts with it, or the newest run for ``latest``.
+
+    If a run was submitted several times, or an id was reused, the latest job. Raises UsageError.
+    """
+    if text == LATEST:
+        by_now = Filter(runs_only=True, limit=1, until_s=time.time() + CLOCKS_DIFFER_S)
+        return (store.jobs(by_now) or store.jobs(Filter(runs_only=True, limit=1)) or _none(store))[0]
+    jobs = (store.named(text) or store.with_short_id(text)) if text else []
+    same_id = [job for job in jobs if job.job_id == text]
+    if same_id:
+        return same_id[-1]
+    latest = {job.name: job for job in jobs}
+    if not latest:
+        raise _unknown(store, text)
+    if len(latest) > 1 and text not in latest:
+        raise _ambiguous(text, list(latest.values()))
+    return latest.get(text) or next(iter(latest.values()))
 
 
 def find_run(store: Store, text: str) -> Job:
@@ -78,26 +86,6 @@ def find_runs_named(store: Store, text: str) -> list[Job]:
     return next(iter(groups.values()))
 
 
-def _find(store: Store, text: str) -> list[Job]:
-    if text == LATEST:
-        by_now = Filter(runs_only=True, limit=1, until_s=time.time() + CLOCKS_DIFFER_S)
-        return store.jobs(by_now) or store.jobs(Filter(runs_only=True, limit=1)) or _none(store)
-    jobs = (store.named(text) or store.with_short_id(text)) if text else []
-    same_id = [job for job in jobs if job.job_id == text]
-    if same_id:
-        return same_id[-1:]
-    latest = {job.name: job for job in jobs}
-    if not latest:
-        raise _unknown(store, text)
-    bases = {job.base_dir or job.run_dir for job in latest.values()}
-    if len(bases) > 1:
-        exact = [job for name, job in latest.items() if name == text]
-        if exact:
-            return exact
-        raise _ambiguous(text, list(latest.values()), "give more of the name, or an id, such as")
-    return list(latest.values())
-
-
 def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
     """Names in ``selection`` that no job has, with those that there are."""
     for kind in ("label", "campaign", "workload"):
@@ -113,9 +101,13 @@ def _none(store: Store) -> NoReturn:
     raise UsageError("there are no runs yet", where=str(store.path), do="start one with 'llmb run' or 'llmb submit'")
 
 
-def _ambiguous(text: str, jobs: list[Job], do: str) -> UsageError:
+def _ambiguous(text: str, jobs: list[Job]) -> UsageError:
     choices = [f"{job.name} ({job.id}, job {job.job_id})" for job in jobs[-NEAR:]]
-    return UsageError(f"'{text}' means {len(jobs)} jobs", choices=choices, do=f"{do} '{jobs[-1].job_id}'")
+    return UsageError(
+        f"'{text}' means {len(jobs)} jobs",
+        choices=choices,
+        do=f"give more of the name, or an id, such as '{jobs[-1].job_id}'",
+    )
 
 
 def _unknown(store: Store, text: str) -> UsageError:

@@ -33,10 +33,6 @@ class Job:
     """If the scheduler serves several."""
     job_id: str | None = None
     run_dir: str
-    array_index: int | None = None
-    """The index of a run of an array."""
-    base_dir: str | None = None
-    """The folder whose script runs; None for the run's own."""
     experiment: str
     workload: str
     size: str
@@ -88,9 +84,8 @@ class Job:
     """Where its weights and data come from; None for other jobs than runs."""
 
     @property
-    def base(self) -> RunFolder:
-        """The folder whose script runs."""
-        return RunFolder(Path(self.base_dir or self.run_dir))
+    def folder(self) -> RunFolder:
+        return RunFolder(Path(self.run_dir))
 
     @property
     def live(self) -> bool:
@@ -110,12 +105,6 @@ class Job:
     def id(self) -> str:
         """Short; what commands accept and print."""
         return short_id(self.run_id or self.name)
-
-    @property
-    def array_id(self) -> str | None:
-        """Id of the array that it is a run of."""
-        suffix = f"_{self.array_index}"
-        return self.job_id.removesuffix(suffix) if self.job_id and self.job_id.endswith(suffix) else None
 
     @property
     def name(self) -> str:

@@ -143,12 +143,12 @@ class LocalRun:
         # A missing history is rebuilt before there is this run to be found. Its problems show when its row is added.
         with suppress(EnvironmentProblem, UsageError):
             open_history(self.install, say).close()
-        handle = send(Prepared(spec, folder, {None: folder}), {})[None]
+        handle = send(Prepared(spec, folder), {})
         started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: handle.job_id})
         image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
         command = local_command(spec, folder)
         record = new_record(self.plan, command, variables, started, label=self.label, image=image)
-        row = new_job(Prepared(spec, folder, {None: folder}, {None: row_of_record(record)}), None, new_key())
+        row = new_job(Prepared(spec, folder, row_of_record(record)), new_key())
         row = replace(row, job_id=handle.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
         row = replace(row, started_s=row.submitted_s)
         write_record(folder, record)

@@ -2,7 +2,7 @@
 """Turns a request into a submitted job: checks the plan, then writes the run folder."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from llmb.programs.lookup import find_program
 from llmb.programs.port import ProgramRequest
 from llmb.runs.checkpoint_disk import check_space
 from llmb.runs.choices import Choices
-from llmb.runs.claim import claim_checkpoints, create_run_folder, release_checkpoints
+from llmb.runs.claim import create_run_folder, release_checkpoints
 from llmb.runs.experiment import experiment_name, run_parent
 from llmb.runs.folder import CLUSTER_CONFIG, RunFolder, write_atomically, writing
 from llmb.runs.plan import Plan
@@ -190,45 +190,34 @@ def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job whose files are written, but which is not submitted yet. The folders of an array are by index."""
+    """A job whose files are written, but which is not submitted yet."""
 
     spec: JobSpec
-    base: RunFolder
-    """Holds the script."""
-    folders: Mapping[int | None, RunFolder]
-    rows: Mapping[int | None, Mapping[str, Any]] = field(default_factory=dict)
-    """What the history is to say of each run, or of what else the job does."""
+    folder: RunFolder
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """What the history is to say of it."""
     again: bool = False
     """It was submitted before."""
 
-    @property
-    def all_folders(self) -> set[RunFolder]:
-        return {self.base, *self.folders.values()}
-
 
 def prepare(order: Order) -> Prepared:
-    """Writes everything that the job needs into its run folders. Raises UsageError, EnvironmentProblem."""
+    """Writes everything that the job needs into its run folder. Raises UsageError, EnvironmentProblem."""
     plan = order.plan
     check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else order.parent)
-    base = create_run_folder(order.site.install, plan, order.experiment)
-    spec = order.spec(base)
-    folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in spec.array}
-    folders = folders or {None: base}
-    with removed_if_refused({base, *folders.values()}, plan), writing(base.path):
-        return Prepared(spec, base, folders, _write(order, spec, base, folders))
+    folder = create_run_folder(order.site.install, plan, order.experiment)
+    spec = order.spec(folder)
+    with removed_if_refused(folder, plan), writing(folder.path):
+        return Prepared(spec, folder, _write(order, spec, folder))
 
 
-def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> dict[int | None, SubmittedJob]:
+def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> SubmittedJob:
     """Submits the job to its scheduler, whose programs inherit the descriptors ``held``, and thus the locks on them.
 
-    The handles are by the index of an array. Raises UsageError and EnvironmentProblem if it was rejected,
-    InfrastructureError if the scheduler did not answer.
+    Raises UsageError and EnvironmentProblem if it was rejected, InfrastructureError if the scheduler did not answer.
     """
-    spec, base = prepared.spec, prepared.base
-    job = Submission(spec=spec, base=base, environ=environ, held=held, again=prepared.again)
-    handles = find_scheduler(spec.scheduler).submit(job)
-    base_dirs = {index: None if folder == base else str(base.path) for index, folder in prepared.folders.items()}
-    return {index: handles[index].model_copy(update={"base_dir": own}) for index, own in base_dirs.items()}
+    spec, folder = prepared.spec, prepared.folder
+    job = Submission(spec=spec, folder=folder, environ=environ, held=held, again=prepared.again)
+    return find_scheduler(spec.scheduler).submit(job)
 
 
 def write_job(folder: RunFolder, handle: SubmittedJob) -> None:
@@ -238,49 +227,32 @@ def write_job(folder: RunFolder, handle: SubmittedJob) -> None:
 
 
 @contextmanager
-def removed_if_refused(folders: Iterable[RunFolder], plan: Plan | None = None) -> Iterator[None]:
-    """Removes the folders of a job that is rejected, and what ``plan`` would have saved to.
+def removed_if_refused(folder: RunFolder, plan: Plan | None = None) -> Iterator[None]:
+    """Removes the folder of a job that is rejected, and what ``plan`` would have saved to.
 
     They are kept if the scheduler does not answer, since the job may be queued: its script identifies it.
     """
     try:
         yield
     except (UsageError, EnvironmentProblem):
-        for folder in folders:
-            if plan:
-                release_checkpoints(folder, plan)
-            shutil.rmtree(folder.path.parent, ignore_errors=True)
+        if plan:
+            release_checkpoints(folder, plan)
+        shutil.rmtree(folder.path.parent, ignore_errors=True)
         raise
 
 
-def _write(
-    order: Order, spec: JobSpec, base: RunFolder, folders: Mapping[int | None, RunFolder]
-) -> dict[int | None, dict[str, Any]]:
-    """Writes the files of all runs, and of the job; what the history is to say of each run."""
-    rows = {}
-    for index, folder in folders.items():
-        if folder != base:
-            folder.path.mkdir(parents=True)
-            claim_checkpoints(folder, order.plan)
-        record = queued_record(
-            order.plan,
-            order.scheduler.handing_over(base, spec),
-            spec.retries,
-            order.program,
-            label=order.choices.label,
-            image=spec.container.image,
-            arguments=order.framework.arguments,
-        )
-        write_record(folder, record)
-        write_spec(folder, spec.for_run(index))
-        rows[index] = row_of_record(record)
-    if base not in folders.values():
-        release_checkpoints(base, order.plan)  # it holds the script of an array, and no run
-    write_atomically(base.batch_script, order.scheduler.script(spec, base))
-    return rows
-
-
-def array_folder(base: RunFolder, index: int) -> RunFolder:
-    """The folder of one run of an array, next to the folder with its script."""
-    above = base.path.parent
-    return RunFolder(above.with_name(f"{above.name}.{index}") / base.name)
+def _write(order: Order, spec: JobSpec, folder: RunFolder) -> dict[str, Any]:
+    """Writes the files of the job; what the history is to say of its run."""
+    record = queued_record(
+        order.plan,
+        order.scheduler.handing_over(folder, spec),
+        spec.retries,
+        order.program,
+        label=order.choices.label,
+        image=spec.container.image,
+        arguments=order.framework.arguments,
+    )
+    write_record(folder, record)
+    write_spec(folder, spec)
+    write_atomically(folder.batch_script, order.scheduler.script(spec, folder))
+    return row_of_record(record)

@@ -43,13 +43,9 @@ class FolderState:
         return self.run_status == "failed" and self.end is not None and self.end.signal != ""
 
     def end_of(self, job: Job, restarts: int) -> JobEnd | None:
-        """The recorded end, if it is that of this job's latest start: an older one is irrelevant.
-
-        A task of an array has its own id within the job, and its own folder.
-        """
+        """The recorded end, if it is that of this job's latest start: an older one is irrelevant."""
         end = self.end
-        is_same = end and (end.job_id == job.job_id or job.array_index is not None)
-        return end if end and is_same and end.restarts >= restarts else None
+        return end if end and end.job_id == job.job_id and end.restarts >= restarts else None
 
 
 COMPLETED, FAILED = "COMPLETED", "FAILED"

@@ -21,7 +21,7 @@ from llmb.jobs.states import known_states
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.identity import may_be_short_id
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Lower ones are of development versions before 0.1."""
 QUERY = "query INTEGER NOT NULL DEFAULT 0"
 """Number of the query that a row is of."""
@@ -44,7 +44,6 @@ CAUSES = {
 UNLESS_KNOWN = "WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE run_dir = :run_dir AND job_id = :job_id)"
 WRONG = """SELECT count(*) FROM jobs WHERE typeof(submitted_s) NOT IN ('real', 'integer') OR typeof(run_dir) != 'text'
     OR submitted_s NOT BETWEEN 0 AND 32503680000"""  # the year 3000: Python's dates end at 9999
-FOLDERS = ("run_dir", "base_dir")  # columns that name a folder
 _RUNS = "kind = 'run' AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.key AND later.state != ?)"
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM jobs"  # noqa: S608 (names of columns)
 
@@ -213,16 +212,10 @@ class Store:
         return {job.job_id for job in self._select("WHERE job_id IS NOT NULL") if job.job_id}
 
     def named(self, text: str) -> list[Job]:
-        """Jobs with this id, runs of this array, and runs whose folder name starts with ``text``."""
-        prefix = _escaped(text)
-        jobs = self._select(
-            "WHERE job_id = ? OR (array_index IS NOT NULL AND job_id = ? || '_' || array_index)"
-            " OR '/' || run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s",
-            text,
-            text,
-            f"%/{prefix}%/%",
-        )
-        return [job for job in jobs if text in (job.job_id, job.array_id) or job.name.startswith(text)]
+        """Jobs with this id, and runs whose folder name starts with ``text``."""
+        pattern = f"%/{_escaped(text)}%/%"
+        jobs = self._select("WHERE job_id = ? OR '/' || run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s", text, pattern)
+        return [job for job in jobs if job.job_id == text or job.name.startswith(text)]
 
     def with_short_id(self, text: str) -> list[Job]:
         """Jobs of runs whose short id starts with ``text``."""
@@ -257,12 +250,11 @@ class Store:
             raise Damaged(problem, self.path)
 
     def _row(self, job: Job) -> dict[str, Any]:
-        row = asdict(job)
-        return row | {name: _below(self.root, row[name]) for name in FOLDERS if row[name]}
+        return asdict(job) | {"run_dir": _below(self.root, job.run_dir)}
 
     def _job(self, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Job:  # noqa: ARG002 (as sqlite3 calls it)
         values = dict(zip(COLUMNS, row, strict=True))
-        return Job(**values | {name: str(self.root / values[name]) for name in FOLDERS if values[name]})
+        return Job(**values | {"run_dir": str(self.root / values["run_dir"])})
 
     def _prepare(self) -> None:
         self.db.execute("PRAGMA synchronous = EXTRA")

@@ -43,8 +43,8 @@ def submission_lock(install: Path) -> Iterator[int]:
 
 def submit_order(
     store: Store, order: Order, environ: Mapping[str, str], *, key: str, campaign: str | None = None
-) -> list[Job]:
-    """Queues ``order`` under ``key``: one job, or those of an array, whose keys have the index behind.
+) -> Job:
+    """Queues ``order`` under ``key``.
 
     Raises KeyTaken if that was done before; UsageError and EnvironmentProblem if it is rejected, and then it is not in
     the history; InfrastructureError if the scheduler does not answer: the job may be queued, and the next refresh finds
@@ -52,12 +52,9 @@ def submit_order(
     """
     with submission_lock(order.site.install) as descriptor:
         prepared = prepare(order)
-        keys = {index: key if index is None else f"{key}.{index}" for index in prepared.folders}
-        jobs = {index: new_job(prepared, index, own, campaign) for index, own in keys.items()}
-        with removed_if_refused(prepared.all_folders, order.plan):
-            store.add(jobs.values())
-            queued = hand_over(store, prepared, jobs, environ, descriptor)
-    link_latest(order.site.install, RunFolder(Path(queued[-1].run_dir)))
+        with removed_if_refused(prepared.folder, order.plan):
+            queued = _add(store, prepared, new_job(prepared, key, campaign), environ, descriptor)
+    link_latest(order.site.install, prepared.folder)
     return queued
 
 
@@ -65,12 +62,14 @@ def submit_task(store: Store, order: TaskOrder, environ: Mapping[str, str], fold
     """Queues a job that trains nothing, in ``folder`` or in a new one below the order's. Raises as ``submit_order``."""
     with submission_lock(order.site.install) as descriptor:
         own = folder or stamped_folder(order.parent, order.name)
-        with removed_if_refused([own]):
-            prepared = Prepared(order.write(own), own, {None: own}, {None: order.task.row()})
-            job = new_job(prepared, None, new_key())
-            store.add([job])
-            (queued,) = hand_over(store, prepared, {None: job}, environ, descriptor)
-    return queued
+        with removed_if_refused(own):
+            prepared = Prepared(order.write(own), own, order.task.row())
+            return _add(store, prepared, new_job(prepared, new_key()), environ, descriptor)
+
+
+def _add(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str], descriptor: int) -> Job:
+    store.add([job])
+    return hand_over(store, prepared, job, environ, descriptor)
 
 
 @contextmanager
@@ -85,24 +84,16 @@ def unanswered_is_explained() -> Iterator[None]:
         raise UserInterrupt("interrupted; the job may be queued anyway", do=do) from error
 
 
-def hand_over(
-    store: Store,
-    prepared: Prepared,
-    jobs: Mapping[int | None, Job],
-    environ: Mapping[str, str],
-    descriptor: int,
-) -> list[Job]:
-    """Submits jobs that are in the history, and writes their ids."""
+def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str], descriptor: int) -> Job:
+    """Submits a job that is in the history, and writes its id."""
     try:
-        handles = send(prepared, environ, [descriptor])
+        handle = send(prepared, environ, [descriptor])
     except (UsageError, EnvironmentProblem):
-        store.withdraw(job.key for job in jobs.values())
+        store.withdraw([job.key])
         raise
-    cluster = next(iter(handles.values())).cluster
-    store.submitted({jobs[index].key: handle.job_id for index, handle in handles.items()}, cluster)
-    for index, handle in handles.items():
-        record_handle(prepared.folders[index], handle, jobs[index])
-    return [job for one in jobs.values() if (job := store.by_key(one.key))]
+    store.submitted({job.key: handle.job_id}, handle.cluster)
+    record_handle(prepared.folder, handle, job)
+    return store.by_key(job.key) or job
 
 
 def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
@@ -116,20 +107,17 @@ def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
     write_job(folder, handle.model_copy(update={**own, "earlier": earlier}))
 
 
-def new_job(prepared: Prepared, index: int | None, key: str, campaign: str | None = None) -> Job:
-    """The row of a job that is about to be submitted, or of one run of it."""
-    folder, spec = prepared.folders[index], prepared.spec
+def new_job(prepared: Prepared, key: str, campaign: str | None = None) -> Job:
+    """The row of a job that is about to be submitted."""
     return Job(
-        **prepared.rows[index],
+        **prepared.row,
         key=key,
-        scheduler=spec.scheduler,
-        run_dir=str(folder.path),
-        array_index=index,
-        base_dir=None if folder == prepared.base else str(prepared.base.path),
-        experiment=folder.name,
+        scheduler=prepared.spec.scheduler,
+        run_dir=str(prepared.folder.path),
+        experiment=prepared.folder.name,
         campaign=campaign,
         submitted_s=time.time(),
-        retries=spec.retries,
+        retries=prepared.spec.retries,
     )
 
 
@@ -182,14 +170,7 @@ def _begun_as(job: Job, claimed: set[str]) -> str | None:
 def _write_handle(job: Job, job_id: str) -> None:
     folder = RunFolder(Path(job.run_dir))
     if folder.path.is_dir():
-        handle = SubmittedJob(
-            scheduler=job.scheduler,
-            job_id=job_id,
-            submitted_at=now(),
-            array_index=job.array_index,
-            base_dir=job.base_dir,
-        )
-        record_handle(folder, handle, job)
+        record_handle(folder, SubmittedJob(scheduler=job.scheduler, job_id=job_id, submitted_at=now()), job)
 
 
 def _end_record(job: Job, reason: str) -> None:

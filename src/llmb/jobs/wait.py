@@ -197,16 +197,14 @@ def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, s
     check_owner(folder.job_spec, install)
     spec = read_spec(folder)
     nodes = excluded(spec.excluded_nodes, *(tried.bad_nodes for tried in _tries(store, job)))
-    prepared = Prepared(
-        spec.model_copy(update={"excluded_nodes": nodes}), job.base, {job.array_index: folder}, again=True
-    )
+    prepared = Prepared(spec.model_copy(update={"excluded_nodes": nodes}), folder, again=True)
     with submission_lock(install) as descriptor:
         new = repeated(job, now_s)
         store.add([new])
         record = read_record(folder)
         write_record(folder, record.model_copy(update={"status": "queued", "reason": None, "ended_at": None}))
         try:
-            (queued,) = hand_over(store, prepared, {job.array_index: new}, environ, descriptor)
+            queued = hand_over(store, prepared, new, environ, descriptor)
         except (UsageError, EnvironmentProblem):
             write_record(folder, record)
             raise

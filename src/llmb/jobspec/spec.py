@@ -2,7 +2,7 @@
 """One job, decided in every respect but its folder: what a scheduler gets, and what the run folder keeps of it."""
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field
 
@@ -127,10 +127,6 @@ class JobSpec(Record):
     """The scheduler's own flags, all of them but those that name the run folder, in their order."""
     step_flags: dict[str, str | None] = Field(default_factory=dict)
     """The scheduler's flags for the start of the workers alone."""
-    array: tuple[int, ...] = ()
-    """Indices of the runs that the job consists of; empty for a single one."""
-    array_index: int | None = None
-    """Which of them the folder with this file belongs to."""
     excluded_nodes: str | None = None
     """In the scheduler's syntax for lists of nodes."""
     variables: tuple[Variable, ...] = ()
@@ -162,10 +158,6 @@ class JobSpec(Record):
     """Name of the log in the run folder."""
     documented_root: str | None = None
     """The folder below which the run is also found by the names of the recipe's document; None without these."""
-
-    def for_run(self, index: int | None) -> Self:
-        """What one run of an array keeps."""
-        return self.model_copy(update={"array_index": index})
 
 
 def write_spec(folder: RunFolder, spec: JobSpec) -> None:

@@ -52,7 +52,7 @@ def submit_text(jobs: Sequence[Job]) -> str:
 
 def flags_text(flags: Mapping[str, str | None]) -> str:
     """The resources of a job on one line, before it is queued."""
-    shown = ("nodes", "gpus-per-node", "gres", "time", "account", "partition", "qos", "reservation", "array")
+    shown = ("nodes", "gpus-per-node", "gres", "time", "account", "partition", "qos", "reservation")
     return ", ".join(f"{name} {flags[name]}" for name in shown if flags.get(name))
 
 

@@ -93,10 +93,6 @@ class SubmittedJob(Record):
     """How often the run may be submitted again."""
     retry_of: str | None = None
     """Key of the job that this one repeats."""
-    array_index: int | None = None
-    """Index of a run of an array."""
-    base_dir: str | None = None
-    """The folder whose script runs; None for the run's own."""
     process: Process | None = None
     """Process of a job that is a process of a machine."""
     earlier: tuple["SubmittedJob", ...] = ()

@@ -80,11 +80,8 @@ class AskedJob(Protocol):
     def job_id(self) -> str | None: ...
 
     @property
-    def base(self) -> RunFolder:
-        """Holds what was submitted: the run's folder, or of an array the one that its runs share."""
-
-    @property
-    def array_index(self) -> int | None: ...
+    def folder(self) -> RunFolder:
+        """Holds what was submitted."""
 
     @property
     def live(self) -> bool:
@@ -184,7 +181,7 @@ class Submission:
     """A job whose files are written, as it is handed over."""
 
     spec: JobSpec
-    base: RunFolder
+    folder: RunFolder
     """Holds the script, and what the job writes."""
     environ: Mapping[str, str]
     held: Sequence[int] = ()
@@ -204,9 +201,8 @@ class Queue(ABC):
         """The text that does the whole job. Raises UsageError where it cannot work in ``folder``."""
 
     @abstractmethod
-    def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:
-        """Hands a job over: what came of it by the index of an array, or by None. Raises UsageError if it is
-        rejected."""
+    def submit(self, job: Submission) -> SubmittedJob:
+        """Hands a job over. Raises UsageError if it is rejected."""
 
     @abstractmethod
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
@@ -347,5 +343,5 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         return ()
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
-        """The specification with flags, limits and array as they will be. Raises UsageError with all that is wrong."""
+        """The specification with flags and limits as they will be. Raises UsageError with all that is wrong."""
         return spec

@@ -29,15 +29,17 @@ def submission(tmp_path: Path, text: str, queued_by: str = "script") -> Submissi
     )  # fmt: skip
     write_spec(folder, spec)
     folder.batch_script.write_text(launch_text(spec, launch, folder))
-    return Submission(spec=spec, base=folder, environ={"PATH": "/usr/bin:/bin", "HF_TOKEN": TOKEN, "API_KEY": "x" * 20})
+    return Submission(
+        spec=spec, folder=folder, environ={"PATH": "/usr/bin:/bin", "HF_TOKEN": TOKEN, "API_KEY": "x" * 20}
+    )
 
 
 def test_the_id_is_read_and_no_secret_is_kept(tmp_path: Path) -> None:
     job = submission(tmp_path, 'echo "token $HF_TOKEN, key $API_KEY"; echo "- Job id: 4711"')
     assert call_launch(job) == "4711"
-    assert job.base.launch_output.read_text() == "token [secret], key \n- Job id: 4711\n"
-    assert launched_id(job.base) == "4711"
-    assert TOKEN not in job.base.batch_script.read_text()
+    assert job.folder.launch_output.read_text() == "token [secret], key \n- Job id: 4711\n"
+    assert launched_id(job.folder) == "4711"
+    assert TOKEN not in job.folder.batch_script.read_text()
 
 
 def test_a_job_that_was_queued_before_the_script_failed_is_not_lost(tmp_path: Path) -> None:
@@ -65,9 +67,9 @@ def test_why_there_is_no_id(tmp_path: Path, text: str, error: type[LlmbError], s
 
 def test_a_folder_that_cannot_be_written_is_named_and_the_script_is_not_called(tmp_path: Path) -> None:
     job = submission(tmp_path, f"touch {tmp_path}/called; echo '- Job id: 5'")
-    job.base.batch_script.rename(tmp_path / "moved")
-    job.base.job_spec.unlink()
-    job.base.path.rmdir()
+    job.folder.batch_script.rename(tmp_path / "moved")
+    job.folder.job_spec.unlink()
+    job.folder.path.rmdir()
     with pytest.raises(EnvironmentProblem, match="cannot write: No such file or directory"):
         call_launch(job)
     assert not (tmp_path / "called").exists()

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_values import folder_of, job_of, order_of, script_of
+from slurm_values import job_of, order_of, script_of
 
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError
-from llmb.jobs.order import Order, array_folder
+from llmb.jobs.order import Order
 from llmb.jobspec.node_setup import Boost
-from llmb.schedulers.slurm.script import PORT, run_folder_word
+from llmb.schedulers.slurm.script import PORT
 from llmb.secrets import holds_secret
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -95,19 +95,14 @@ CASES: dict[str, Make] = {
             "binding": {"cpu": "cores", "numa": "local"},
         },
     ),
-    "requeue-array": lambda: order_of(
+    "retries": lambda: order_of(
         Request(**LLAMA, gpu_type="h100", scale=576),
-        flags={
-            "requeue": None,
-            "array": "0-3%1",
-            "signal": "B:USR1@120",
-            "dependency": "afterok:41",
-            "time": "2:00:00",
-        },
+        flags={"signal": "B:USR1@120", "dependency": "afterok:41", "time": "2:00:00"},
         slurm_args=("mail-type=FAIL", "mem="),
         variables={"NCCL_DEBUG": "INFO"},
         shell={"NCCL_NVLS_ENABLE": "1"},
         config=SITE,
+        retries=2,
     ),
     "tiny-cpu": lambda: order_of(
         Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=4),
@@ -183,23 +178,6 @@ def test_a_scale_that_does_not_fill_nodes_is_refused_with_what_would() -> None:
     with pytest.raises(UsageError, match=r"12 is not divisible by 8 .*\n.*--gpus-per-node 6, --gpus-per-node 4"):
         script_of(order_of(request))
     assert job_of(order_of(request, shell={"GPUS_PER_NODE": "4"})).flags["nodes"] == "3"
-
-
-def test_runs_of_an_array_have_folders_of_their_own() -> None:
-    order = CASES["requeue-array"]()
-    assert order.sample().array == (0, 1, 2, 3)
-    base = folder_of(order)
-    folder = array_folder(base, 2)
-    job = job_of(order)
-    done = subprocess.run(
-        ["bash", "-c", f"printf %s {run_folder_word(job, base)}"],
-        env={"SLURM_ARRAY_TASK_ID": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == str(folder.path)
-    assert str(job.flags["output"]).replace("%a", "2") == str(folder.batch_output)
 
 
 def test_a_port_that_is_in_use_is_not_chosen_and_no_two_jobs_have_one_id(program: Callable[[str, str], None]) -> None:

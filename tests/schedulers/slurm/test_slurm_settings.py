@@ -9,7 +9,7 @@ from slurm_values import job_of, order_of
 from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError
 from llmb.schedulers.lookup import cluster_schema
-from llmb.schedulers.slurm.asked import array_indices, job_flags, shell_gpus_per_node
+from llmb.schedulers.slurm.asked import job_flags, shell_gpus_per_node
 from llmb.schedulers.slurm.flags import TIME, parse_additional
 from llmb.site.cluster_config import read_cluster_file
 
@@ -46,14 +46,6 @@ def test_variables_of_the_nearest_layer_decide() -> None:
     assert value(shell={name: "1"}, config=cluster) == ("2", "cluster_config.yaml")
     assert value(config=workload) == ("3", "cluster_config.yaml, workload")
     assert value(config=workload, variables={name: "4"}) == ("4", "--env")
-
-
-def test_requeue_replaces_its_opposite() -> None:
-    flags = job_of(order_of(LLAMA, flags={"requeue": None})).flags
-    assert "requeue" in flags
-    assert "no-requeue" not in flags
-    assert flags["open-mode"] == "append"
-    assert "no-requeue" in job_of(order_of(LLAMA)).flags
 
 
 @pytest.mark.parametrize("name", ["mem-per-gpu", "mem-per-cpu"])
@@ -108,8 +100,9 @@ def test_commas_between_parameters_are_not_guessed_at() -> None:
         ({"flags": {"account": "a\nb"}}, "does not print"),
         ({"flags": {"time": "tomorrow"}}, "the time limit is 'tomorrow'"),
         ({"flags": {"nice": "high"}}, "nice is 'high'"),
-        ({"flags": {"array": "0-"}}, "array is '0-'"),
-        ({"flags": {"array": "0-999999999"}}, "more than 1000"),
+        ({"slurm_args": ("array=0-3",)}, "sbatch's 'array' follows from --repeats"),
+        ({"shell": {"ADDITIONAL_SLURM_PARAMS": "array=0-3"}}, "sbatch's 'array' follows from --repeats"),
+        ({"shell": {"ADDITIONAL_SLURM_PARAMS": "qos=high;requeue"}}, "sbatch's 'requeue' follows from --retries"),
         ({"slurm_args": ("nodes=3",)}, "follows from --scale"),
         ({"slurm_args": ("output=x",)}, "follows from the run folder"),
         ({"slurm_args": ("A=x",)}, "'A' is not a long name"),
@@ -177,13 +170,6 @@ def test_a_job_on_cpus_keeps_the_generic_resources_that_it_is_given() -> None:
 def test_every_form_of_a_time_is_taken(time: str) -> None:
     assert TIME.fullmatch(time)
     assert job_flags({"time": time}, (), {}) == {"time": time}
-
-
-@pytest.mark.parametrize(
-    ("spec", "indices"), [("0-3", [0, 1, 2, 3]), ("1,4,7", [1, 4, 7]), ("0-8:4%2", [0, 4, 8]), ("5", [5])]
-)
-def test_arrays_are_read_as_slurm_does(spec: str, indices: list[int]) -> None:
-    assert array_indices(spec) == indices
 
 
 def test_all_that_is_wrong_with_the_settings_comes_at_once_with_its_place(tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ class DeskScheduler(Scheduler):
         work = f"{line(ranks)} >{shlex.quote(str(folder.log))} 2>&1; code=$?"
         return f"export DESK_JOB=$$\n{line(spec.begin)} || exit\n{work}\n{line(spec.finish)} $code ''\nexit $code\n"
 
-    def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:
-        with job.base.batch_output.open("w") as output:
+    def submit(self, job: Submission) -> SubmittedJob:
+        with job.folder.batch_output.open("w") as output:
             process = subprocess.Popen(
-                ["sh", job.base.batch_script], env=job.environ, stdout=output, stderr=output, start_new_session=True
+                ["sh", job.folder.batch_script], env=job.environ, stdout=output, stderr=output, start_new_session=True
             )
-        return {None: SubmittedJob(scheduler=self.name, job_id=str(process.pid), submitted_at=now())}
+        return SubmittedJob(scheduler=self.name, job_id=str(process.pid), submitted_at=now())
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         return JobAnswers({job.key: _state(str(job.job_id)) for job in jobs if job.live})

@@ -143,16 +143,16 @@ class LocalScheduler(Scheduler):
     def script(self, spec: JobSpec, folder: RunFolder) -> str:
         return shlex.join(local_command(spec, folder)) + "\n"
 
-    def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:  # noqa: ARG002 (whatever it is, it runs here)
+    def submit(self, job: Submission) -> SubmittedJob:  # noqa: ARG002 (whatever it is, it runs here)
         job_id, process = f"local-{secrets.token_hex(4)}", this_process()
-        return {None: SubmittedJob(scheduler=self.name, job_id=job_id, submitted_at=now(), process=process)}
+        return SubmittedJob(scheduler=self.name, job_id=job_id, submitted_at=now(), process=process)
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:  # noqa: ARG002 (it never waits)
         return JobAnswers({job.key: _state(job) for job in jobs if job.live})
 
     def cancel(self, jobs: Sequence[AskedJob]) -> None:
         for job in jobs:
-            process = _process(job.base)
+            process = _process(job.folder)
             if process is None:
                 continue
             if not is_here(process):
@@ -184,11 +184,11 @@ def _process(base: RunFolder) -> Process | None:
 
 def _state(job: AskedJob) -> JobState:
     """Checks for the process first: if the run ends in between, its record is written by then."""
-    job_id, process = str(job.job_id), _process(job.base)
+    job_id, process = str(job.job_id), _process(job.folder)
     here = process is not None and is_here(process)
     alive = process is not None and here and is_alive(process)
     try:
-        record = read_record(job.base)
+        record = read_record(job.folder)
     except (OSError, ValueError):
         record = None
     nodes = process.host if process else None
@@ -198,7 +198,7 @@ def _state(job: AskedJob) -> JobState:
     if process and not here:
         meaning = f"it was started on {process.host}, and only that host can show whether it still runs"
         return JobState(job_id=job_id, phase="running", meaning=meaning, nodes=nodes, started_s=started_s)
-    if process is None and not job.base.path.is_dir():
+    if process is None and not job.folder.path.is_dir():
         return JobState(job_id=job_id, state=UNKNOWN, phase="failed", meaning=GONE)
     phase: Phase = "running" if alive else "killed"
     how = None if alive else "its process was killed"

@@ -10,7 +10,7 @@ from llmb.errors import UsageError, itemized
 from llmb.jobspec.node_setup import CpuBinding, NumaBinding, Vboost
 from llmb.jobspec.options import Flags, JobOptions, StartMode
 from llmb.jobspec.variables import parse_variables
-from llmb.options.option import Form, Option, limit_problems, numbers_of, options_of, parse_ranges, pattern
+from llmb.options.option import Form, Option, limit_problems, options_of, pattern
 from llmb.options.text import NONE_WORDS, convert
 from llmb.schedulers.slurm.flags import (
     GPU_FLAGS,
@@ -26,7 +26,6 @@ from llmb.schedulers.slurm.settings import GpuRequest
 ADDITIONAL = "ADDITIONAL_SLURM_PARAMS"
 COUNTED = ("SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE")
 """The variables whose value is ``null`` where a cluster does not count GPUs, so that no job may ask for them."""
-MOST_INDICES = 1000
 DURATION = Form(
     lambda text: text == "" or TIME.fullmatch(text.upper()), "a time such as 30, 00:30:00 or 1-12:00:00", any_case=True
 )
@@ -107,10 +106,6 @@ class SlurmChoices(Record):
         ),
     ] = None
     dependency: Annotated[str | None, _option(help="Such as afterok:1234.")] = None
-    array: Annotated[str | None, _option(help="Runs of the same recipe, such as 0-3, or 0-9%2 for two at a time.")] = (
-        None
-    )
-    requeue: Annotated[bool, _option(help="Queue again after preemption or the loss of a node.")] = False
     retries: Annotated[
         int | None,
         _option(
@@ -166,8 +161,6 @@ class SlurmChoices(Record):
         found: dict[str, str | None] = {FLAG_NAMES[name]: str(value) for name, value in given.items()}
         if self.signal_before:
             found["signal"] = f"B:USR1@{self.signal_before}"
-        if self.requeue:
-            found["requeue"] = None
         return found
 
 
@@ -184,7 +177,6 @@ FLAG_NAMES: Mapping[str, str] = {
     "nice": "nice",
     "segment": "segment",
     "dependency": "dependency",
-    "array": "array",
 }
 """sbatch's name of each option that is one of its flags."""
 
@@ -237,8 +229,7 @@ def job_flags(own: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
         raise UsageError(f"an option and --slurm-arg both give {', '.join(twice)}", do="give one of them")
     additional = parse_additional(environ.get(ADDITIONAL, ""))
     flags = on_top(shell_flags(environ), additional, {**rest, **own})
-    problems = [*flag_problems(flags), *_array_problems(flags)]
-    if problems:
+    if problems := list(flag_problems(flags)):
         raise UsageError(f"these flags cannot be used:{itemized(problems)}")
     return flags
 
@@ -274,25 +265,3 @@ def _is_none(variable: str | None, environ: Mapping[str, str]) -> bool:
 def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
     """The variable that is set of those that stand for an option."""
     return next((variable for variable in options_of(SlurmChoices)[name].set_by if environ.get(variable)), None)
-
-
-def array_indices(spec: str) -> list[int]:
-    """Indices of Slurm's ``--array``, such as ``0-3``, ``1,4,7``, ``0-15:4%2``. Raises ValueError."""
-    spans = parse_ranges(spec.partition("%")[0])
-    if sum(len(span.numbers) for span in spans) > MOST_INDICES:
-        raise ValueError(f"more than {MOST_INDICES} indices")
-    indices = list(numbers_of(spans))
-    if len(set(indices)) < len(indices):
-        raise ValueError("it has to name different indices")
-    return indices
-
-
-def _array_problems(flags: Flags) -> list[str]:
-    spec = flags.get("array")
-    if not spec:
-        return []
-    try:
-        array_indices(spec)
-    except ValueError as error:
-        return [f"array is '{spec}', but {error}; Slurm takes such as 0-3 or 1,4,7, and %2 for two at a time"]
-    return []

@@ -7,7 +7,6 @@ from llmb.catalogue.resolve import CPU
 from llmb.errors import UsageError, itemized
 from llmb.jobspec.options import Flags, JobOptions
 from llmb.jobspec.spec import JobSpec, Placement
-from llmb.schedulers.slurm.asked import array_indices
 from llmb.schedulers.slurm.flags import (
     GPU_FLAGS,
     LEFT_OUT,
@@ -65,11 +64,11 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
     own = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
     flags_of_site = {name: value for name, value in settings.flags.items() if spec.gpus or name not in PER_GPU}
     site = {**{name: value for name, value in own.items() if value}, **flags_of_site}
+    problems = [*flag_problems(requested_flags(on_top(site, options.flags)))]
     chosen = on_top(dict(_defaults(spec)), site, options.flags)
     if chosen.get("dependency"):
         # Otherwise a job whose dependency can never be satisfied waits forever.
         chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
-    problems = list(flag_problems(requested_flags(chosen)))
     if problems:
         raise UsageError(f"this job cannot be requested:{itemized(problems)}")
     asking = settings.within(chosen.get("partition"))
@@ -81,12 +80,10 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
         **(gpu_request(asking, spec.placement, chosen) if spec.gpus else {}),
         **requested_flags({name: value for name, value in chosen.items() if not (spec.gpus and name in GPU_FLAGS)}),
     }
-    array = flags.get("array")
     return spec.model_copy(
         update={
             "flags": dict(flags),
             "step_flags": settings.srun_flags,
-            "array": tuple(array_indices(array)) if array else (),
             "excluded_nodes": flags.get("exclude"),
             "time_limit_min": minutes(flags.get("time") or ""),
         }

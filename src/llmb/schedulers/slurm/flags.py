@@ -21,6 +21,8 @@ DECIDED = {
     "open-mode": "the run folder",
     "chdir": "the run folder",
     "export": "--env",
+    "array": "--repeats",
+    "requeue": "--retries",
     "wait": "--wait",
     "wrap": "the recipe",
     "parsable": "llmb",

@@ -73,8 +73,6 @@ def _problems(launch: Launch, flags: Mapping[str, str | None], options: JobOptio
         for name in ("account", "partition")
         if name in launch.needed and not flags.get(name)
     )
-    if "array" in flags:
-        yield "--array: the launch script queues one job"
     if launch.queued_by == "script" and "flags" not in launch.named:
         known = {*launch.named, *SBATCH_VARIABLES}
         yield from (f"--{name} cannot be handed to sbatch by the launch script" for name in flags if name not in known)
@@ -138,13 +136,13 @@ def call_launch(job: Submission) -> str:
 
     Raises UsageError with its last lines if it has queued none, InfrastructureError where that is not known.
     """
-    launch, output = job.spec.launch, job.base.launch_output
+    launch, output = job.spec.launch, job.folder.launch_output
     assert launch is not None
     secrets = {name: job.environ[name] for name in job.spec.secrets if name in job.environ}
     environ = without_secrets(job.environ) | secrets
     with writing(output):
         output.touch()
-    said = ask_program(["bash", str(job.base.batch_script)], LIMIT_S, environ=environ, held=job.held, cwd=None)
+    said = ask_program(["bash", str(job.folder.batch_script)], LIMIT_S, environ=environ, held=job.held, cwd=None)
     text = _hidden(output, secrets.values())
     found = JOB_ID[launch.queued_by].findall(text)
     if found:

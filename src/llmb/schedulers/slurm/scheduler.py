@@ -154,22 +154,13 @@ class SlurmScheduler(Scheduler):
         script = str(base.batch_script)
         return ("bash", script) if spec.launch else ("sbatch", "--parsable", script)
 
-    def submit(self, job: Submission) -> dict[int | None, SubmittedJob]:
+    def submit(self, job: Submission) -> SubmittedJob:
         spec = job.spec
         if spec.launch:
-            return {None: SubmittedJob(scheduler=self.name, job_id=call_launch(job), submitted_at=now())}
-        arguments: list[str] = []
-        if job.again and spec.excluded_nodes:
-            arguments.append(f"--exclude={spec.excluded_nodes}")
-        if job.again and spec.array_index is not None:
-            arguments.append(f"--array={spec.array_index}")
-        job_id, cluster = client.submit(job.base.batch_script, job.environ, job.held, arguments, spec.secrets)
-        indices = [spec.array_index] if spec.array_index is not None else spec.array
-        ids: dict[int | None, str] = {index: f"{job_id}_{index}" for index in indices}
-        return {
-            index: SubmittedJob(scheduler=self.name, job_id=own, cluster=cluster, submitted_at=now(), array_index=index)
-            for index, own in (ids or {None: job_id}).items()
-        }
+            return SubmittedJob(scheduler=self.name, job_id=call_launch(job), submitted_at=now())
+        arguments = [f"--exclude={spec.excluded_nodes}"] if job.again and spec.excluded_nodes else []
+        job_id, cluster = client.submit(job.folder.batch_script, job.environ, job.held, arguments, spec.secrets)
+        return SubmittedJob(scheduler=self.name, job_id=job_id, cluster=cluster, submitted_at=now())
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         """From the controller; for live jobs that it has forgotten, from accounting."""
@@ -194,7 +185,7 @@ class SlurmScheduler(Scheduler):
         seen = [*client.own_jobs(time_out_s), *client.own_accounts(since_s, time_out_s)]
         taken, found = set(claimed), dict[str, str]()
         for job in jobs:
-            job_id = launched_id(job.base) or find_submission(job, seen, taken)
+            job_id = launched_id(job.folder) or find_submission(job, seen, taken)
             if job_id:
                 taken.add(job_id)
                 found[job.key] = job_id
@@ -276,15 +267,13 @@ def is_same(job: AskedJob, seen: SlurmJob) -> bool:
     No two jobs of llmb share a batch script, and each is submitted by its full path. One that a program's own script
     queued has that program's.
     """
-    own = seen.command is None or seen.command.endswith(str(job.base.batch_script))
-    return own or job.base.launch_output.exists()
+    own = seen.command is None or seen.command.endswith(str(job.folder.batch_script))
+    return own or job.folder.launch_output.exists()
 
 
 def find_submission(job: AskedJob, seen: Sequence[SlurmJob], claimed: set[str]) -> str | None:
     """The id of the job in Slurm that runs the batch script of ``job`` and belongs to no other."""
     for state in seen:
-        index = state.job_id.partition("_")[2]
-        own_task = index == str(job.array_index) if index else True
-        if state.command and own_task and is_same(job, state) and state.job_id not in claimed:
+        if state.command and is_same(job, state) and state.job_id not in claimed:
             return state.job_id
     return None

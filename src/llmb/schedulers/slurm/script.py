@@ -321,30 +321,22 @@ def both_sides(mount: str) -> str:
 
 def batch_script(spec: JobSpec, folder: RunFolder) -> str:
     """Raises UsageError where Slurm cannot write into ``folder``."""
-    flags = {**spec.flags, **file_flags(folder, array=bool(spec.array))}
+    flags = {**spec.flags, **file_flags(folder)}
     parts = [*_head(spec, flags), "", *_environment(spec), "", END, "", *_meeting_point(spec, folder), "", *_work(spec)]
     return "\n".join(parts) + "\n"
 
 
-def run_folder_word(spec: JobSpec, folder: RunFolder) -> ShellWord:
-    """The run folder, or in an array that of the task: each has one of its own, beside the others."""
-    if not spec.array:
-        return str(folder.path)
-    base = shlex.quote(str(folder.path.parent))
-    return Shell(f'{base}."$SLURM_ARRAY_TASK_ID"/{shlex.quote(folder.name)}')
-
-
-def file_flags(folder: RunFolder, *, array: bool) -> Flags:
+def file_flags(folder: RunFolder) -> Flags:
     """Where Slurm works and writes. In its patterns % is special, and a backslash turns that off."""
     base = folder.path.parent
     if "\\" in str(base) or not str(base).isprintable():
         do = "set LLMB_INSTALL to a folder whose name has no backslash and no control character"
         raise UsageError("Slurm cannot write into this folder", where=repr(str(base)), do=do)
-    escaped = str(base).replace("%", "%%") + (".%a" if array else "")
+    escaped = str(base).replace("%", "%%")
     return {
         "output": f"{escaped}/{folder.name.replace('%', '%%')}/{folder.batch_output.name}",
         "open-mode": "append",
-        "chdir": str(base.parent if array else folder.path),
+        "chdir": str(folder.path),
     }
 
 
@@ -364,7 +356,7 @@ def _environment(spec: JobSpec) -> Iterator[str]:
 
 
 def _meeting_point(spec: JobSpec, folder: RunFolder) -> Iterator[str]:
-    yield f"llmb_folder={command_line([run_folder_word(spec, folder)])}"
+    yield f"llmb_folder={shlex.quote(str(folder.path))}"
     yield f"llmb_python={shlex.quote(spec.python)}"
     yield TRAPS
     if spec.start == "once":

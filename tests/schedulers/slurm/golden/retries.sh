@@ -7,16 +7,15 @@
 #SBATCH --job-name=pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100
 #SBATCH --time=2:00:00
 #SBATCH --exclusive
+#SBATCH --requeue
 #SBATCH --account=research
 #SBATCH --partition=batch
 #SBATCH --mail-type=FAIL
-#SBATCH --requeue
-#SBATCH --array=0-3%1
 #SBATCH --signal=B:USR1@120
 #SBATCH --dependency=afterok:41
-#SBATCH --output=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100_1700000000.%a/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100/sbatch_pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100.out
+#SBATCH --output=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100_1700000000/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100/sbatch_pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100.out
 #SBATCH --open-mode=append
-#SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100
+#SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100_1700000000/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
@@ -53,7 +52,7 @@ llmb_end() {
     fi
 }
 
-llmb_folder=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100_1700000000."$SLURM_ARRAY_TASK_ID"/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100
+llmb_folder=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100_1700000000/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100
 llmb_python=/lustre/bench/venv/bin/python
 trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
