@@ -74,7 +74,7 @@ def test_no_help_is_cut_and_the_long_one_has_every_option(
         assert printed(f"{name} --help-all", capsys) == printed(f"{name} --help", capsys)
     else:
         text = printed(f"{name} --help-all", capsys)
-        assert max(map(len, text.splitlines())) <= 80
+        assert "…" not in text
         for item in command.params:
             assert all(re.search(rf"(^|\s){re.escape(option)}\b", text) for option in item.opts if option[0] == "-")
 

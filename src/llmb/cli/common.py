@@ -4,20 +4,18 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from enum import Enum
 from functools import partial
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 
 from llmb.errors import EnvironmentProblem
-from llmb.report.output import print_output
 from llmb.runs.folder import write_atomically
 from llmb.shown_text import printable_lines
 
@@ -32,20 +30,22 @@ Force = Annotated[bool, typer.Option("--force", help="Go on even if a GPU has to
 
 def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its command types private)
     """Adds them to a command, or to all commands of a group."""
-    children = getattr(command, "commands", None)
-    if children is not None:
-        for child in children.values():
+    if hasattr(command, "commands"):
+        for child in command.commands.values():
             add_common_options(child)
         return
     app = typer.Typer(add_completion=False)
     app.command()(_common)
     taken = {name for item in command.params for name in item.opts}
-    own = [item for item in typer.main.get_command(app).params if not taken & set(item.opts)]
-    command.params += own
-    for item in command.params:
-        if item.metavar is None:
-            is_option = item.param_type_name == "option"
-            item.metavar = item.name.upper() if not is_option else "" if item.is_flag else _kind(item)
+    command.params += [item for item in typer.main.get_command(app).params if not taken & set(item.opts)]
+    hide_types_of_flags(command.params)
+
+
+def hide_types_of_flags(parameters: Iterable[Any]) -> None:
+    """Typer would show ``<bool>`` as what a flag takes."""
+    for item in parameters:
+        if getattr(item, "is_flag", False):
+            item.metavar = ""
 
 
 def is_verbose(ctx: typer.Context) -> bool:
@@ -92,9 +92,12 @@ def _verbosely(ctx: typer.Context, requested: bool) -> None:
 
 
 def _help_all(ctx: typer.Context, requested: bool) -> None:
+    """Without panels, in which a terminal of 80 columns has no room for long names of options."""
     if requested:
-        print_output(full_help(ctx))
-        raise typer.Exit
+        ctx.command.rich_markup_mode = None  # type: ignore[attr-defined]
+        for item in ctx.command.params:
+            item.hidden = False  # type: ignore[attr-defined]
+        _help(ctx, requested)
 
 
 def _help(ctx: typer.Context, requested: bool) -> None:
@@ -177,64 +180,3 @@ def _write(target: Path, text: str) -> None:
     except OSError as error:
         do = "name another file with --output"
         raise EnvironmentProblem(f"cannot write the result: {error.strerror}", where=str(target), do=do) from error
-
-
-WIDTH = 100
-INDENT = " " * 8
-SHOWN_BY_TYPER = "Options"
-
-
-def full_help(ctx: Any) -> str:  # noqa: ANN401 (typer keeps its context type private)
-    """The description, and each panel with its options; the short help's come first."""
-    command = ctx.command
-    width = min(get_terminal_size().columns, WIDTH)
-    panels: dict[str, list[Any]] = {}
-    for item in command.get_params(ctx):
-        name = "Arguments" if item.param_type_name == "argument" else item.rich_help_panel or SHOWN_BY_TYPER
-        panels.setdefault(name, []).append(item)
-    paragraphs = (command.help or "").strip().split("\n\n")
-    parts = [command.get_usage(ctx).strip(), *(fill(" ".join(text.split()), width) for text in paragraphs)]
-    for name, items in panels.items():
-        parts.append(f"{name}\n" + "\n".join(line for item in items for line in _entry(item, width)))
-    return "\n\n".join(parts) + "\n"
-
-
-def option_names(item: Any) -> str:  # noqa: ANN401
-    """How it is given: its names and the form of its value."""
-    if item.param_type_name == "argument":
-        return str(item.metavar or item.name.upper())
-    kind = f" {item.metavar}" if item.metavar else ""
-    return ", ".join([*item.opts, *item.secondary_opts]) + kind
-
-
-def _entry(item: Any, width: int) -> Iterator[str]:  # noqa: ANN401
-    yield f"  {option_names(item)}"
-    words = [(item.help or "").strip(), *_default(item)]
-    yield fill(" ".join(filter(None, words)), width, initial_indent=INDENT, subsequent_indent=INDENT)
-
-
-def value_word(declared: type, help_text: str) -> str:
-    """What stands for the value of an option of this type in its help."""
-    if declared in (int, float):
-        return "S" if "seconds" in help_text.lower() else "N" if declared is int else "X"
-    return "FILE" if declared is Path else "NAME"
-
-
-def _kind(item: Any) -> str:  # noqa: ANN401
-    """The values that it takes, or a word for them."""
-    declared = getattr(getattr(item, "type_descriptor", None), "annotation", str)
-    if get_origin(declared) is Literal:
-        return "|".join(map(str, get_args(declared)))
-    if isinstance(declared, type) and issubclass(declared, Enum):
-        return "|".join(str(member.value) for member in declared)
-    if get_origin(declared) is list:
-        declared = get_args(declared)[0]
-    return value_word(declared, item.help or "")
-
-
-def _default(item: Any) -> Iterator[str]:  # noqa: ANN401
-    """Said unless the help says it, or it is nothing."""
-    if item.required:
-        yield "Required."
-    elif item.default not in (None, False, ()) and "Default" not in (item.help or ""):
-        yield f"Default: {getattr(item.default, 'value', item.default)}."

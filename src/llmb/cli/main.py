@@ -16,7 +16,7 @@ from typer.models import CommandInfo
 
 from llmb import __version__
 from llmb.cli.common import add_common_options, print_message
-from llmb.cli.usage import CommandGroup, check_given_once, usage_error
+from llmb.cli.usage import CommandGroup, usage_error
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 from llmb.runs.source_version import source_version
 from llmb.secrets import has_secret
@@ -102,21 +102,15 @@ Results go to stdout, everything else to stderr.
 class LazyGroup(CommandGroup):
     """Lists commands from a table and imports a command's module only to run it, so that ``--help`` is fast."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 (typer keeps its context type private)
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:  # noqa: ANN401, ARG002
-        if cmd_name not in COMMANDS:
-            return None
-        panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1], rich_help_panel=panel)
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 (typer's own settings)
+        super().__init__(**settings)
+        for panel, commands in PANELS.items():
+            for name, (_, meaning) in commands.items():
+                self.commands[name] = TyperCommand(name, help=meaning, rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         name, stub, rest = super().resolve_command(ctx, [ALIASES.get(word, word) for word in args[:1]] + args[1:])
-        command = stub and load_command(str(name))
-        if command:
-            check_given_once(command, rest)
-        return name, command, rest
+        return name, stub and load_command(str(name)), rest
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401

@@ -12,7 +12,6 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import named_model
 from llmb.catalogue.resolve import Request
 from llmb.cli import completion
-from llmb.cli.common import value_word
 from llmb.errors import UsageError
 from llmb.options.option import Option, build, options_of
 
@@ -54,10 +53,9 @@ OBVIOUS = ("at least 0", "at least 1")
 def _metavar(option: Option) -> str | None:
     if option.folder:
         return "FOLDER"
-    if option.limit and not option.listed:
-        unit = value_word(option.type, option.help or "")
-        return unit if option.limit in OBVIOUS else f"{unit} ({option.limit})"
-    return option.metavar
+    return (
+        f"N ({option.limit})" if option.limit and not option.listed and option.limit not in OBVIOUS else option.metavar
+    )
 
 
 def record_options(record: type) -> Maker:
