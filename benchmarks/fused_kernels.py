@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast are the engine's kernels of casts, norms and rotations on a GPU? It must have FP8.
+"""How fast are the engine's kernels of casts and rotations on a GPU? It must have FP8.
 
 Each kernel computes what lies between two matrix products of a model's layer.
 It is compared, in one run, with a copy that moves as many bytes, and with what
-torch.compile makes of the same torch code, whose casts after norms are kernels
-of the engine, too. Target: faster than torch.compile's code.
-
-Norms read rows twice and count them once. "held" says whether the L2 cache
-should hold them: training uses these kernels only then, and only then the
-target applies. They are measured in either case.
+torch.compile makes of the same torch code. Target: faster than that.
 """
 
 import argparse
@@ -29,8 +24,8 @@ from benchmarks.engine.cases import GPU_MODELS
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Model
 from llmb.catalogue.resolve import Request, resolve
-from llmb.engine.kernels import fp8_cast, norm, rotary
-from llmb.engine.kernels.arguments import Activation, Heads, NormOf
+from llmb.engine.kernels import fp8_cast, rotary
+from llmb.engine.kernels.arguments import Activation, Heads
 from llmb.engine.kernels.fp8_cast import CAPABILITY
 from llmb.engine.model.attention import rotary_tables
 
@@ -46,7 +41,7 @@ Seconds = Callable[[Callable[[], object]], float]
 
 
 class Case(NamedTuple):
-    """One operation. function: by its name in ``module``. held: None for kernels that read once.
+    """One operation. function: by its name in ``module``.
 
     in_place: whether it writes its first argument, too.
     """
@@ -55,7 +50,6 @@ class Case(NamedTuple):
     module: ModuleType
     function: str
     arguments: tuple[Any, ...]
-    held: bool | None = None
     in_place: bool = False
 
 
@@ -65,7 +59,6 @@ class Measured:
 
     model: str
     kernel: str
-    held: bool | None
     bytes: int
     kernel_s: float
     copy_s: float
@@ -101,7 +94,7 @@ def main() -> None:
         ratios = [{"of_copy": one.of_copy, "of_compiled": one.of_compiled} for one in found]
         documents = [asdict(one) | ratio for one, ratio in zip(found, ratios, strict=True)]
         show(json.dumps(documents, indent=2))
-    slower = any(one.of_compiled < 1 for one in found if one.held is not False)
+    slower = any(one.of_compiled < 1 for one in found)
     sys.exit(SLOWER if failed or slower else 0)
 
 
@@ -142,24 +135,8 @@ def of_model(name: str, rows: int | None) -> tuple[Model, int]:
 
 
 def cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
-    yield from norm_cases(model, rows, device)
     yield from cast_cases(model, rows, device)
     yield from rotary_cases(model, rows, device)
-
-
-def norm_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
-    columns, centered = model.hidden_size, model.norm == "layernorm1p"
-    hidden, update, given, passed = (random(rows, columns, device) for _ in range(4))
-    weight, scale = torch.rand(columns, device=device), torch.ones((), device=device)
-    # As in training, where only a weight that 1 is added to is in fp32.
-    of = NormOf(weight, weight.clone(), 1e-5) if centered else NormOf(weight.bfloat16(), None, 1e-5)
-    once, twice = (norm.holds_rows(device, columns, count) for count in (1, 2))
-    yield Case("norm, cast", norm, "normalize_and_cast", (hidden, None, of, scale, E4M3), once)
-    yield Case("add, norm, cast", norm, "normalize_and_cast", (hidden, update, of, scale, E4M3), once)
-    factor = torch.rand(rows, device=device) + 0.5
-    operands = given, passed, hidden, torch.zeros_like(factor) if centered else None, factor, of.weight
-    yield Case("norm backward", norm, "normalize_backward", operands, held=True)
-    yield Case("norm backward, cast", norm, "normalize_backward_and_cast", (*operands, scale, E5M2), twice)
 
 
 def cast_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
@@ -205,7 +182,6 @@ def measure(model: str, case: Case, seconds: Seconds) -> Measured:
     return Measured(
         model=model,
         kernel=case.name,
-        held=case.held,
         bytes=size,
         kernel_s=time_of(own, sets, seconds),
         copy_s=time_of(torch.clone, sources, seconds),
@@ -230,9 +206,9 @@ def compiled(function: Callable[..., object]) -> Callable[..., object]:
 
 def kernels_of(module: ModuleType) -> ModuleType:
     """The module with the kernels of another, whose functions have the same names and arguments."""
-    from llmb.engine.kernels import fp8_cast_triton, norm_triton, rotary_triton  # a machine without a GPU has no Triton
+    from llmb.engine.kernels import fp8_cast_triton, rotary_triton  # a machine without a GPU has no Triton
 
-    return {fp8_cast: fp8_cast_triton, norm: norm_triton, rotary: rotary_triton}[module]
+    return {fp8_cast: fp8_cast_triton, rotary: rotary_triton}[module]
 
 
 def without_kernels(module: ModuleType) -> AbstractContextManager[object]:
@@ -259,14 +235,13 @@ def header(device: str) -> str:
     return (
         f"{device}, torch {torch.__version__}; speeds beside a copy of as many bytes,\n"
         "and beside torch.compile's code\n"
-        f"{'model':<6}{'kernel':<30}{'held':<6}{'MB':>7}{'us':>9}{'GB/s':>7}{'copy':>7}{'compile':>8}"
+        f"{'model':<6}{'kernel':<30}{'MB':>7}{'us':>9}{'GB/s':>7}{'copy':>7}{'compile':>8}"
     )
 
 
 def line(one: Measured) -> str:
-    held = {None: "-", True: "yes", False: "no"}[one.held]
     return (
-        f"{one.model:<6}{one.kernel:<30}{held:<6}{one.bytes / 1e6:>7.0f}{1e6 * one.kernel_s:>9.1f}"
+        f"{one.model:<6}{one.kernel:<30}{one.bytes / 1e6:>7.0f}{1e6 * one.kernel_s:>9.1f}"
         f"{one.bytes / one.kernel_s / 1e9:>7.0f}{one.of_copy:>7.2f}{one.of_compiled:>8.2f}"
     )
 

@@ -34,19 +34,6 @@ from benchmarks.fused_kernels import (
 
 Sizes = Mapping[str, int]
 """Constants of a kernel's module, by name."""
-NORMS = tuple(
-    {"ROWS": rows, "WARPS": warps, "TILE": 32 * warps * elements, "PROGRAMS": programs}
-    for rows, warps, elements, programs in (
-        (16, 16, 8, 1),
-        (32, 16, 16, 1),  # 256 columns; transposed rows are whole sectors
-        (32, 16, 8, 1),
-        (16, 8, 16, 1),
-        (16, 8, 16, 2),
-        (16, 16, 8, 2),
-        (16, 32, 8, 1),
-        (8, 8, 16, 2),
-    )
-)
 CASTS = tuple(
     {"ROWS": rows, "COLUMNS": columns, "WARPS": warps}
     for rows, columns, warps in ((128, 64, 8), (128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 16), (128, 32, 8))
@@ -55,9 +42,7 @@ ROTATIONS = tuple(
     {"ROWS": rows, "HEADS": heads, "WARPS": warps}
     for rows, heads, warps in ((64, 4, 4), (32, 4, 4), (32, 8, 4), (64, 8, 8), (64, 2, 8), (128, 4, 8))
 )
-VARIANTS: Mapping[str, tuple[Sizes, ...]] = MappingProxyType(
-    {"norm_triton": NORMS, "fp8_cast_triton": CASTS, "rotary_triton": ROTATIONS}
-)
+VARIANTS: Mapping[str, tuple[Sizes, ...]] = MappingProxyType({"fp8_cast_triton": CASTS, "rotary_triton": ROTATIONS})
 CLOSE = 0.02
 """How much the norm of a result may differ: sums of other tiles are rounded otherwise before they are cast."""
 

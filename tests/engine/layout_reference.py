@@ -31,7 +31,7 @@ def drop_tokens(
     block: MoEBlock, factor: float, parts: int, hidden: Tensor, rotary: Rotary, documents: Documents | None
 ) -> Tensor:
     """In place of the block's forward pass: every rank drops among the tokens that it has."""
-    after_attention = block.with_attention(hidden, rotary, documents)
+    after_attention = hidden + block.self_attn(block.input_layernorm(hidden), rotary, documents)
     hidden, layer = block.post_attention_layernorm(after_attention), block.mlp
     experts, moe = layer.experts, layer.moe
     weights = layer.router.weight, experts.gate_up_proj, experts.down_proj

@@ -228,7 +228,7 @@ def test_further_models_train_on_ranks_as_on_one_process(train: Trains) -> None:
 
 @pytest.mark.measured
 def test_compiled_ranks_train_as_others_do(train: Trains) -> None:
-    """Bit by bit: compiled blocks add, normalize and cast by other functions, and shard the same parameters."""
+    """Bit by bit; they shard the same parameters."""
     cases: list[dict[str, Any]] = [
         {"workload": LLAMA},
         {"workload": NEMOTRON, "parallelism": OPTIMIZER},

@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from llmb.engine.attention_backend import forget_memory
-from llmb.engine.kernels import adamw, norm
+from llmb.engine.kernels import adamw
 from llmb.engine.kernels.arguments import (
     Activation,
     AdamWNumbers,
     BothWays,
     Casts,
     Heads,
-    NormGradients,
-    NormOf,
     OfParameter,
     Rotation,
 )
@@ -174,8 +172,6 @@ def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTri
         return
     yield from activation_checks(sizes, activation, values)
     yield from rotation_checks(plan, ranks, sizes, values)
-    if plan.compiled and plan.recipe.layout.tp == 1:
-        yield from norm_checks(plan, sizes, values)
     if casts_by_update(plan, ranks):
         for shape in sorted(matrices_of(sizes)):
             yield KernelTrial("adamw_triton", "update_and_cast", shape, partial(update_and_cast_parts, values, shape))
@@ -250,17 +246,6 @@ def rotation_checks(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: V
         )
     given = partial(rotation_gradient_parts, plan, ranks, sizes, values)
     yield KernelTrial("rotary_triton", "cast_rotated_gradient", shape, given)
-
-
-def norm_checks(plan: EnginePlan, sizes: RankShapes, values: Values) -> Iterator[KernelTrial]:
-    shape, centered = (sizes.batch, sizes.seq, sizes.hidden), plan.recipe.model.norm == "layernorm1p"
-    given = {
-        "normalize_and_cast": norm_parts,
-        "normalize_backward": norm_gradient_parts,
-        "normalize_backward_and_cast": norm_gradient_cast_parts,
-    }
-    for name, compute in given.items():
-        yield KernelTrial("norm_triton", name, shape, partial(compute, values, shape, centered=centered))
 
 
 def cast_parts(values: Values, shape: tuple[int, ...], dtype: torch.dtype) -> Parts:
@@ -341,58 +326,6 @@ def rotation_of(plan: EnginePlan, ranks: Ranks) -> Rotation:
     layout = plan.recipe.layout
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     return rotary_tables(plan.recipe.model, positions).rotation
-
-
-def norm_parts(values: Values, shape: tuple[int, ...], *, centered: bool) -> Parts:
-    hidden, update, of = values(*shape), values(*shape), norm_of(values, shape[-1], centered=centered)
-    scale = values.number(SCALE)
-    found = norm.normalize_and_cast(hidden, update, of, scale, FORMATS[INPUT])
-    total = hidden + update
-    yield found.hidden, total
-    yield from both_ways(
-        (found.values, found.transposed, found.amax), rows_of(norm.with_statistics(total, of)[1]), scale
-    )
-
-
-def norm_gradient_parts(values: Values, shape: tuple[int, ...], *, centered: bool) -> Parts:
-    operands, expected = norm_gradient(values, shape, centered=centered)
-    yield from gradient_parts(norm.normalize_backward(*operands), expected)
-
-
-def norm_gradient_cast_parts(values: Values, shape: tuple[int, ...], *, centered: bool) -> Parts:
-    operands, expected = norm_gradient(values, shape, centered=centered)
-    scale = values.number(SCALE)
-    gradients, found = norm.normalize_backward_and_cast(*operands, scale, FORMATS[GRADIENT])
-    yield from gradient_parts(gradients, expected)
-    yield from both_ways(found, rows_of(expected.hidden), scale)
-
-
-def gradient_parts(found: NormGradients, expected: NormGradients) -> Parts:
-    return ((ours, theirs) for ours, theirs in zip(found, expected, strict=True) if ours is not None is not theirs)
-
-
-def norm_gradient(
-    values: Values, shape: tuple[int, ...], *, centered: bool
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor], NormGradients]:
-    """What a norm's backward pass takes, and its result. What passes by is larger: a sum near zero would show nothing
-    but the rounding of both."""
-    given, hidden, passed = values(*shape), values(*shape), 16 * values(*shape)
-    of = norm_of(values, shape[-1], centered=centered)
-    (mean, factor, *_), _ = norm.with_statistics(hidden, of)
-    through, to_weight, to_bias = norm.gradients_of(given.float(), hidden.float(), mean, factor, of.weight)
-    operands = given, passed, hidden, None if mean is None else mean.flatten(), factor.flatten(), of.weight
-    return operands, NormGradients(passed + through.to(hidden.dtype), to_weight, to_bias)
-
-
-def norm_of(values: Values, columns: int, *, centered: bool) -> NormOf:
-    """As in training, where only a weight that 1 is added to is in fp32."""
-    if not centered:
-        return NormOf(values(columns), None, 1e-5)
-    return NormOf(values(columns, dtype=torch.float32), values(columns, dtype=torch.float32), 1e-5)
-
-
-def rows_of(hidden: Tensor) -> Tensor:
-    return hidden.flatten(0, -2)
 
 
 def update_parts(values: Values, shape: tuple[int, ...]) -> Parts:

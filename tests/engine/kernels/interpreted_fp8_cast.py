@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from llmb.engine.kernels import fp8_cast, fp8_cast_triton
-from llmb.engine.kernels.arguments import CastStatistics
-from llmb.engine.kernels.fp8_cast import activate, activate_backward, cast, normalize
+from llmb.engine.kernels.fp8_cast import activate, activate_backward, cast
 from llmb.engine.kernels.fp8_cast_triton import MAX_STRIDE
 
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -135,18 +134,6 @@ def test_the_gradient_of_an_activation_is_cast_as_if_it_were_stored(activation, 
         source = source[:, features:]
     found = run(fp8_cast_triton.cast_activation_gradient, source, gradient, SCALE, activation, FORMATS[1])
     assert_close_both_ways(found, activate_backward(source, gradient, activation), FORMATS[1], 2**-2)
-
-
-@pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.parametrize("worst", WORST)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (37, 70), (130, 65)])
-def test_what_a_norm_computes_is_cast_as_if_it_were_stored(centered, worst, rows, columns):
-    source = with_worst(torch.randn(1, rows, columns).bfloat16() * 3, worst)
-    mean, factor = torch.randn(1, rows, 1), torch.rand(1, rows, 1) + 0.5
-    weight, bias = torch.randn(columns).bfloat16(), torch.randn(columns)
-    statistics = CastStatistics(mean, factor, weight, bias) if centered else CastStatistics(None, factor, weight, None)
-    found = run(fp8_cast_triton.cast_normalized, source, *statistics, SCALE, FORMATS[0])
-    assert_both_ways(found, normalize(source, statistics)[0], FORMATS[0])
 
 
 def assert_close_both_ways(found, stored, dtype, step):

@@ -9,28 +9,25 @@ import triton.language as tl
 
 from llmb.engine import kernel_check
 from llmb.engine.kernel_check import checks, compare_kernels, refuse_wrong
-from llmb.engine.kernels import adamw, adamw_triton, fp8_cast, fp8_cast_triton, norm, norm_triton, rotary, rotary_triton
+from llmb.engine.kernels import adamw, adamw_triton, fp8_cast, fp8_cast_triton, rotary, rotary_triton
 from llmb.engine.parallel.mesh import arrange
 from llmb.errors import EnvironmentProblem
 
 CASTS = ("cast_both_ways", "cast_into", "cast_activated", "cast_activation_gradient", "cast_rotated_gradient")
-NORM_CASTS = ("normalize_and_cast", "normalize_backward_and_cast")
-OTHERS = ("update", "rotate_in_place", "normalize_backward", "update_and_cast")
-KINDS = {"pretrain_llama3.1": {*CASTS, *NORM_CASTS, *OTHERS}, "pretrain_nemotron4": {*CASTS[2:], *NORM_CASTS}}
+OTHERS = ("update", "rotate_in_place", "update_and_cast")
+KINDS = {"pretrain_llama3.1": {*CASTS, *OTHERS}, "pretrain_nemotron4": {*CASTS[2:]}}
 """Of the second model, those that compute otherwise there."""
 
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu_with_kernels(monkeypatch):
     """The interpreter takes a kernel as it is."""
-    for module in (fp8_cast_triton, norm_triton, rotary_triton):
+    for module in (fp8_cast_triton, rotary_triton):
         monkeypatch.setattr(module, "wrap_triton", lambda kernel: kernel)
         for name, operation in list(vars(module).items()):
             if hasattr(operation, "_init_fn"):
                 monkeypatch.setattr(module, name, operation._init_fn)
-    monkeypatch.setattr(norm_triton, "_programs", lambda _device, groups: min(groups, 3))
-    monkeypatch.setattr(norm, "holds_rows", lambda *_: True)
-    for module in (fp8_cast, rotary, norm, kernel_check):
+    for module in (fp8_cast, rotary, kernel_check):
         monkeypatch.setattr(module, "has_kernel", lambda *_: True)
     for name in ("update", "update_and_cast"):
         monkeypatch.setattr(adamw, name, getattr(adamw_triton, name))

@@ -21,7 +21,7 @@ FOLDER = Path(fp8_cast.__file__).parent
 MODULES = sorted(path.stem for path in FOLDER.glob("*_triton.py"))
 
 
-# What norms and rotation compute is cast, so that without the casts their modules are not used either.
+# What rotation computes is cast, so that without the casts its module is not used either.
 @pytest.mark.parametrize(
     "deleted",
     [pytest.param(name, marks=[pytest.mark.measured] * (name != "fp8_cast_triton")) for name in MODULES],

@@ -16,8 +16,8 @@ from triton.runtime import interpreter
 from triton_interpreter import convert
 
 import llmb.engine
-from llmb.engine.kernels import adamw, fp8_cast, norm, rotary
-from llmb.engine.kernels.arguments import AdamWNumbers, Casts, Heads, NormOf, OfParameter, Rotation
+from llmb.engine.kernels import adamw, fp8_cast, rotary
+from llmb.engine.kernels.arguments import AdamWNumbers, Casts, Heads, OfParameter, Rotation
 
 E4M3 = torch.float8_e4m3fn
 Made = Callable[[Tensor], Tensor]
@@ -65,14 +65,6 @@ def cast_values(place: Made) -> object:
     )
 
 
-def normalized(place: Made) -> object:
-    hidden, weight, scale = place(random(0, 2, 3, 8)), torch.ones(8), torch.ones(())
-    found = norm.normalize_and_cast(hidden, hidden, NormOf(weight, None, 1e-5), scale, E4M3)
-    gradients = hidden, hidden, place(found.hidden)
-    back = norm.normalize_backward_and_cast(*gradients, None, found.factor, weight, scale, E4M3)
-    return found, back
-
-
 def rotated(place: Made) -> object:
     rotation = Rotation(random(0, 3, 2).float(), random(1, 3, 2).float(), interleaved=False)
     product, heads = (
@@ -83,7 +75,7 @@ def rotated(place: Made) -> object:
     return product, rotary.cast_rotated_gradient(Heads(*heads), rotation, torch.ones(()), E4M3)
 
 
-WORK = {"adamw_triton": updated, "fp8_cast_triton": cast_values, "norm_triton": normalized, "rotary_triton": rotated}
+WORK = {"adamw_triton": updated, "fp8_cast_triton": cast_values, "rotary_triton": rotated}
 
 
 def leaves(results: object) -> list[Tensor]:
@@ -96,7 +88,6 @@ def pretend_gpu() -> None:
     """Kernels run in the interpreter, which takes them as they are and rounds as a GPU does."""
     interpreter._convert_float = convert
     fp8_cast._casts = lambda _device: True
-    norm._cache = lambda _device: (2**25, 4)
     for name in WORK:
         if fp8_cast.is_there(name):
             module = importlib.import_module(f"llmb.engine.kernels.{name}")
@@ -111,7 +102,7 @@ def main(deleted: str) -> None:
             importlib.import_module(found.name)
     pretend_gpu()
     left = {name for name in WORK if fp8_cast.is_there(name)}
-    built_on_casts = {"norm_triton", "rotary_triton"} if deleted == "fp8_cast_triton" else set()
+    built_on_casts = {"rotary_triton"} if deleted == "fp8_cast_triton" else set()
     assert left == WORK.keys() - {deleted} - built_on_casts
     for name in sorted(WORK.keys() - left):
         expected, got = leaves(WORK[name](as_is)), leaves(WORK[name](on_gpu))

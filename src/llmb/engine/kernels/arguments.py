@@ -10,55 +10,6 @@ Activation = Literal["swiglu", "squared-relu"]
 BothWays = tuple[Tensor, Tensor, Tensor]
 
 
-class CastStatistics(NamedTuple):
-    """What rows are normalized with: mean and 1 / deviation of each, [..., 1] fp32, weight and bias, [columns]."""
-
-    mean: Tensor | None
-    factor: Tensor
-    weight: Tensor
-    bias: Tensor | None
-
-
-ROWS = 16
-"""How many rows a program of a kernel that casts takes at a time: a transposed row of them is half a sector."""
-PROGRAMS = 1
-"""Programs of such a kernel on each multiprocessor."""
-
-
-class NormOf(NamedTuple):
-    """What rows are normalized with.
-
-    weight: [columns]; bias: likewise, or None for a norm that does not subtract the mean. With a bias both are fp32.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-
-
-class Normalized(NamedTuple):
-    """hidden: what was normalized, [..., columns]; the input itself if nothing was added.
-
-    mean, factor: mean and 1 / deviation of each row, [rows] fp32; no mean without a bias. values, transposed, amax:
-    ``cast_both_ways`` of the rows of the result.
-    """
-
-    hidden: Tensor
-    mean: Tensor | None
-    factor: Tensor
-    values: Tensor
-    transposed: Tensor
-    amax: Tensor
-
-
-class NormGradients(NamedTuple):
-    """hidden: as the hidden states. weight, bias: [columns] fp32; no bias without a mean."""
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-
-
 class Heads(NamedTuple):
     """Query, key and value, or their gradients: [batch, seq, heads, head_dim] each, with any strides."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llmb.engine.kernels.arguments import Activation, BothWays, CastStatistics
+from llmb.engine.kernels.arguments import Activation, BothWays
 
 ALIGNED_ROWS = 16
 CAPABILITY = (8, 9)
@@ -112,27 +112,6 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype:
         found: BothWays = fp8_cast_triton.cast_activated(inputs, scale, activation, dtype)
         return found
     return cast_both_ways(activate(inputs, activation), scale, dtype)
-
-
-def normalize(inputs: Tensor, statistics: CastStatistics) -> Tensor:
-    """[..., columns], rounded once."""
-    mean, factor, weight, bias = statistics
-    centered = inputs.float() if mean is None else inputs.float() - mean
-    scaled = centered * factor * weight.float()
-    return (scaled if bias is None else scaled + bias.float()).to(inputs.dtype)
-
-
-def cast_normalized(inputs: Tensor, statistics: CastStatistics, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """``cast_both_ways`` of the rows of ``normalize(inputs, statistics)``, which are not stored.
-
-    inputs: [..., columns]; not flattened, as the compiler would store them once more.
-    """
-    if has_kernel(inputs, "fp8_cast_triton"):
-        from llmb.engine.kernels import fp8_cast_triton
-
-        found: BothWays = fp8_cast_triton.cast_normalized(inputs, *statistics, scale, dtype)
-        return found
-    return cast_both_ways(normalize(inputs, statistics).flatten(0, -2), scale, dtype)
 
 
 def cast_activation_gradient(

@@ -75,12 +75,10 @@ def store_cast(
     transposed_stride,
     inside,
     LARGEST: tl.constexpr,
-    LEAVES: tl.constexpr = False,
 ):
-    """LEAVES: whether values may leave the cache first; parts of transposed rows wait there for their neighbors."""
     scaled = saturated(tile, scale, values.dtype.element_ty, LARGEST)
     place = values + row[:, None] * values_stride + column[None, :]
-    tl.store(place, scaled, mask=inside, eviction_policy="evict_first" if LEAVES else "")
+    tl.store(place, scaled, mask=inside)
     turned = transposed + column[:, None] * transposed_stride + row[None, :]
     tl.store(turned, tl.trans(scaled), mask=tl.trans(inside))
 
@@ -130,43 +128,6 @@ def cast_kernel(
         inside,
         LARGEST,
     )
-
-
-@triton.jit
-def cast_normalized_kernel(
-    source,
-    mean,
-    factor,
-    weight,
-    bias,
-    scale,
-    values,
-    transposed,
-    amax,
-    rows,
-    columns,
-    source_row,
-    values_row,
-    transposed_row,
-    CENTERED: tl.constexpr,
-    LARGEST: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
-    tile = load_tile(source + top * source_row + left, row, column, source_row, inside)
-    row_inside, column_inside = top + row < rows, left + column < columns
-    if CENTERED:
-        tile -= tl.load(mean + top + row, mask=row_inside, other=0.0)[:, None]
-    tile *= tl.load(factor + top + row, mask=row_inside, other=0.0)[:, None]
-    tile *= tl.load(weight + left + column, mask=column_inside, other=0.0).to(tl.float32)[None, :]
-    if CENTERED:
-        tile += tl.load(bias + left + column, mask=column_inside, other=0.0).to(tl.float32)[None, :]
-    tile = round_to_bf16(tl.where(inside, tile, 0.0))
-    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), largest_bits(tile), sem="relaxed")
-    values += top * values_row + left
-    transposed += left * transposed_row + top
-    store_cast(tile, tl.load(scale), values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
 
 
 @triton.jit
@@ -294,47 +255,6 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.
     found = empty_casts(source, (rows, columns // 2 if activation == "swiglu" else columns), dtype)
     _launch_cast(wrap_triton(cast_kernel), source, scale, *found, activation)
     return found
-
-
-@triton_op("llmb::cast_normalized", mutates_args={})
-def cast_normalized(
-    inputs: Tensor,
-    mean: Tensor | None,
-    factor: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """inputs: [..., columns]; mean, factor: [..., 1]; weight, bias: [columns]. With a mean there is a bias."""
-    source = inputs.contiguous()
-    columns = source.shape[-1]
-    rows = source.numel() // columns
-    values, transposed, amax = empty_casts(source, (rows, columns), dtype)
-    if source.numel():
-        _check_offsets(columns, transposed.stride(0))
-        wrap_triton(cast_normalized_kernel)[_grid(rows, columns)](
-            source,
-            factor if mean is None else mean,
-            factor,
-            weight,
-            weight if bias is None else bias,
-            scale,
-            values,
-            transposed,
-            amax,
-            rows,
-            columns,
-            columns,
-            values.stride(0),
-            transposed.stride(0),
-            CENTERED=mean is not None,
-            LARGEST=torch.finfo(dtype).max,
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
-            num_warps=WARPS,
-        )
-    return values, transposed, amax
 
 
 @triton_op("llmb::cast_activation_gradient", mutates_args={})

@@ -81,14 +81,9 @@ class Block(Staged):
         self.mlp = build_mlp(model)
 
     def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
-        hidden, normalized = self.with_attention(hidden, rotary, documents)
-        update: Tensor = self.mlp(normalized)
-        return hidden + update
-
-    def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, object]:
-        """The hidden states with the output of attention, and what the feed-forward layer takes of them."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
-        return hidden, self.post_attention_layernorm(hidden)
+        update: Tensor = self.mlp(self.post_attention_layernorm(hidden))
+        return hidden + update
 
 
 class MoEBlock(Staged):
@@ -117,13 +112,8 @@ class MoEBlock(Staged):
         return output
 
     def before_experts(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, Routed]:
-        hidden = self.with_attention(hidden, rotary, documents)
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
         return hidden, self.mlp.dispatch(self.post_attention_layernorm(hidden))
-
-    def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
-        """The hidden states with the output of attention."""
-        update: Tensor = self.self_attn(self.input_layernorm(hidden), rotary, documents)
-        return hidden + update
 
     def run_experts(self, routed: Routed) -> Tensor:
         return self.mlp.run_experts(routed)

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmb.engine.kernels.arguments import NormOf
 from llmb.engine.model.local_shard import local_shard
 
 
@@ -13,10 +12,6 @@ class Norm(nn.Module):
     """A norm; ``same_tokens``: the tensor-parallel ranks, which all hold it, process the same tokens."""
 
     same_tokens: bool = False
-
-    def operands(self) -> NormOf:
-        """What ``forward`` normalizes with, for kernels that also do what is before and after it."""
-        raise NotImplementedError
 
     def local_shard(self, parameter: Tensor) -> Tensor:
         return local_shard(parameter, same_tokens=self.same_tokens)
@@ -33,9 +28,6 @@ class RMSNorm(Norm):
     def forward(self, hidden: Tensor) -> Tensor:
         return functional.rms_norm(hidden, self.weight.shape, self.local_shard(self.weight), self.eps)
 
-    def operands(self) -> NormOf:
-        return NormOf(self.local_shard(self.weight), None, self.eps)
-
 
 class LayerNorm1P(Norm):
     """Layer normalization whose weight is stored minus one, so that weight decay pulls it to one."""
@@ -47,9 +39,6 @@ class LayerNorm1P(Norm):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weight, bias, eps = self.operands()
-        return functional.layer_norm(hidden.float(), weight.shape, weight, bias, eps).to(hidden.dtype)
-
-    def operands(self) -> NormOf:
         # In bf16, 1 + weight would lose every weight below 2**-9.
-        return NormOf(1 + self.local_shard(self.weight).float(), self.local_shard(self.bias).float(), self.eps)
+        weight, bias = 1 + self.local_shard(self.weight).float(), self.local_shard(self.bias).float()
+        return functional.layer_norm(hidden.float(), weight.shape, weight, bias, self.eps).to(hidden.dtype)

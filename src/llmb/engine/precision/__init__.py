@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in FP8. ``docs/explanation/fp8.md`` has the rules; this is where each tensor of a layer is cast.
 
-With delayed scaling, trained weights and compiled blocks (``[ ]`` is a cast by the scale of that tensor)::
+With delayed scaling and trained weights (``[ ]`` is a cast by the scale of that tensor)::
 
     hidden --norm--[input of qkv]--+
              wq, wk, wv --[weight]-+--product--rotation in place--attention--[input of o]--+
@@ -14,9 +14,9 @@ With delayed scaling, trained weights and compiled blocks (``[ ]`` is a cast by 
 
     backward: the gradient of each product is cast once, [gradient of the layer], for both of its products.
 
-Where there is no norm or activation before a product, its input is cast by itself: current scaling, adapters, tensor
-parallelism. The forward pass of a layer goes through six files: from the block in ``model/decoder`` to ``layers``
-(which layer, which scales), ``autograd`` (what is saved for the backward pass), ``scaling`` (cast, product), a module
-of ``kernels`` (``fp8_cast``, or ``norm`` or ``rotary`` for what is fused) and its Triton file. ``apply`` replaces a
-model's layers, ``step`` holds what happens to scales once a step, ``experts`` are the routed experts.
+An activation casts what it computes; every other input is cast by itself, and so is that of an activation with current
+scaling or adapters. The forward pass of a layer goes through six files: from the block in ``model/decoder`` to
+``layers`` (which layer, which scales), ``autograd`` (what is saved for the backward pass), ``scaling`` (cast, product),
+a module of ``kernels`` (``fp8_cast``, or ``rotary`` for what is fused) and its Triton file. ``apply`` replaces layers of
+a model, ``step`` holds what happens to scales once a step, ``experts`` are the routed experts.
 """

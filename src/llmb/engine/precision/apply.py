@@ -10,7 +10,7 @@ from torch import nn
 
 from llmb.engine.kernels.fp8_cast import CAPABILITY
 from llmb.engine.model.attention import Attention
-from llmb.engine.model.decoder import Block, Decoder, MoEBlock, Staged
+from llmb.engine.model.decoder import Decoder, Staged
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
@@ -18,11 +18,9 @@ from llmb.engine.parallel.data_parallel import casts_by_update
 from llmb.engine.parallel.mesh import Ranks, as_one
 from llmb.engine.precision.experts import Fp8Products, Fp8Stack, FusedFp8Products
 from llmb.engine.precision.layers import (
-    Fp8Block,
     Fp8GatedMLP,
     Fp8Joined,
     Fp8Linear,
-    Fp8MoEBlock,
     Fp8SquaredReluMLP,
     RotatedAttention,
     only_rotates,
@@ -70,9 +68,6 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     for stage in stages if fuses else ():
         fuse_activations(stage)
         fuse_rotation(stage, in_place=rotates_in_place(plan))
-        # Tensor parallelism gathers what a norm computes.
-        if plan.compiled and plan.recipe.layout.tp == 1:
-            fuse_norms(stage)
     if keep_weights:
         for block in [block for stage in stages for block in fp8_blocks(stage, plan)]:
             keep_from_forward_on(block)
@@ -165,18 +160,6 @@ def fuse_rotation(stage: nn.Module, *, in_place: bool) -> None:
     replace_modules(
         stage, Attention, lambda whole: RotatedAttention(whole, in_place=in_place) if only_rotates(whole) else None
     )
-
-
-def fuse_norms(stage: nn.Module) -> None:
-    """Adds, normalizes and casts in one pass over memory, if compiled; after ``fuse_activations``."""
-    replace_modules(stage, Block, lambda whole: Fp8Block(whole) if can_fuse(whole, whole.mlp) else None)
-    replace_modules(stage, MoEBlock, lambda whole: Fp8MoEBlock(whole) if can_fuse(whole) else None)
-
-
-def can_fuse(block: Block | MoEBlock, *parts: nn.Module) -> bool:
-    """Whether the types of attention and ``parts`` are known: others may compute something in between."""
-    known = (Attention, RotatedAttention, Fp8GatedMLP, Fp8SquaredReluMLP)
-    return all(type(part) in known for part in (block.self_attn, *parts))
 
 
 def keep_from_forward_on(block: Staged) -> None:

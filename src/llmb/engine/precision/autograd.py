@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is computed in FP8, forward and backward, as functions of torch's autograd.
 
-A product of one weight, or of several below each other; and the same with what comes before or after it in one pass
-over memory: an activation, a norm, the rotation of queries and keys. Functions that normalize return the hidden states,
-too: the gradients of both of their uses meet in one backward function. A product gathers its input as bytes of FP8 if
-that is a shard of the sequence (``model.sequence_shard``).
+A product of one weight, or of several below each other; and the same with what comes after it in one pass over memory:
+an activation, the rotation of queries and keys. A product gathers its input as bytes of FP8 if that is a shard of the
+sequence (``model.sequence_shard``).
 """
 
 from collections.abc import Sequence
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.kernels.arguments import Activation, Heads, Normalized, NormGradients, NormOf, Rotation
+from llmb.engine.kernels.arguments import Activation, Heads, Rotation
 from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient, cast_both_ways, transpose
-from llmb.engine.kernels.norm import normalize_and_cast, normalize_backward, normalize_backward_and_cast
 from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate, rotate_in_place
 from llmb.engine.model.sequence_shard import SEQUENCE, gathered, overlapped
 from llmb.engine.parallel.collectives import Group, finish, start_scatter
@@ -26,8 +24,6 @@ from llmb.engine.typed_autograd import save_for_backward
 from llmb.runs.attention import ProductDtype
 
 Gradients = tuple[Tensor | None, ...]
-Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""The hidden states; what stands for them normalized, of which only the gradient is used; and their cast."""
 
 
 class Operands(NamedTuple):
@@ -112,7 +108,7 @@ def forward(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor]) -> T
     return multiply(taken, turned, fast=True, product_dtype=operands.product_dtype)
 
 
-def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor | None] = ()) -> None:
+def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor] = ()) -> None:
     held = weights if operands.kept_transposed is None else [operands.kept_transposed]
     ctx.held, ctx.group, ctx.batch = len(held), operands.group, operands.batch
     ctx.casts_again = operands.casts_again
@@ -318,63 +314,6 @@ class Fp8Activated(torch.autograd.Function):
             product, gradient, kept.gradient.scale, ctx.activation, FORMATS[GRADIENT]
         )
         return backward(ctx, kept, Cast(scaled, transposed, kept.gradient.inverse, amax))
-
-
-class Fp8Norm(torch.autograd.Function):
-    """Norm of hidden states, [..., columns]; ``NormOf`` and the scale of the cast follow."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float, scale: Tensor
-    ) -> Results:
-        found = normalize_and_cast(hidden, None, NormOf(weight, bias, eps), scale, FORMATS[INPUT])
-        save_for_backward(ctx, hidden, found.mean, found.factor, weight)
-        return results(ctx, found._replace(hidden=hidden.view_as(hidden)))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Fp8Context, passed: Tensor, given: Tensor, *_cast: None) -> Gradients:
-        hidden, mean, factor, weight = ctx.saved_tensors
-        found = normalize_backward(given, passed, hidden, mean, factor, weight)
-        return found.hidden, *of_parameters(found, weight), None, None
-
-
-class Fp8ProductNorm(torch.autograd.Function):
-    """Norm of the sum of a product and hidden states, [..., columns].
-
-    The arguments of a product with one weight; then those of ``Fp8Norm``.
-    """
-
-    @staticmethod
-    def forward(ctx: Fp8Context, *arguments: Any) -> Results:  # noqa: ANN401 (torch's interface)
-        operands, own = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS : WEIGHTS + 1]
-        hidden, weight, bias, eps, scale = arguments[WEIGHTS + 1 :]
-        update = forward(ctx, operands, own).view_as(hidden)
-        found = normalize_and_cast(hidden, update, NormOf(weight, bias, eps), scale, FORMATS[INPUT])
-        save(ctx, operands, own, [found.hidden, found.mean, found.factor, weight])
-        return results(ctx, found)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Fp8Context, passed: Tensor, given: Tensor, *_cast: None) -> Gradients:
-        kept = saved(ctx)
-        hidden, mean, factor, weight = kept.more
-        found, (values, transposed, amax) = normalize_backward_and_cast(
-            given, passed, hidden, mean, factor, weight, kept.gradient.scale, FORMATS[GRADIENT]
-        )
-        product = backward(ctx, kept, Cast(values, transposed, kept.gradient.inverse, amax))
-        return *product[: WEIGHTS + 1], found.hidden, *of_parameters(found, weight), None, None
-
-
-def results(ctx: FunctionCtx, found: Normalized) -> Results:
-    without_gradients(ctx, found.values, found.transposed, found.amax)
-    stands = without_values(found.hidden, found.hidden.shape)
-    return found.hidden, stands, found.values, found.transposed, found.amax
-
-
-def of_parameters(found: NormGradients, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-    """In the dtype of the weight; fp32 with a bias."""
-    return found.weight.to(weight.dtype), found.bias
 
 
 class Fp8Rotated(torch.autograd.Function):

@@ -5,7 +5,6 @@ before, what casts its results while it computes them.
 - MLPs cast what the activation computes.
 - Attention rotates queries and keys where their product wrote them: query, key and value stay parts of one tensor, and
   their gradients are cast while they are rotated back.
-- Blocks add, normalize and cast in one pass, without adapters and tensor parallelism, which need what is between.
 
 Each takes the modules of the layer that it replaces: parameters keep their names.
 """
@@ -17,22 +16,17 @@ from torch import Tensor, nn
 
 from llmb.engine.kernels.arguments import Activation
 from llmb.engine.kernels.fp8_cast import cast_activated, cast_both_ways, cast_into
-from llmb.engine.model.attention import Attention, Documents, Rotary, RotaryPosition
-from llmb.engine.model.decoder import Block, MoEBlock, Staged
+from llmb.engine.model.attention import Attention, Rotary, RotaryPosition
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear
 from llmb.engine.model.local_shard import local_shard
-from llmb.engine.model.norms import Norm
 from llmb.engine.precision.autograd import (
     Fp8Activated,
-    Fp8Norm,
-    Fp8ProductNorm,
     Fp8Rotated,
     Operands,
     ProductFunction,
-    Results,
 )
-from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, LayerScales, cast_tensor
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, LayerScales, cast_tensor
 from llmb.engine.typed_autograd import apply
 from llmb.runs.attention import ProductDtype
 
@@ -99,7 +93,7 @@ class Fp8Joined(Joined):
     def layers(self) -> tuple[Fp8Linear, ...]:
         return tuple(getattr(self.owner, name) for name in self.names)
 
-    def __call__(self, hidden: Tensor | CastInput, head_dim: int | None = None) -> tuple[Tensor, ...]:
+    def __call__(self, hidden: Tensor, head_dim: int | None = None) -> tuple[Tensor, ...]:
         return self.adapted(self.split(product_of(self, hidden), head_dim), hidden)
 
     @torch.no_grad()
@@ -119,9 +113,6 @@ class Fp8Joined(Joined):
             cast_into(weight, layer.factors[WEIGHT].scale, *layer.kept, amax)
             first += len(weight)
         self.kept = values, transposed
-
-
-Product = Fp8Linear | Fp8Joined
 
 
 def operands(
@@ -170,11 +161,8 @@ def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tens
 
 def as_sequences(rows: Tensor, hidden: Tensor | CastInput) -> Tensor:
     """[..., seq, columns] as ``hidden`` is, of which ``rows`` may have whole sequences where it has shards."""
-    return torch.unflatten(rows, 0, (*shape_of(hidden)[:-2], -1))
-
-
-def shape_of(hidden: Tensor | CastInput) -> torch.Size:
-    return hidden.hidden.shape if isinstance(hidden, CastInput) else hidden.shape
+    shape = hidden.hidden.shape if isinstance(hidden, CastInput) else hidden.shape
+    return torch.unflatten(rows, 0, (*shape[:-2], -1))
 
 
 def as_fp8(layer: nn.Module) -> Fp8Linear:
@@ -201,7 +189,7 @@ class Fp8GatedMLP(GatedMLP):
         assert isinstance(self.gate_up, Fp8Joined)
         return self.gate_up
 
-    def forward(self, hidden: Tensor | CastInput) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         output: Tensor = self.down_proj(cast_activation(self.first, self.down_proj, hidden, "swiglu"))
         return output
 
@@ -220,14 +208,12 @@ class Fp8SquaredReluMLP(SquaredReluMLP):
         """What multiplies the input."""
         return as_fp8(self.up_proj)
 
-    def forward(self, hidden: Tensor | CastInput) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         output: Tensor = self.down_proj(cast_activation(self.first, self.down_proj, hidden, "squared-relu"))
         return output
 
 
-def cast_activation(
-    first: Fp8Linear | Fp8Joined, last: Fp8Linear, hidden: Tensor | CastInput, activation: Activation
-) -> CastInput:
+def cast_activation(first: Fp8Linear | Fp8Joined, last: Fp8Linear, hidden: Tensor, activation: Activation) -> CastInput:
     """The input of ``last``, cast: what the activation makes of the product of ``first``."""
     product, activated = apply(Fp8Activated, *operands(first, hidden, activation))
     scale, inverse = last.factors[INPUT]
@@ -250,10 +236,10 @@ class RotatedAttention(Attention):
         self.head_dim, self.position, self.core = whole.head_dim, whole.position, whole.core
         self.in_place = in_place
 
-    def rotated(self, hidden: Tensor | CastInput, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+    def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.qkv, Fp8Joined)
         assert isinstance(self.position, RotaryPosition)
-        batch = shape_of(hidden)[0]
+        batch = hidden.shape[0]
         more = *rotary.rotation, self.head_dim, batch, self.in_place
         query, key, value = apply(Fp8Rotated, *operands(self.qkv, hidden), *more)
         return query, key, value
@@ -261,61 +247,3 @@ class RotatedAttention(Attention):
 
 def only_rotates(attention: Attention) -> bool:
     return isinstance(attention.position, RotaryPosition) and attention.q_norm is None
-
-
-class Fp8Block(Block):
-    """``whole``, whose modules it takes."""
-
-    def __init__(self, whole: Block) -> None:
-        Staged.__init__(self)
-        take_modules(self, whole)
-
-    def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, CastInput]:
-        assert isinstance(self.mlp, Fp8GatedMLP | Fp8SquaredReluMLP)
-        attention, first = self.self_attn, self.mlp.first
-        hidden, normalized = normalized_for(attention.qkv, self.input_layernorm, hidden)
-        attended = attention.attended(normalized, rotary, documents)  # type: ignore[arg-type]
-        arguments = norm_arguments(first, self.post_attention_layernorm)
-        assert isinstance(attention.o_proj, Fp8Linear)
-        found: Results = apply(Fp8ProductNorm, *operands(attention.o_proj, attended), hidden, *arguments)
-        return with_cast(found, first)
-
-
-class Fp8MoEBlock(MoEBlock):
-    """Only what is before attention: a router takes what the second norm computes."""
-
-    def __init__(self, whole: MoEBlock) -> None:
-        Staged.__init__(self)
-        take_modules(self, whole)
-
-    def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
-        hidden, normalized = normalized_for(self.self_attn.qkv, self.input_layernorm, hidden)
-        update: Tensor = self.self_attn(normalized, rotary, documents)
-        return hidden + update
-
-
-def take_modules(block: nn.Module, whole: nn.Module) -> None:
-    """Blocks have nothing but modules."""
-    for name, module in whole.named_children():
-        block.add_module(name, module)
-
-
-def normalized_for(product: Joined, norm: Norm, hidden: Tensor) -> tuple[Tensor, CastInput]:
-    """The hidden states, and these normalized, cast for ``product``."""
-    assert isinstance(product, Fp8Joined)
-    found: Results = apply(Fp8Norm, hidden, *norm_arguments(product, norm))
-    return with_cast(found, product)
-
-
-def norm_arguments(product: Product, norm: Norm) -> tuple[object, ...]:
-    """What ``Fp8Norm`` takes after the hidden states."""
-    return *norm.operands(), input_factor(product).scale
-
-
-def with_cast(found: Results, product: Product) -> tuple[Tensor, CastInput]:
-    hidden, stands, values, transposed, amax = found
-    return hidden, CastInput(stands, Cast(values, transposed, input_factor(product).inverse, amax))
-
-
-def input_factor(product: Product) -> Factor:
-    return product.layers[0].factors[INPUT]
