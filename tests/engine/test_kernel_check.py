@@ -68,5 +68,5 @@ def test_the_kernels_of_a_gpu_are_right(
         found = compare_kernels(plan, ranks)
     finally:
         dist.destroy_process_group()
-    assert {"update_and_cast", "cast_rotated_gradient"} <= {one.kernel for one in found}
+    assert {"cast_both_ways", "cast_rotated_gradient"} <= {one.kernel for one in found}
     refuse_wrong(found, None)

@@ -48,6 +48,14 @@ def test_one_adamw_step_equals_the_formula() -> None:
         torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-7)
 
 
+def test_a_gradient_in_another_order_is_refused() -> None:
+    """The kernel would take the values of other places."""
+    model = nn.Linear(3, 2, bias=False)
+    model.weight.grad = torch.randn(3, 2).T
+    with pytest.raises(AssertionError):
+        build_optimizer(model, LLAMA).step()
+
+
 @pytest.mark.parametrize("largest", [1.0, 100.0])
 def test_clipping_reports_the_norm_before_and_bounds_it_in_the_next_step(largest: float) -> None:
     models = [nn.Linear(4, 4) for _ in range(2)]

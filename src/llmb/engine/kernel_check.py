@@ -16,14 +16,10 @@ import torch
 from torch import Tensor
 
 from llmb.engine.attention_backend import forget_memory
-from llmb.engine.kernels import adamw
 from llmb.engine.kernels.arguments import (
     Activation,
-    AdamWNumbers,
     BothWays,
-    Casts,
     Heads,
-    OfParameter,
     Rotation,
 )
 from llmb.engine.kernels.fp8_cast import (
@@ -35,13 +31,11 @@ from llmb.engine.kernels.fp8_cast import (
     cast_both_ways,
     cast_into,
     has_kernel,
-    is_there,
     largest_value,
 )
 from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate, rotate_in_place, rotated_back
 from llmb.engine.model.attention import rotary_tables
 from llmb.engine.parallel.context_parallel import rank_positions
-from llmb.engine.parallel.data_parallel import casts_by_update
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.apply import rotates_in_place
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
@@ -57,7 +51,6 @@ MOST_EXPERTS = 2
 """How many matrices of a stack are compared: each is cast like any other."""
 SCALE = 100.0
 """Casts of values that are normally distributed then clamp a few to the range of e4m3, and take bits of a few."""
-NUMBERS = AdamWNumbers(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=2)
 
 
 class KernelTrial(NamedTuple):
@@ -97,8 +90,8 @@ class Values:
         self.device = device
         self.generator = torch.Generator(device).manual_seed(seed)
 
-    def __call__(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.randn(shape, generator=self.generator, device=self.device, dtype=dtype)
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device, dtype=torch.bfloat16)
 
     def number(self, value: float) -> Tensor:
         return torch.full((), value, device=self.device)
@@ -108,15 +101,10 @@ def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
     """The results of the first rank, and wrong ones of others; empty without kernels, as on a CPU. A collective."""
     values, probe = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device)
     with torch.no_grad():
-        own = [result_of(each, ranks.rank) for each in checks(plan, ranks, values) if is_used(each.module, probe)]
+        own = [result_of(each, ranks.rank) for each in checks(plan, ranks, values) if has_kernel(probe, each.module)]
     forget_memory(ranks.device)
     told = of_every_rank([each for each in own if ranks.is_first or not each.right], ranks)
     return tuple(chain.from_iterable(told))
-
-
-def is_used(module: str, tensor: Tensor) -> bool:
-    """Whether kernels of a module run on the tensor's device; those of AdamW need no FP8."""
-    return has_kernel(tensor, module) or (module == "adamw_triton" and tensor.is_cuda and is_there(module))
 
 
 def result_of(check: KernelTrial, rank: int) -> KernelCheck:
@@ -160,10 +148,6 @@ def difference_of(parts: Parts) -> float:
 def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTrial]:
     """A check of each kernel that a run with this plan may use, at each of its shapes."""
     sizes = sizes_of(plan)
-    trained = {(sizes.hidden,)} if plan.lora else {(sizes.hidden,), *matrices_of(sizes)}
-    yield from (
-        KernelTrial("adamw_triton", "update", each, partial(update_parts, values, each)) for each in sorted(trained)
-    )
     if plan.fp8_recipe is None:
         return
     activation: Activation = plan.recipe.model.mlp
@@ -172,9 +156,6 @@ def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTri
         return
     yield from activation_checks(sizes, activation, values)
     yield from rotation_checks(plan, ranks, sizes, values)
-    if casts_by_update(plan, ranks):
-        for shape in sorted(matrices_of(sizes)):
-            yield KernelTrial("adamw_triton", "update_and_cast", shape, partial(update_and_cast_parts, values, shape))
 
 
 def sizes_of(plan: EnginePlan) -> RankShapes:
@@ -326,35 +307,3 @@ def rotation_of(plan: EnginePlan, ranks: Ranks) -> Rotation:
     layout = plan.recipe.layout
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     return rotary_tables(plan.recipe.model, positions).rotation
-
-
-def update_parts(values: Values, shape: tuple[int, ...]) -> Parts:
-    ours, theirs, divisor = (*updated(values, shape), values.number(1.0))
-    adamw.update(ours, divisor, NUMBERS)
-    yield from update_differences(ours, theirs, divisor)
-
-
-def update_and_cast_parts(values: Values, shape: tuple[int, ...]) -> Parts:
-    ours, theirs, divisor = (*updated(values, shape), values.number(1.0))
-    into = values(*shape).to(FORMATS[WEIGHT])
-    casts = Casts(values.number(SCALE), into, into.mT.contiguous(), values.number(0.0))
-    adamw.update_and_cast(ours, divisor, NUMBERS, casts)
-    yield from update_differences(ours, theirs, divisor)
-    assert ours.weight is not None
-    yield from both_ways((casts.values, casts.transposed, casts.amax), ours.weight, casts.scale)
-
-
-def updated(values: Values, shape: tuple[int, ...]) -> tuple[OfParameter, OfParameter]:
-    """A parameter with its moments as after some steps, twice."""
-    master, first, second, gradient = (values(*shape, dtype=torch.float32) for _ in range(4))
-    ours = OfParameter(master, first, second.square_(), gradient, master.bfloat16())
-    return ours, OfParameter(*(each.clone() for each in ours if each is not None))
-
-
-def update_differences(ours: OfParameter, theirs: OfParameter, divisor: Tensor) -> Parts:
-    """Updates ``theirs`` by torch's kernel."""
-    step = divisor.new_full((), float(NUMBERS.step))
-    adamw.update_together([theirs], [step], divisor, NUMBERS)
-    for name in ("master", "first", "second", "weight"):
-        one, other = (getattr(each, name).flatten() for each in (ours, theirs))
-        yield from ((one[own], other[own]) for own in slices(len(one), 1))

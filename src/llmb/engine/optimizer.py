@@ -12,15 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Training
-from llmb.engine.kernels.adamw import update, update_and_cast, update_together
-from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.parallel.exchange import OwnPart
-from llmb.engine.precision.apply import fp8_layers
-from llmb.engine.precision.experts import Fp8Stack
-from llmb.engine.precision.layers import Fp8Linear
-from llmb.engine.precision.scaling import WEIGHT
 
 SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as in torch."""
@@ -35,7 +29,6 @@ class Trained:
     part: the elements of it that this rank updates; None for all of its shard. master: fp32 values, the parameter's own
     or what it is rounded from. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the
     device. copies: the number of ranks that do the same update, or None for the replica of another stage's embedding.
-    fp8: the layer whose cast of the parameter the update renews.
     """
 
     parameter: nn.Parameter
@@ -46,7 +39,6 @@ class Trained:
     steps: Tensor
     weight_decay: float
     copies: int | None
-    fp8: Fp8Linear | Fp8Stack | None
 
     @property
     def gradient(self) -> Tensor | None:
@@ -59,11 +51,11 @@ class Trained:
             return self.part.weight
         return None if self.master is self.parameter else local_tensor(self.parameter)
 
-    def tensors(self) -> OfParameter:
-        """What an update reads and writes; FSDP may replace a parameter's local shard, so it is not kept."""
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Master, gradient and moments; FSDP may replace a parameter's local shard, so they are not kept."""
         assert self.gradient is not None
-        master, first, second, gradient = map(local_tensor, (self.master, self.first, self.second, self.gradient))
-        return OfParameter(master, first, second, gradient, self.weight)
+        master, gradient = local_tensor(self.master), local_tensor(self.gradient)
+        return master, gradient, local_tensor(self.first), local_tensor(self.second)
 
     def drop_gradient(self) -> None:
         self.parameter.grad = None
@@ -71,27 +63,15 @@ class Trained:
             self.part.gradient = None
 
 
-def _update_and_cast(layer: Fp8Linear | Fp8Stack, tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None:
-    assert layer.kept is not None, "every layer was used in the step"
-    values, transposed = layer.kept
-    master, first, second, gradient, weight = tensors
-    assert weight is not None
-    views = OfParameter(*(tensor.view(values.shape) for tensor in (master, first, second, gradient, weight)))
-    of_layer = layer.layer_scales
-    casts = Casts(of_layer.scale[WEIGHT], values, transposed, of_layer.weight_amax)
-    update_and_cast(views, divisor, numbers, casts)
-    of_layer.scales.weights_measured = True
-
-
 class AdamW:
-    """AdamW in one pass over the memory of each parameter. ``divisor``, 0-d fp32 on the device, divides gradients.
+    """AdamW by torch's own kernel. ``divisor``, 0-d fp32 on the device, divides gradients.
 
     ``state`` has what torch's AdamW has, under the same names.
     """
 
     def __init__(self, trained: Sequence[Trained], training: Training, device: torch.device) -> None:
         self.trained = trained
-        self.numbers = AdamWNumbers(training.peak_lr, training.beta1, training.beta2, training.eps, 0.0, 0)
+        self.training, self.lr = training, training.peak_lr
         self.divisor = torch.ones((), device=device)
         self.state = {
             each.parameter: {"step": each.steps, "exp_avg": each.first, "exp_avg_sq": each.second} for each in trained
@@ -102,23 +82,40 @@ class AdamW:
         due = [each for each in self.trained if each.gradient is not None]
         if due:
             torch._foreach_add_([each.steps for each in due], 1)
-        if self.divisor.is_cpu:  # one call for many: the time of small models goes into calls
-            together = [each for each in due if each.fp8 is None]
-            for decay in {each.weight_decay for each in together}:
-                alike = [each for each in together if each.weight_decay == decay]
-                numbers = self.numbers._replace(weight_decay=decay)
-                update_together([e.tensors() for e in alike], [e.steps for e in alike], self.divisor, numbers)
-            due = [each for each in due if each.fp8 is not None]
-        for each in due:
-            self.update(each)
+        if not self.divisor.is_cpu:  # there gradients in bf16 become fp32 one at a time
+            for each in due:
+                self.update([each], each.weight_decay)
+            return
+        for decay in {each.weight_decay for each in due}:  # one call for many: the time of small models goes into calls
+            self.update([each for each in due if each.weight_decay == decay], decay)
 
-    def update(self, trained: Trained) -> None:
-        numbers = self.numbers._replace(weight_decay=trained.weight_decay, step=int(trained.steps))
-        tensors = trained.tensors()
-        if trained.fp8 is None or tensors.weight is None:
-            update(tensors, self.divisor, numbers)
-        else:
-            _update_and_cast(trained.fp8, tensors, self.divisor, numbers)
+    def update(self, trained: Sequence[Trained], weight_decay: float) -> None:
+        masters, gradients, first, second = zip(*(each.tensors() for each in trained), strict=True)
+        # The kernel takes one place for all of them: others would be updated with values of their neighbors.
+        assert all(part.is_contiguous() for parts in (masters, gradients, first, second) for part in parts)
+        steps = [each.steps for each in trained]
+        if not self.divisor.is_cpu:
+            steps = [torch.full((), float(each), device=self.divisor.device) for each in steps]
+        torch._fused_adamw_(
+            masters,
+            [gradient.float() for gradient in gradients],
+            first,
+            second,
+            [],
+            steps,
+            lr=self.lr,
+            beta1=self.training.beta1,
+            beta2=self.training.beta2,
+            weight_decay=weight_decay,
+            eps=self.training.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=self.divisor,
+            found_inf=None,
+        )
+        for each, master in zip(trained, masters, strict=True):
+            if each.weight is not None:
+                each.weight.copy_(master)
 
     def zero_grad(self) -> None:
         for trained in self.trained:
@@ -137,7 +134,6 @@ def trained_in(model: nn.Module, training: Training) -> Iterator[Trained]:
     parts = dict(stage.named_parts()) if stage else {}
     copies = {each: bucket.peers.copies for bucket in (stage.buckets if stage else ()) for each in bucket.parameters}
     own = set(stage.own_parameters() if stage else model.parameters())
-    layers = {layer.weight: layer for layer in fp8_layers([model]) if layer.layer_scales.scales.cast_by_update}
     for name, parameter in model.named_parameters():
         part = parts.get(name)
         if not parameter.requires_grad or (part is None and name in parts):
@@ -152,7 +148,6 @@ def trained_in(model: nn.Module, training: Training) -> Iterator[Trained]:
             torch.zeros(()),
             training.weight_decay if parameter.ndim > 1 else 0.0,
             copies.get(parameter, 1) * ranks_with_a_copy(parameter) if parameter in own else None,
-            layers.get(parameter),
         )
 
 
@@ -166,7 +161,7 @@ def learning_rate(training: Training, step: int) -> float:
 
 
 def set_learning_rate(optimizer: AdamW, lr: float) -> None:
-    optimizer.numbers = optimizer.numbers._replace(lr=lr)
+    optimizer.lr = lr
 
 
 def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:

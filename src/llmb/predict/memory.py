@@ -198,14 +198,9 @@ class _Rank:
             weights += BF16 * (dense + experts)
         if self.plan.lora is not None:
             weights += BF16 * sum(self.whole()) // (self.pieces if self.sharding == "full" else 1)
-        if self.sizes.fp8 and (self.casts_by_update or (passes and (self.sharding != "full" or self.layout.pp > 1))):
+        if self.sizes.fp8 and passes and (self.sharding != "full" or self.layout.pp > 1):
             weights += 2 * self.cast()
         return {"weights": weights, "optimizer": MOMENTS * own}
-
-    @property
-    def casts_by_update(self) -> bool:
-        """Whether casts of weights are renewed by the update; else they are dropped when the passes of a step end."""
-        return self.plan.fp8_recipe == "delayed" and (not self.exchanges or self.sharding == "none")
 
     def sums(self, first: int = 0) -> int:
         """Bytes of the gradients of a step, summed over its micro-batches, if none of the stages before has any."""

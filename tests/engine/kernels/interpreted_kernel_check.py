@@ -9,13 +9,12 @@ import triton.language as tl
 
 from llmb.engine import kernel_check
 from llmb.engine.kernel_check import checks, compare_kernels, refuse_wrong
-from llmb.engine.kernels import adamw, adamw_triton, fp8_cast, fp8_cast_triton, rotary, rotary_triton
+from llmb.engine.kernels import fp8_cast, fp8_cast_triton, rotary, rotary_triton
 from llmb.engine.parallel.mesh import arrange
 from llmb.errors import EnvironmentProblem
 
 CASTS = ("cast_both_ways", "cast_into", "cast_activated", "cast_activation_gradient", "cast_rotated_gradient")
-OTHERS = ("update", "rotate_in_place", "update_and_cast")
-KINDS = {"pretrain_llama3.1": {*CASTS, *OTHERS}, "pretrain_nemotron4": {*CASTS[2:]}}
+KINDS = {"pretrain_llama3.1": {*CASTS, "rotate_in_place"}, "pretrain_nemotron4": {*CASTS[2:]}}
 """Of the second model, those that compute otherwise there."""
 
 
@@ -29,8 +28,6 @@ def as_on_a_gpu_with_kernels(monkeypatch):
                 monkeypatch.setattr(module, name, operation._init_fn)
     for module in (fp8_cast, rotary, kernel_check):
         monkeypatch.setattr(module, "has_kernel", lambda *_: True)
-    for name in ("update", "update_and_cast"):
-        monkeypatch.setattr(adamw, name, getattr(adamw_triton, name))
 
 
 @pytest.fixture

@@ -10,4 +10,4 @@ from triton_interpreter import run_cases
 @pytest.mark.slow
 def test_kernels_compute_what_torch_does(triton: None) -> None:
     folder = Path(__file__).parent
-    run_cases(folder / "adamw_cases.py", *sorted(folder.glob("interpreted_*.py")), interpreted=True)
+    run_cases(*sorted(folder.glob("interpreted_*.py")), interpreted=True)

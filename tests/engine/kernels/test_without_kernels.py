@@ -40,10 +40,10 @@ def test_a_gpu_computes_without_a_deleted_module(deleted: str, tmp_path: Path, n
 
 
 def test_missing_triton_is_an_error_and_no_slower_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "llmb.engine.kernels.adamw_triton", raising=False)
+    monkeypatch.delitem(sys.modules, "llmb.engine.kernels.fp8_cast_triton", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ModuleNotFoundError, match="triton"):
-        fp8_cast.is_there("adamw_triton")
+        fp8_cast.is_there("fp8_cast_triton")
 
 
 def imports(node: ast.AST) -> list[str]:

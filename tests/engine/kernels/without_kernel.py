@@ -16,8 +16,8 @@ from triton.runtime import interpreter
 from triton_interpreter import convert
 
 import llmb.engine
-from llmb.engine.kernels import adamw, fp8_cast, rotary
-from llmb.engine.kernels.arguments import AdamWNumbers, Casts, Heads, OfParameter, Rotation
+from llmb.engine.kernels import fp8_cast, rotary
+from llmb.engine.kernels.arguments import Heads, Rotation
 
 E4M3 = torch.float8_e4m3fn
 Made = Callable[[Tensor], Tensor]
@@ -43,16 +43,6 @@ def random(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def updated(place: Made) -> object:
-    tensors = OfParameter(
-        *(place(random(each, 4, 6).float().abs()) for each in range(3)), random(3, 4, 6), place(random(4, 4, 6))
-    )
-    casts = Casts(torch.ones(()), random(5, 4, 6).to(E4M3), random(6, 6, 4).to(E4M3), torch.zeros(()))
-    adamw.update(tensors, torch.ones(()), AdamWNumbers(0.1, 0.9, 0.95, 1e-8, 0.1, 1))
-    adamw.update_and_cast(tensors, torch.ones(()), AdamWNumbers(0.1, 0.9, 0.95, 1e-8, 0.1, 2), casts)
-    return tensors, casts
-
-
 def cast_values(place: Made) -> object:
     values, scale = place(random(0, 4, 6)), torch.ones(())
     into = random(1, 4, 6).to(E4M3), random(2, 6, 4).to(E4M3), torch.zeros(())
@@ -75,7 +65,7 @@ def rotated(place: Made) -> object:
     return product, rotary.cast_rotated_gradient(Heads(*heads), rotation, torch.ones(()), E4M3)
 
 
-WORK = {"adamw_triton": updated, "fp8_cast_triton": cast_values, "rotary_triton": rotated}
+WORK = {"fp8_cast_triton": cast_values, "rotary_triton": rotated}
 
 
 def leaves(results: object) -> list[Tensor]:

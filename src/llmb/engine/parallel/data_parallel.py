@@ -30,11 +30,6 @@ def uses_fsdp(plan: EnginePlan, ranks: Ranks) -> bool:
     return is_shared(plan.recipe.model, ranks) and not plan.parallelism.keeps_parameters
 
 
-def casts_by_update(plan: EnginePlan, ranks: Ranks) -> bool:
-    """Whether a rank updates whole matrices, and can cast them while it does."""
-    return not is_shared(plan.recipe.model, ranks) or plan.parallelism.dp_sharding == "none"
-
-
 def shard(
     model: Decoder, mesh: DeviceMesh, experts: DeviceMesh, policy: MixedPrecisionPolicy, *, keep_whole: bool = False
 ) -> None:

@@ -14,7 +14,6 @@ from llmb.engine.model.decoder import Decoder, Staged
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
-from llmb.engine.parallel.data_parallel import casts_by_update
 from llmb.engine.parallel.mesh import Ranks, as_one
 from llmb.engine.precision.experts import Fp8Products, Fp8Stack, FusedFp8Products
 from llmb.engine.precision.layers import (
@@ -55,8 +54,6 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
         delayed=plan.fp8_recipe == "delayed",
         leaders=[keys.index(key) for key in keys],
     )
-    # With current scaling, the scale of an updated weight is known only when all ranks have updated theirs.
-    scales.cast_by_update = scales.delayed and casts_by_update(plan, ranks)
     for number, layer in enumerate(found):
         layer.replace(LayerScales(scales, number), product_dtype)
     # With current scaling, a scale is not known before all of a tensor is.

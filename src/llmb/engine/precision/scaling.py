@@ -131,7 +131,6 @@ class Scales:
 
     amax: of the current step. history: of the latest steps, [layers, 3, ``length``], in any order.
     counts: saturated tensors and tensors with non-finite values of the last step, [2] int64.
-    cast_by_update: the optimizer casts weights for the next step, and measures them, which ``weights_measured`` says.
     frozen_weights: the largest absolute values of weights that do not change, [layers]; None until they are known.
     group: the ranks whose parts of these tensors share a scale.
     leaders: for each layer, the first of the layers with which it shares scales; each its own if not specified.
@@ -153,7 +152,6 @@ class Scales:
         self.factors = torch.ones(layers, 3, 2, 4, device=device)
         self.amax = torch.zeros(layers, 3, device=device)
         self.history = torch.zeros(layers, 3, length if delayed else 0, device=device)
-        self.cast_by_update = self.weights_measured = False
         self.frozen_weights: Tensor | None = None
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)
         self.largest, self.overflow = (torch.tensor(values, device=device) for values in (LARGEST, OVERFLOW))
@@ -216,7 +214,6 @@ class LayerScales:
         self.scale = scales.scale[number]
         self.factors = scales.of_layer(number)
         self.history = scales.history[number]
-        self.weight_amax = scales.amax[number, WEIGHT]
         self.probe = torch.zeros(2, device=scales.amax.device, requires_grad=True)
         found = scales.amax[number, INPUT : GRADIENT + 1 : GRADIENT - INPUT]
         self.probe.register_post_accumulate_grad_hook(partial(_record, found))

@@ -23,7 +23,7 @@ from llmb.runs.plan import Plan
 def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
     """Around the passes of a step: largest values of weights before, scales of all tensors after.
 
-    Frozen weights are measured once, and what is cast of them is kept. So is what the optimizer casts again.
+    Frozen weights are measured once, and what is cast of them is kept.
     """
     layers = fp8_layers(stages)
     if not layers:
@@ -37,12 +37,11 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
         scales.freeze_weights(amax)
     if scales.frozen_weights is not None:
         scales.amax[:, WEIGHT] = scales.frozen_weights
-    elif not scales.weights_measured:
+    else:
         measure_weights(scales, own_weights(stages, layers))
-    scales.weights_measured = False
     scales.use()
     yield
-    if not (frozen or scales.cast_by_update):
+    if not frozen:
         drop_kept(stages)
     reduce_largest(scales.amax, scales.group)
     scales.finish(number)
