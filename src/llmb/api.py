@@ -288,8 +288,8 @@ def judge(
     """Whether a run, by its id, ``"latest"``, folder or log, is as fast as it should be, as ``llmb judge``.
 
     Also repeats with a label or in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in
-    %, ``gpu_type`` that of a log that does not report it, ``window`` the steps to average. Raises UsageError if there
-    is no run that ended, or if there would be several verdicts.
+    %, ``gpu_type`` that of a log that does not report it, ``window`` the steps to average. Raises UsageError if no
+    run has ended, or if there would be several verdicts.
     """
     limit = given_tolerance(tolerance, "tolerance")
     if window is not None:

@@ -74,7 +74,7 @@ def test_what_the_cluster_shows_need_not_be_answered() -> None:
         ({"workloads": ("finetune_llama3",)}, "--prepare: it is not specified; valid: here, job, no"),
         ({"torch": "cu99"}, "--torch: 'cu99' is neither"),
         ({"container_runtime": "pyxis"}, "--image: it is not specified"),
-        ({"container_runtime": "pyxis", "image": "oras://a"}, "unknown source of images 'oras://'"),
+        ({"container_runtime": "pyxis", "image": "oras://a"}, "this names no image: 'oras://a'"),
         ({"variables": {"HF_TOKEN": TOKEN}}, "HF_TOKEN looks like a secret"),
         ({"gpus_per_node": 0}, "--gpus-per-node is 0; it must be at least 1"),
     ],

@@ -22,7 +22,6 @@ from llmb.cli.config import check
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError
 from llmb.install.answers import answers_schema
 from llmb.install.detect import Surroundings
-from llmb.install.images import sha256_of
 from llmb.install.installation import ImportImage
 from llmb.install.installing import Installed, install_all, would_install
 from llmb.install.questions import SuiteReleases
@@ -127,7 +126,7 @@ def small(hosted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         nemo = committed(hosted / nemo_place(script), {**modules, "reinstall.sh": "#!/bin/sh\ntest -d scripts\n"})
         made = committed(hosted / "NVIDIA" / "NeMo-Run.git", {"pyproject.toml": PROJECT, "backend.py": BACKEND})
         changed = {
-            "files": {name: sha256_of(suite / name) for name in script.files},
+            "files": {name: hashlib.sha256((suite / name).read_bytes()).hexdigest() for name in script.files},
             "commits": {"NeMo": nemo, "NeMo-Run": made} if script.commits else {},
             "installs": tuple(line for line in script.installs if "reinstall" in line or "nemo_run" in line),
             "facts": (),

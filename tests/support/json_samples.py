@@ -157,7 +157,7 @@ def sample_installation() -> Mapping[str, Any]:
 
 
 def sample_image() -> ImportedImage:
-    return ImportedImage(path=Path("nvidia+nemo+26.04.01.sqsh"), bytes=1, sha256="", made=True)
+    return ImportedImage(path=Path("nvidia+nemo+26.04.01.sqsh"), bytes=1, made=True)
 
 
 def sample_settings() -> SettingsInEffect:

@@ -246,7 +246,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "steps[].state": Literal["done", "kept", "open"],
         "jobs[].cluster": str | None,
     },
-    "prepare image": {"runtime": Literal["pyxis", "apptainer"], "sha256": str | None},
+    "prepare image": {"runtime": Literal["pyxis", "apptainer"]},
     "jobs list": {"jobs[]": Job},
     "compare": {"": comparison.Comparison},
     "memory": {

@@ -2,6 +2,7 @@
 """``llmb prepare``."""
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from llmb.cli.root import agree, install_here, say
 from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, UsageError, UserInterrupt, unknown
 from llmb.huggingface.tensors import parse_size
-from llmb.install.images import PROGRAMS, SUFFIXES, ImageRequest, has_tool, import_image
+from llmb.install.images import PROGRAMS, SUFFIXES, ImageRequest, import_image
 from llmb.install.installation import IMAGES
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
@@ -198,15 +199,12 @@ def image(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Import it again, and replace the existing file.")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read a file that was imported before, and compare its checksum.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """Import a container image into a file that all nodes can start: squashfs for Pyxis, SIF for Apptainer.
 
-    The file gets its name, such as nvidia+nemo+26.04.01.sqsh, when it is complete, and its SHA-256 beside it. A file
-    of this name is kept.
+    The command is printed and called. The file gets its name, such as nvidia+nemo+26.04.01.sqsh, when it is complete;
+    a file of this name is kept.
 
     It needs enroot or apptainer, and its credentials for private registries: never a password in SOURCE.
 
@@ -226,11 +224,10 @@ def image(
         runtime=runtime or _runtime(site, source),
         architecture=architecture or site.config.install.node_architecture,
         force=force,
-        verify=verify,
     )
     found = import_image(request, say)
     if not found.made:
-        say("this image was imported before; nothing to do (--force imports it again)")
+        say("this image is there already; nothing to do (--force imports it again)")
     print_output(image_document(found, request.runtime) if json else image_text(found, request.runtime))
 
 
@@ -244,7 +241,7 @@ def _runtime(site: Site, source: str) -> str:
     if site.config.container.runtime != "none":
         return site.config.container.runtime
     by_name = [name for name, suffix in SUFFIXES.items() if source.endswith(suffix)]
-    here = by_name or [name for name, program in PROGRAMS.items() if has_tool(program)]
+    here = by_name or [name for name, program in PROGRAMS.items() if shutil.which(program)]
     if len(here) == 1:
         return here[0]
     raise UsageError("what starts containers is not specified", choices=PROGRAMS, do="give it with --runtime")

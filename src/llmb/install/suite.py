@@ -7,6 +7,7 @@ What its own installer, or its user, has made is taken as it is, and never chang
 import hashlib
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.input_files import open_file
 from llmb.install.answers import EXISTING, OPTIONS, Answers, absolute, suite_scripts
 from llmb.install.environment import activated, empty_environment, run_visibly
-from llmb.install.images import has_tool
 from llmb.install.installation import PREPARED_HOW, Installation, InstallStep
 from llmb.install.state import Journal, partial_of
 from llmb.prepare.hub import Hub
@@ -307,7 +307,7 @@ def _make_at_once(journal: Journal, target: Path, commands: Callable[[Path], Com
     """A folder that has its name only when it is complete; what a killed attempt left is removed first."""
     before, path = partial_of(target), str(target.relative_to(journal.root))
     unfinished = str(before.relative_to(journal.root))
-    if not has_tool("git"):
+    if shutil.which("git") is None:
         raise EnvironmentProblem("there is no git on this machine", do=_by_hand(commands(target)))
     _call(commands(journal.tree(unfinished)), commands(target), environ={**os.environ, "GIT_TERMINAL_PROMPT": "0"})
     journal.tree(path)

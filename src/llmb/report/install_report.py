@@ -90,9 +90,8 @@ def image_document(found: ImportedImage, runtime: str) -> dict[str, Any]:
 
 
 def image_text(found: ImportedImage, runtime: str) -> str:
-    checksum = f"sha256  {found.sha256}\n" if found.sha256 else ""
     return (
-        f"image   {printable(str(found.path))}\nsize    {found.bytes / GB:.3f} GB\n{checksum}"
+        f"image   {printable(str(found.path))}\nsize    {found.bytes / GB:.3f} GB\n"
         f"\n# in cluster_config.yaml:\ncontainer:\n  runtime: {runtime}\n  image: {printable(str(found.path))}\n"
     )
 
