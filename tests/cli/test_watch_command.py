@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,11 +19,11 @@ import pytest
 from job_rows import job_row
 from recorded_runs import gpu_record, write_run
 from slowed_runs import Slow, slowed
-from step_lines import step_line
 
-from llmb.cli import watch as watched
 from llmb.cli.main import app, exit_code_of
-from llmb.cli.watch import job_of_label
+from llmb.cli.watch import _labeled
+from llmb.jobs import follow
+from llmb.jobs.follow import asker
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 
@@ -59,11 +60,6 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return call
 
 
-def lines(last: int, loss: float = 1.5) -> str:
-    """Of the first steps of 20."""
-    return "".join(step_line(step, 20, loss=loss, step_time_s=2.5 + 0.001 * (step * 7 % 5)) for step in range(last + 1))
-
-
 def copied_run(status: str, tmp_path: Path) -> Path:
     """A copy of a run folder, outside of an install root."""
     for record in sorted(ROOT.glob("workloads/pretrain*/experiments/*/*/*/run.json")):
@@ -72,46 +68,6 @@ def copied_run(status: str, tmp_path: Path) -> Path:
             shutil.copytree(record.parent, folder)
             return folder
     raise AssertionError(status)
-
-
-def test_a_finished_log_prints_its_end(called: Called, tmp_path: Path) -> None:
-    log = tmp_path / "run.out"
-    log.write_text(lines(19))
-    out, _ = called("watch", str(log), "--expect-s", "2")
-    assert out.splitlines()[0] == "run.out"
-    assert "step 20/20  2.503 s  loss 1.5  median 2.502 s  ended" in out
-    assert "WARNING: steps take 25.1 % longer than expected (as given)" in out
-    document = json.loads(called("watch", str(log), "--json")[0])
-    assert (document["state"], document["steps_done"], document["steps_total"]) == ("ended", 20, 20)
-    assert document["last_steps"][-1]["tflops_per_gpu"] == 600.0
-    assert (document["result"], document["forecast"], document["concerns"]) == (None, None, [])
-
-
-def test_a_log_that_is_written_no_more_has_failed(called: Called, tmp_path: Path) -> None:
-    log = tmp_path / "run.out"
-    log.write_text(lines(7) + "RuntimeError: link down\n")
-    os.utime(log, (time.time() - 7200, time.time() - 7200))
-    _, err = called("watch", str(log), code=4)
-    assert "died after step 7 of 20; RuntimeError: link down" in err
-
-
-def test_a_log_with_a_loss_that_is_not_finite_is_invalid(called: Called, tmp_path: Path) -> None:
-    log = tmp_path / "run.out"
-    log.write_text(lines(19, loss=float("nan")))
-    document = json.loads(called("watch", str(log), "--json", code=6)[0])
-    assert [concern["kind"] for concern in document["concerns"]] == ["not_finite"]
-    assert document["last_steps"][0]["loss"] is None
-
-
-def test_a_look_at_a_log_that_grows(called: Called, tmp_path: Path) -> None:
-    log = tmp_path / "run.out"
-    log.write_text(lines(14))
-    table = called("watch", str(log), "--once")[0]
-    assert "15 of 20 (75 %)" in table
-    document = json.loads(called("watch", str(log), "--once", "--json")[0])
-    assert document["state"] == "running"
-    assert document["forecast"]["steps_left"] == 5
-    assert document["forecast"]["remaining_s"] <= 5 * 2.51
 
 
 @pytest.mark.parametrize(("status", "code"), [("success", 0), ("failed", 4)])
@@ -131,6 +87,13 @@ def test_what_cannot_be_watched(called: Called, tmp_path: Path) -> None:
     assert "there is no run in this folder" in called("watch", str(tmp_path), code=2)[1]
     (tmp_path / "run.json").write_text("{")
     assert "record cannot be read" in called("watch", str(tmp_path), code=2)[1]
+
+
+def test_the_log_of_another_program_is_for_parse(called: Called, tmp_path: Path) -> None:
+    log = tmp_path / "slurm-4711.out"
+    log.write_text("step 1\n")
+    said = called("watch", str(log), code=2)[1]
+    assert "this is no run of llmb" in said and f"'llmb parse {log}'" in said
 
 
 @contextmanager
@@ -157,15 +120,16 @@ def wait_for(true: Any, process: "subprocess.Popen[Any]") -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_watched_to_its_end(tmp_path: Path, forked_python: str) -> None:
+def test_a_run_is_followed_to_its_end(tmp_path: Path, forked_python: str) -> None:
     # 18 seconds in all: on a busy machine a command takes seconds to start, and has to see some of the steps.
     with running(forked_python, tmp_path, 12, Slow("pace", ms=1500)) as process:
-        done = llmb(forked_python, tmp_path, "watch", "--interval", "0.3")
-        assert process.wait(WITHIN_S) == 0
-    shown = [line for line in done.splitlines() if line.startswith("step ")]
-    assert len([line for line in shown if " s left" in line or " min " in line]) >= 2
-    assert any(line.startswith("step 12/12 ") for line in shown)
-    assert "step time s, mean" in done
+        watching = start_watching(forked_python, tmp_path, "--expect", "0.1")
+        out, err = watching.communicate(timeout=WITHIN_S)
+        assert process.wait(WITHIN_S) == watching.returncode == 0, err
+    assert "iteration 11/11" in out, "the log"
+    assert "step time s, mean" in out
+    assert len(re.findall(r"step time s|llmb: step \d+/12 .* left", out + err)) >= 2
+    assert err.count("longer than expected (0.1 s, as given)") == 1
     by_folder = next(tmp_path.rglob("run.json")).parent
     assert "step time s, mean" in llmb(forked_python, tmp_path, "watch", str(by_folder))
     document = json.loads(llmb(forked_python, tmp_path, "watch", "latest", "--json"))
@@ -191,14 +155,14 @@ def test_an_interrupt_ends_the_watching_and_a_kill_the_run(
     assert "its process was killed, after " in out + err
 
 
-def start_watching(python: str, install: Path) -> "subprocess.Popen[str]":
+def start_watching(python: str, install: Path, *words: str) -> "subprocess.Popen[str]":
     """Once it has shown a step."""
-    command = [python, *LLMB, "watch", "--interval", "0.3"]
+    command = [python, *LLMB, "watch", *words]
     watcher = subprocess.Popen(
         command, env=environ_of(install), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert watcher.stdout
-    while not watcher.stdout.readline().startswith("step "):
+    assert watcher.stderr
+    while "llmb: step " not in watcher.stderr.readline():
         assert watcher.poll() is None
     return watcher
 
@@ -212,42 +176,33 @@ def labeled(install: Path, number: int, mean_s: float, status: str) -> Job:
     return job_row(f"k{number}", run_dir=str(run_dir), experiment="exp", status=status, label="night", **recipe, **row)
 
 
-def test_a_label_is_its_run_that_lasts_or_its_newest(tmp_path: Path) -> None:
+def test_a_label_is_its_run_that_is_running_or_its_newest(tmp_path: Path) -> None:
     jobs = [labeled(tmp_path, number, 10.0 + number, "success") for number in range(3)]
     with open_history(tmp_path, print) as store:
         store.add(jobs)
-        assert job_of_label(store, "night", lambda job: job) == jobs[2]
-        assert job_of_label(store, "day", lambda job: job) is None
-        assert job_of_label(store, "4001", lambda job: job) is None
+        assert _labeled(store, "night", lambda job: job) == jobs[2]
+        assert _labeled(store, "day", lambda job: job) is None
+        assert _labeled(store, "4001", lambda job: job) is None
         running = replace(jobs[0], key="k9", job_id="4009", state="RUNNING", status="running")
         store.add([running])
-        assert job_of_label(store, "night", lambda job: job) == running
+        assert _labeled(store, "night", lambda job: job) == running
 
 
-def test_expectations_of_a_file_are_those_of_judge(called: Called, tmp_path: Path) -> None:
+def test_what_is_expected_is_published_or_given(called: Called, tmp_path: Path) -> None:
     with open_history(tmp_path, print) as store:
         store.add([labeled(tmp_path, 1, 13.0, "success")])
-    published = json.loads(called("watch", "night", "--once", "--json")[0])["expectation"]["expected"]
-    assert (published["step_time_s"], published["source"].partition(",")[0]) == (12.27, "published")
-    file = tmp_path / "expected.yaml"
-    file.write_text("tolerance_pct: 2\nexpectations:\n- {size: 8b, dtype: fp8, step_time_s: 9}\n")
-    assert "no entry of" in called("watch", "night", "--once", "--expect", str(file), code=2)[1]
-    file.write_text(file.read_text() + "- {size: 8b, dtype: bf16, step_time_s: 12.5}\n")
-    (document, *_) = called("watch", "night", "--once", "--json", "--expect", str(file))
-    found = json.loads(document)["expectation"]
-    assert (found["expected"]["step_time_s"], found["expected"]["tolerance_pct"]) == (12.5, 2.0)
-    assert found["standing"] == "slower"
-    assert found["expected"]["source"].startswith(f"{file}:4")
-    said = called("watch", "night", "--once", "--expect", str(file), "--expect-s", "3", code=2)[1]
-    assert "--expect and --expect-s cannot be combined" in said
+    found = json.loads(called("watch", "night", "--once", "--json")[0])["expectation"]
+    assert (found["expected"]["step_time_s"], found["expected"]["source"].partition(",")[0]) == (12.27, "published")
+    found = json.loads(called("watch", "night", "--once", "--json", "--expect", "10")[0])["expectation"]
+    assert (found["expected"]["source"], found["standing"]) == ("as given", "slower")
+    assert found["delta_pct"] == pytest.approx(30)
+    assert "step 50/50  13 s" in called("watch", "night", "--once")[0]
 
 
-def test_a_run_that_ended_does_not_last_in_a_history_that_cannot_be_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_has_ended_in_a_history_that_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queued = replace(labeled(tmp_path, 1, 10.0, "queued"), state="PENDING")
-    monkeypatch.setattr(watched, "current", lambda store, install, job: replace(job, status="success"))
+    monkeypatch.setattr(follow, "current", lambda store, install, job: replace(job, status="success"))
     with open_history(tmp_path, print) as store:
         store.add([queued])
         store.lock_changes()
-        assert watched.asker(store, tmp_path)(queued).status == "success"
+        assert asker(store, tmp_path, print)(queued).status == "success"

@@ -18,7 +18,7 @@ from job_rows import job_row
 
 from llmb.errors import InfrastructureError
 from llmb.jobs import follow
-from llmb.jobs.follow import follow_log
+from llmb.jobs.follow import asker, follow_log
 from llmb.jobs.history import database_path, open_history
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Store
@@ -199,6 +199,6 @@ def test_the_log_of_another_users_run_is_followed_to_its_end(
     monkeypatch.setattr(follow, "ASK_EVERY_S", 0.0)
     with Store(path, "read") as store:
         (live,) = store.jobs()
-        follow_log(store, tmp_path, live, sys.stdout.buffer.write, said.append, None)
+        follow_log(live, asker(store, tmp_path, said.append), sys.stdout.buffer.write, None)
     assert capsysbinary.readouterr().out == b"step 0\nstep 1\n"
     assert said == ["it does not answer"]

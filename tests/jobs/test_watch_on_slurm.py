@@ -19,7 +19,7 @@ IN_TWO_PARTS = f'head -n 5 {STEPS}; while ! test -e "$0/go"; do sleep 0.2; done;
 
 def watching(client: Client, *options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [client.python, *LLMB, "watch", "--interval", "0.3", *options],
+        [client.python, *LLMB, "watch", *options],
         env={**client.cluster.environ, "LLMB_INSTALL": str(client.install)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -29,23 +29,23 @@ def watching(client: Client, *options: str) -> "subprocess.Popen[str]":
 
 
 def read_until(watcher: "subprocess.Popen[str]", beginning: str) -> list[str]:
-    assert watcher.stdout
+    assert watcher.stderr
     seen = []
-    while not (seen and seen[-1].startswith(beginning)):
-        line = watcher.stdout.readline()
-        assert line, (seen, watcher.stderr and watcher.stderr.read())
+    while not (seen and seen[-1].startswith(f"llmb: {beginning}")):
+        line = watcher.stderr.readline()
+        assert line, (seen, watcher.stdout and watcher.stdout.read())
         seen.append(line)
     return seen
 
 
 def test_a_job_is_watched_from_the_queue_to_its_end(submit: Submit, shell: Client) -> None:
     job = submit(IN_TWO_PARTS)
-    watcher = watching(shell, str(job.job_id), "--expect-s", "0.1")
+    watcher = watching(shell, str(job.job_id), "--expect", "0.1")
     read_until(watcher, "step 5/10 ")
     (Path(job.run_dir) / "go").touch()
     out, err = watcher.communicate(timeout=300)
     assert watcher.returncode == 0, (out, err)
-    assert "step 10/10 " in out and "step time s, mean" in out
+    assert "step 10/10 " in err and "step time s, mean" in out
     document = shell.json("watch", str(job.job_id))
     assert (document["nodes"], document["result"]["status"]) == ("node1", "success")
 
@@ -60,7 +60,7 @@ def test_a_job_that_is_held_and_then_cancelled(submit: Submit, shell: Client) ->
     shell.cluster.run("scancel", str(job.job_id))
     out, err = watcher.communicate(timeout=300)
     assert watcher.returncode == 130, (out, err)
-    assert "cancelled" in out
+    assert "cancelled" in err
 
 
 def test_the_time_limit_of_a_job(submit: Submit, shell: Client) -> None:

@@ -11,7 +11,7 @@ from comparison_samples import sample_comparison
 from verdict_samples import sample_judgement
 
 from llmb.analysis.analyzed_run import AnalyzedRun
-from llmb.analysis.watched import Circumstances, Expected, StepHistory, outlook
+from llmb.analysis.watched import Expected, RunView, compare_with, find_pace
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
@@ -45,7 +45,7 @@ from llmb.report.parse_report import parse_report
 from llmb.report.predict_report import Foreseen, Proposed, memory_document, predict_document, proposed_document
 from llmb.report.prepared_report import access_document
 from llmb.report.run_report import run_document
-from llmb.report.watch_report import WatchedTitle, watch_document
+from llmb.report.watch_report import watch_document
 from llmb.runs.choices import Choices
 from llmb.runs.drift import Drift
 from llmb.runs.folder import RunFolder
@@ -167,12 +167,24 @@ def sample_settings() -> SettingsInEffect:
 
 
 def sample_watched(plan: Plan) -> Mapping[str, Any]:
-    history = StepHistory()
-    for number in range(12):
-        history.add(StepNews(number, 1.0, 5.0))
-    here = Circumstances(state="running", last_step=plan.last_step)
-    seen = outlook(0.0, here, history, 0.0, Expected(step_time_s=1.0, source="", tolerance_pct=3.0))
-    return watch_document(WatchedTitle(path=Path("run"), plan=plan), seen, None)
+    steps = tuple(StepNews(number, 1.0, 5.0) for number in range(12))
+    pace = find_pace(steps)
+    seen = RunView(
+        at_s=0.0,
+        state="running",
+        reason=None,
+        nodes=None,
+        attempt=1,
+        done=12,
+        total=plan.steps,
+        steps=steps,
+        since_last_s=0.0,
+        limit_left_s=None,
+        pace=pace,
+        remaining_s=1.0,
+        comparison=compare_with(Expected(step_time_s=1.0, source="", tolerance_pct=3.0), pace),
+    )
+    return watch_document(sample_job(Catalogue()), plan, seen, None)
 
 
 def sample_parsed_runs(plan: EnginePlan) -> tuple[AnalyzedRun, ...]:

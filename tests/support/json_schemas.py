@@ -9,7 +9,7 @@ from json_types import Schema, schema_of
 
 from llmb.analysis import comparison, watched
 from llmb.analysis.analyzed_run import LeftOut
-from llmb.analysis.watched import Concern, State
+from llmb.analysis.watched import State
 from llmb.bench.pairs import PairFigures
 from llmb.bench.records import Measurement, MeasurementFile
 from llmb.catalogue.published import Expectation
@@ -80,10 +80,9 @@ class WatchedStep(TypedDict):
     profiled: bool
 
 
-class DatedForecast(TypedDict):
+class TimeLeft(TypedDict):
     steps_left: int
     remaining_s: float
-    remaining_s_ci95: tuple[float, float] | None
     ends_at: str
 
 
@@ -222,10 +221,9 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "tokens_per_s_per_gpu": float | None,
         "tflops_per_gpu": dict[str, float | None] | None,
         "mfu_pct": dict[str, float | None] | None,
-        "forecast": DatedForecast | None,
+        "forecast": TimeLeft | None,
         "time_limit_left_s": float | None,
-        "expectation": watched.ForecastComparison | None,
-        "concerns": tuple[Concern, ...],
+        "expectation": watched.PaceComparison | None,
         "result": dict[str, Any] | None,
     },
     "runs": {"runs[]": Job},

@@ -12,12 +12,13 @@ from llmb.cli.common import Json, Junit
 from llmb.cli.completion import labels, runs
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import install_here, say
+from llmb.cli.step_lines import ExpectS, lines_of
 from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.exchange.imported import read_origin
 from llmb.jobs.find import find_job, find_jobs, parse_since, unknown_values
 from llmb.jobs.folder_state import read_last_lines, read_run
-from llmb.jobs.follow import follow_log, job_log
+from llmb.jobs.follow import asker, follow_log, job_log
 from llmb.jobs.history import database_path, jobs_of_folders, open_history, read_history, rename_damaged
 from llmb.jobs.job import Job, Kind, stale
 from llmb.jobs.nodes import node_records
@@ -131,8 +132,12 @@ def log(
     job_id: JobId,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job has ended.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines. Default: all.")] = None,
+    expect_s: ExpectS = None,
 ) -> None:
     """The log of a job's run; if its workers never started, the output of its batch script.
+
+    With --follow, the pace of a run and the time left are written beside it, and a line when the pace leaves what was
+    expected.
 
     Examples:
 
@@ -144,7 +149,8 @@ def log(
     with history_to_read() as store:
         job = find_job(store, job_id)
         if follow:
-            follow_log(store, _install(), job, write, say, tail)
+            look = lines_of(job, expect_s).look if job.kind == "run" else lambda _: None
+            follow_log(job, asker(store, _install(), say), write, tail, look)
         else:
             for chunk in job_log(job, tail):
                 write(chunk)

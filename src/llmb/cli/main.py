@@ -54,7 +54,7 @@ PANELS = {
         "submit": ("llmb.cli.submit", "Queue a run on a cluster."),
         "bulk": ("llmb.cli.submit", "Queue the jobs of a file on a cluster."),
         "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
-        "watch": ("llmb.cli.watch", "The steps of a run as they are done, with a forecast of its end and warnings."),
+        "watch": ("llmb.cli.watch", "The log of a run as it grows, with its pace and the time left."),
     },
     "Prepare": {
         "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),

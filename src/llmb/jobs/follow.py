@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints and follows the log of a job's run."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,15 +9,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
-from llmb.jobs.folder_state import read_folder
-from llmb.jobs.job import Job
+from llmb.jobs.folder_state import read_folder, read_run
+from llmb.jobs.history import row_of_record
+from llmb.jobs.job import LIVE, Job
 from llmb.jobs.refresh import TIME_OUT_S, refresh
 from llmb.jobs.states import decide
 from llmb.jobs.store import Store
+from llmb.jobs.wait import last_try
 from llmb.runs.folder import NotWritable, RunFolder
+from llmb.runs.record import read_record, unreadable_record
 from llmb.schedulers.lookup import find_scheduler
 
 Write = Callable[[bytes], object]
+Ask = Callable[[Job], Job]
 CHUNK_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
 ASK_EVERY_S = 5.0
@@ -67,20 +72,24 @@ def _ends_with_newline(stream: BinaryIO, end: int) -> bool:
 
 
 def follow_log(
-    store: Store, install: Path, job: Job, write: Write, say: Callable[[str], None], lines: int | None
-) -> None:
-    """Writes the log of ``job`` as it grows, until the job has ended."""
+    job: Job, ask: Ask, write: Write, lines: int | None, look: Callable[[Job], object] = lambda _: None
+) -> Job:
+    """Writes the log of ``job`` as it grows, until the job has ended, as which it comes back.
+
+    ``look`` is called beside it, again and again.
+    """
     reader: _Follower | None = None
-    queried_s = 0.0
+    queried_s = -math.inf
     while True:
         now = time.monotonic()
         if job.live and now - queried_s > ASK_EVERY_S:
             queried_s = now
-            job = _current(store, install, job, say)
+            job = ask(job)
         reader = _next_reader(reader, job, lines)
         wrote = reader.copy(write) if reader else False
+        look(job)
         if not job.live and not wrote:
-            return
+            return job
         if not wrote:
             time.sleep(LOOK_EVERY_S)
 
@@ -110,12 +119,42 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
     return _Follower(path, lines if reader is None else None)
 
 
-def _current(store: Store, install: Path, job: Job, say: Callable[[str], None]) -> Job:
+def asker(store: Store, install: Path, say: Callable[[str], None]) -> Ask:
+    """Brings a job up to date; that of a retried one is its last attempt.
+
+    Where its scheduler does not answer, the record tells whether the run has ended.
+    """
+
+    def ask(job: Job) -> Job:
+        try:
+            now = current(store, install, job)
+        except (InfrastructureError, EnvironmentProblem) as error:
+            say(error.what)
+            now, record = store.by_key(job.key) or job, read_run(job)
+            return now if record is None or record.status in LIVE else replace(now, status=record.status)
+        last = last_try(store, now.key)
+        return now if last.key == now.key else last  # a history that must not be changed has it as it was
+
+    return ask
+
+
+def job_of_folder(folder: RunFolder) -> Job:
+    """A run that is in no history, such as a copy, as its record has it. Raises UsageError."""
     try:
-        return current(store, install, job)
-    except (InfrastructureError, EnvironmentProblem) as error:
-        say(error.what)
-    return store.by_key(job.key) or job
+        record = read_record(folder)
+    except (OSError, ValueError) as error:
+        raise unreadable_record(folder, error) from error
+    return Job(
+        **row_of_record(record),
+        key="",
+        scheduler="local",
+        run_dir=str(folder.path),
+        experiment=folder.name,
+        submitted_s=0.0,
+        state=record.status,
+        status=record.status,
+        reason=record.reason,
+    )
 
 
 def current(store: Store, install: Path, job: Job) -> Job:

@@ -190,8 +190,6 @@ class StepNews(NamedTuple):
     """As the program logs it, in a convention of its own."""
     profiled: bool = False
     """Slowed down by what is recorded of it."""
-    whole: Step | None = None
-    """Everything that llmb's engine records of it."""
 
 
 class StepFollower:
@@ -226,9 +224,7 @@ class StepFollower:
                 except ValueError as error:
                     where = f"{self.path}, byte {self.offset - len(line)}"
                     raise BrokenRecord("the line is not a complete step", where=where) from error
-                yield StepNews(
-                    step.step, step.step_time_s, step.loss, step.grad_norm, profiled=step.profiled, whole=step
-                )
+                yield StepNews(step.step, step.step_time_s, step.loss, step.grad_norm, profiled=step.profiled)
 
 
 MOST_VALUES = 1 << 20
