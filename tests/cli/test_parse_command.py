@@ -18,11 +18,8 @@ from process_sessions import members
 from step_lines import step_line
 from typer.testing import CliRunner
 
-from llmb.cli.parse import _encoded_runs, _runs, app
+from llmb.cli.parse import app
 from llmb.errors import RunFailed, UsageError
-from llmb.logs.files import find_all_logs
-from llmb.report.parse_document import parse_text
-from llmb.report.parse_report import EncodedRun, parse_report
 
 REFERENCE_COLUMNS = (
     "filename,status,time_mean_seconds,time_std_dev_seconds,tflops_per_gpu_mean,tflops_per_gpu_std_dev,max_iteration"
@@ -467,24 +464,3 @@ def test_a_log_that_tells_its_nodes_alone_asks_for_the_gpu_type(tmp_path):
     assert note not in parse(tmp_path, "--gpu-type", "h100").stdout
     (found,) = parse_json(tmp_path, "--gpu-type", "h100")["results"]
     assert (found["gpus"], found["nodes"], "published" in found["mfu_pct"]) == (8, 1, True)
-
-
-def test_a_document_written_where_logs_are_read_is_that_of_all_runs_together(tmp_path, results):
-    """Copies, and logs that the catalogue may know once another one has a GPU type."""
-    for name in ("log-copy.out", "log-pretrain_llama3.1_8b_bf16_gpus8_1_0.out"):
-        (results / name).write_text(log_text())
-    (results / "log-noted.out").write_text(log_text(loss=11.0) + "ValueError: at the end\n")
-    (results / "log-pretrain_llama3.1_8b_bf16_gpus16_2_0.out").write_text(log_text(loss=10.0))
-    assert_written_as_together(results)
-    (results / "log-gpu.out").write_text("NVIDIA H100 80GB HBM3\n" + log_text(loss=9.0))
-    document = assert_written_as_together(results)
-    assert sum(result["copy_of"] is not None for result in document["results"]) == 2
-
-
-def assert_written_as_together(folder: Path) -> dict:
-    together = _runs(find_all_logs([folder]), "reference", 1, None)
-    encoded = _encoded_runs([folder], "reference", 1)
-    assert any(isinstance(run, EncodedRun) for run in encoded)
-    written = [parse_text(parse_report([folder], "reference", runs, full_names=False)) for runs in (together, encoded)]
-    assert written[0] == written[1]
-    return json.loads(written[1])

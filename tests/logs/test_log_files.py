@@ -2,6 +2,7 @@
 """Finding logs, and files that are no logs."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,6 @@ def test_batches_hold_every_file_once_and_spread_the_large_ones():
 def test_a_killed_worker_is_told(tmp_path, monkeypatch):
     for number in range(600):
         (tmp_path / f"{number}.out").touch()
-    monkeypatch.setattr(worker_pool, "_begin_worker", os._exit)
+    monkeypatch.setattr(worker_pool, "_begin_worker", partial(os._exit, 1))
     with pytest.raises(EnvironmentProblem, match="a process that read logs was killed"):
         list(files.parse_logs(find_logs(tmp_path), "reference", 2))

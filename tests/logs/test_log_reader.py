@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_lines import step_line
 
-from llmb.logs import step_block
 from llmb.logs.reader import CHUNK_BYTES, read_log
 
 
@@ -198,9 +197,7 @@ class Steps(io.RawIOBase):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("find_block", [step_block.find_block, lambda *text: None])
-def test_memory_does_not_grow_with_the_steps_outside_the_window(find_block, monkeypatch):
-    monkeypatch.setattr(step_block, "find_block", find_block)
+def test_memory_does_not_grow_with_the_steps_outside_the_window():
     tracemalloc.start()
     try:
         log = read_log(Steps(60_000), "5-9", 1 << 14)

@@ -18,7 +18,7 @@ from llmb.errors import UsageError
 from llmb.logs.configuration import ARGUMENTS
 from llmb.logs.files import parse_file
 from llmb.logs.formats.known import FORMATS
-from llmb.logs.formats.nemo2 import find_steps
+from llmb.logs.formats.nemo2 import Nemo2Reader
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
 
@@ -359,5 +359,5 @@ def test_a_field_is_read_wherever_it_is(place):
         "consumed_samples: 8",
     ]
     fields.insert(place, "TFLOPS_per_GPU: 6.1e+02")
-    (step,) = find_steps(f"Training epoch 0, iteration 3/49 | {' | '.join(fields)}\n".encode())
+    (step,) = Nemo2Reader().find(f"Training epoch 0, iteration 3/49 | {' | '.join(fields)}\n".encode())
     assert (step.step, step.loss, step.step_time_s, step.tflops_per_gpu) == (3, 2, 4, 610)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.logs.formats.format import MAX_LINE_BYTES
-from llmb.logs.formats.nemo2 import Nemo2Reader, find_steps
+from llmb.logs.formats.nemo2 import Nemo2Reader
 from llmb.logs.step_line import StepLine, format_step_line
 
 SEED_LINE = (
@@ -44,7 +44,7 @@ def at_step(step, line=SEED_LINE):
 
 
 def read(line):
-    return list(find_steps(line.encode() + b"\n"))
+    return list(Nemo2Reader().find(line.encode() + b"\n"))
 
 
 def test_the_written_line_is_that_of_the_seeds_but_for_finer_tflops():
@@ -107,7 +107,7 @@ def test_a_prefix_does_not_matter(prefix):
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_line_ends(end):
-    assert len(list(find_steps((SEED_LINE.encode() + end) * 3))) == 3
+    assert len(list(Nemo2Reader().find((SEED_LINE.encode() + end) * 3))) == 3
 
 
 @pytest.mark.parametrize(

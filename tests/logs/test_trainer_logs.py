@@ -41,7 +41,7 @@ NAMES = ["fast_1", "fast_10", "slow", "saved", "resumed", "two", "evaluated", "r
 def test_a_figure_is_within_its_interval_of_the_wall_time_or_there_is_none(logs, name, rule):
     found = parse_file(logs / f"{name}.out", rule).outcome
     if found.step_time_s is None:
-        known = ("slow", "two", "resumed", "evaluated", "rare", "evaluated_rare")
+        known = ("slow", "two", "resumed", "evaluated", "rare")  # however busy the machine is
         assert (found.status, name in known and rule == "all") == ("too_few_steps", False)
         return
     low, high = true_mean_s(logs, name, found.window)

@@ -9,19 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from scipy.special import stdtrit
 from step_series import step_noise
 
 from llmb.analysis.judge_run import describe_runs
 from llmb.metrics.statistics import (
-    MOST_BLOCKS,
-    QUANTILES,
     Statistics,
-    cosines,
     describe,
-    despiked,
-    despiked_steps,
-    level_and_spread,
     spread_of,
 )
 
@@ -53,24 +46,6 @@ def test_two_values_use_one_degree_of_freedom():
     )  # the correction for an autocorrelation of 0.55
 
 
-@pytest.mark.parametrize("count", [513, 8192, 8193, 20_000])
-@pytest.mark.parametrize("case", ["normal", "printed", "rising", "sample misleads", "equal"])
-def test_middles_of_a_long_series_are_those_of_all_its_values(count, case):
-    noise = np.random.default_rng(count).normal(3.0, 0.1, count)
-    values = {
-        "normal": noise,
-        "printed": noise.round(2),
-        "rising": np.sort(noise),
-        "sample misleads": np.where(np.arange(count) % max(1, count // 4096), noise, noise + 100),
-        "equal": np.full(count, 2.5),
-    }[case]
-    level, below, above = level_and_spread(values)
-    assert describe(values.tolist()).median == level == np.median(values)
-    least = 0.001 * level
-    assert below == max(1.4826 * np.median(level - values[values <= level]), least)
-    assert above == max(1.4826 * np.median(values[values >= level] - level), least)
-
-
 def test_one_value_has_no_spread():
     found = describe([2.5])
     assert (found.mean, found.median, found.min, found.max) == (2.5, 2.5, 2.5, 2.5)
@@ -82,11 +57,6 @@ def test_the_interval_of_run_means_is_students_t():
     assert (found.count, found.median, found.effective_count) == (3, 12.1, None)
     assert found.std == pytest.approx(0.1)
     assert found.ci95 == pytest.approx((12.1 - 0.248414, 12.1 + 0.248414), abs=1e-6)  # 4.302653 x 0.1 / sqrt(3)
-
-
-def test_quantiles_are_those_of_students_t_for_all_degrees_of_freedom_that_occur():
-    degrees = range(1, len(cosines(MOST_BLOCKS)) + 1)
-    assert [float(stdtrit(count, 0.975)) for count in degrees] == list(QUANTILES)
 
 
 def test_cv_of_a_zero_mean_is_unknown():
@@ -114,7 +84,8 @@ def test_agrees_with_numpy(values):
 @given(samples)
 def test_only_interval_and_effective_count_depend_on_the_order(values):
     found, reversed_ = describe(values), describe(values[::-1])
-    assert reversed_ == replace(found, ci95=reversed_.ci95, effective_count=reversed_.effective_count)
+    order = dict.fromkeys(("ci95", "effective_count"))
+    assert asdict(replace(reversed_, **order)) == pytest.approx(asdict(replace(found, **order)), rel=1e-9)
     if found.ci95:
         assert reversed_.ci95 == pytest.approx(found.ci95, rel=1e-6, abs=1e-9)
 
@@ -177,8 +148,3 @@ def test_the_spread_is_that_of_run_means() -> None:
     assert single is not None
     assert (single.std, single.cv_pct) == (None, None)
     assert spread_of([]) is None
-
-
-@given(st.lists(st.sampled_from([2.4, 2.5, 2.51, 2.6, 9.0]) | st.floats(1e-3, 1e3), min_size=4, max_size=80))
-def test_outliers_of_few_steps_are_those_that_numpy_finds(values):
-    assert list(despiked_steps(values)) == despiked(np.array(values)).tolist()

@@ -2,7 +2,6 @@
 """Plots are drawn by processes of their own, which fail and end as the command does."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 from process_sessions import members
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.cli.main import app, exit_code_of
 from llmb.page.charts import Line, series_chart
 from llmb.page.drawing import BLUE
 
@@ -87,27 +85,9 @@ def test_without_the_extra_it_says_how_to_install_it(root: Path) -> None:
     assert b"Traceback" not in err
 
 
-def test_a_killed_process_is_told(root: Path) -> None:
-    process = start_report(root, "import os\ndef rc_context(_): os.abort()")
-    _, err = process.communicate()
-    assert process.returncode == 3
-    assert b"a process that drew plots was killed" in err
-
-
 def test_a_line_of_one_point_is_seen() -> None:
     drawn = [
         series_chart("loss", [Line("loss", BLUE, points)], ("step", "")).svg() for points in ([(1, 2)], [(1, 2)] * 2)
     ]
     single, several = (svg.count("<use ") for svg in drawn)
     assert single == several + 1
-
-
-@pytest.mark.slow
-def test_one_core_draws_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = []
-    for cores in (1, 3):
-        monkeypatch.setattr("llmb.page.drawing.usable_cores", lambda cores=cores: cores)
-        assert exit_code_of(app, ["report", "-q"]) == 0
-        pages.append(re.findall("<svg.*?</svg>", (root / "report.html").read_text(), re.DOTALL))
-    assert pages[0] == pages[1]
-    assert len(pages[0]) > 1

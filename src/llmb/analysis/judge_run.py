@@ -25,8 +25,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
 from llmb.errors import unknown
-from llmb.metrics.group_difference import student_t
-from llmb.metrics.statistics import Statistics, describe
+from llmb.metrics.statistics import Statistics, describe, student_t
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.runs.identity import Value

@@ -18,12 +18,12 @@ from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.logs.configuration import document_of_log
-from llmb.logs.files import FoundFiles, expect_logs, find_all_logs, find_logs, read_batches, read_in_parallel
+from llmb.logs.files import FoundFiles, find_all_logs, find_logs, read_in_parallel
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.report.output import print_output
-from llmb.report.parse_document import dependent_on_others, parse_document, parse_text, read_runs
-from llmb.report.parse_report import EncodedRun, ParseReport, parse_csv, parse_report, parse_tables
+from llmb.report.parse_document import parse_document
+from llmb.report.parse_report import ParseReport, parse_csv, parse_report, parse_tables
 from llmb.runs.host import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -190,8 +190,7 @@ def parse(
     if group and scaling:
         raise UsageError("--group and --scaling are different tables", do="give one of them")
     roots = paths or [_default_root()]
-    encode = form is CompatFormat.JSON and not (group or scaling or gpu_type)
-    runs = _encoded_runs(roots, rule, workers) if encode else _runs(find_all_logs(roots), rule, workers, gpu_type)
+    runs = _runs(find_all_logs(roots), rule, workers, gpu_type)
     report = parse_report(roots, rule, runs, full_names=full_names)
     if group or scaling:
         _print_groups(report, form, scaling=scaling)
@@ -200,23 +199,6 @@ def parse(
     if not report.counts["success"]:
         where = ", ".join(str(root.absolute()) for root in roots)
         raise RunFailed(f"none of {report.files} logs is from a successful run", where=where)
-
-
-def _encoded_runs(roots: list[Path], rule: str, workers: int) -> list[AnalyzedRun | EncodedRun]:
-    """Runs for a JSON document, of which this process writes only what depends on several logs."""
-    reader = partial(read_runs, rule=rule)
-    found = find_all_logs(roots, partial(expect_logs, read=reader, workers=workers))
-    read = _with_progress(found, read_batches(found, reader, workers))
-    encoded, known = [], [known_run(file, rule) for file in found.refused]
-    for run in read:
-        if isinstance(run, EncodedRun):
-            encoded.append(run)
-        else:
-            known.append(run)
-    again = {run.log_path: None for run in dependent_on_others(encoded, known)}
-    known += read_in_parallel(FoundFiles(tuple(again), 0, ()), partial(parsed_run, rule=rule), workers)
-    kept = [run for run in encoded if run.log_path not in again] if again else encoded
-    return [*_related(known, None), *kept]
 
 
 def _runs(found: FoundFiles, rule: str, workers: int, gpu_type: str | None) -> list[AnalyzedRun]:
@@ -271,7 +253,7 @@ def _print(report: ParseReport, output: CompatFormat, *, wide: bool) -> None:
         case CompatFormat.CSV:
             print_output(parse_csv(report))
         case CompatFormat.JSON:
-            print_output(parse_text(report))
+            print_output(parse_document(report))
 
 
 def _print_groups(report: ParseReport, output: CompatFormat, *, scaling: bool) -> None:

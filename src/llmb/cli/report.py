@@ -10,7 +10,6 @@ import typer
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.root import install_here, say
 from llmb.errors import UsageError
-from llmb.page.drawing import load_library
 from llmb.report.output import print_output
 from llmb.runs.folder import write_atomically, writing
 
@@ -71,9 +70,7 @@ def report(
     if (plot is None) == (form in ("svg", "png")):
         raise UsageError("--plot and --format svg or png belong together", do="give both, or neither")
     install = install_here()
-    if form in ("html", "pdf"):
-        load_library()
-    from llmb.analysis.find_runs import find_all_runs  # while what draws is loaded too
+    from llmb.analysis.find_runs import find_all_runs
 
     found = find_all_runs(runs, install, say)
     if not found.runs:

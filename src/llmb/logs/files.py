@@ -5,7 +5,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from llmb.logs.formats.format import has
 from llmb.logs.outcome import LogOutcome, Status, judge_log
 from llmb.logs.reader import read_log
 from llmb.metrics.window import DEFAULT_RULE
-from llmb.worker_pool import given_to_workers, load_for_workers
+from llmb.worker_pool import start_tasks
 
 LOG_NAMES = (".out", ".out.gz")
 NCCL = b" NCCL INFO "
@@ -60,11 +60,10 @@ class FoundFiles:
     refused: tuple[ParsedFile, ...]
 
 
-def find_logs(root: Path, foreseen: Callable[[int], None] | None = None) -> FoundFiles:
+def find_logs(root: Path) -> FoundFiles:
     """All ``*.out`` and ``*.out.gz`` files below ``root``, or ``root`` itself if it is a file, whatever its name.
 
-    ``foreseen`` is called with their number, or a higher one, before each is looked at. Raises UsageError if there is
-    none.
+    Raises UsageError if there is none.
     """
     if root.is_file():
         return FoundFiles((root,), root.stat().st_size, ())
@@ -74,10 +73,7 @@ def find_logs(root: Path, foreseen: Callable[[int], None] | None = None) -> Foun
         raise UsageError(f"no such file or directory: '{root}'", do="give a log file or the directory that holds logs")
     refused: list[ParsedFile] = []
     sizes: dict[Path, int] = {}
-    names = _walk(root, refused)
-    if foreseen:
-        foreseen(len(names))
-    for name, status in _once(names):
+    for name, status in _once(_walk(root, refused)):
         path = Path(name)
         size = _size_or_refusal(path, status)
         if isinstance(size, LogOutcome):
@@ -92,9 +88,9 @@ def find_logs(root: Path, foreseen: Callable[[int], None] | None = None) -> Foun
     return FoundFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused))
 
 
-def find_all_logs(roots: Sequence[Path], foreseen: Callable[[int], None] | None = None) -> FoundFiles:
+def find_all_logs(roots: Sequence[Path]) -> FoundFiles:
     """Finds the logs below several folders, each file once. Raises UsageError if one of them has none."""
-    found = [find_logs(root, foreseen) for root in roots]
+    found = [find_logs(root) for root in roots]
     if len(found) == 1:
         return found[0]
     logs = {path.resolve(): path for one in found for path in one.logs}
@@ -204,29 +200,12 @@ def parse_logs(found: FoundFiles, rule: str, workers: int) -> Iterator[ParsedFil
     yield from read_in_parallel(found, partial(parse_file, rule=rule), workers)
 
 
-def expect_logs(count: int, read: "partial[list[Content]]", workers: int) -> None:
-    """Begins to load what ``read`` needs if so many logs will be read in parallel, and returns at once."""
-    if workers > 1 and count >= _WORTH_A_POOL_FILES:
-        load_for_workers([__name__, read.func.__module__])
-
-
 def read_in_parallel(found: FoundFiles, read: "partial[Content]", workers: int) -> Iterator[Content]:
     """What ``read``, which has to be picklable, makes of every log of ``found``, in the order in which they finish."""
     if workers > 1 and _is_worth_a_pool(found):
-        load_for_workers([__name__, read.func.__module__])
         yield from _read_in_pool(found.logs, partial(_read_each, read=read), workers)
     else:
         yield from map(read, found.logs)
-
-
-def read_batches(found: FoundFiles, read: "partial[list[Content]]", workers: int) -> Iterator[Content]:
-    """What ``read`` makes of some logs at once, as above."""
-    if workers > 1 and _is_worth_a_pool(found):
-        load_for_workers([__name__, read.func.__module__])
-        yield from _read_in_pool(found.logs, read, workers)
-    else:
-        for batch in _batches(found.logs, 1):
-            yield from read(batch)
 
 
 def _is_worth_a_pool(found: FoundFiles) -> bool:
@@ -238,7 +217,7 @@ def _is_worth_a_pool(found: FoundFiles) -> bool:
 def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers: int) -> Iterator[Content]:
     tasks = [partial(read, batch) for batch in _batches(paths, workers)]
     try:
-        with given_to_workers(tasks, workers) as batches:
+        with start_tasks(tasks, workers) as batches:
             for done in as_completed(batches):
                 yield from done.result()
     except BrokenProcessPool as error:

@@ -6,11 +6,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD, UsualSteps
 from llmb.logs.printed_work import PrintedWork
 from llmb.logs.step_line import StepLine
 from llmb.metrics.contradictions import Lap
@@ -18,16 +16,12 @@ from llmb.metrics.statistics import are_between
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY, resolve_window
 
-if TYPE_CHECKING:
-    from llmb.logs.step_block import StepBlock
-
 RELATIVE_RULES = ("reference",)
 """Window rules that give numbers as a run has that is numbered from 0: the log's own numbers are meant, as printed."""
 _MOST_LAG = 8
 """Lines by which ranks that log the same steps may be apart."""
 _MOST_RANKS = 1 << 16
 _MOST_GAPS = 64
-_MOST_WAITING = 128
 _UNKNOWN = 1 << 62
 _ONE = array("q", [1])
 _UNTOLD = array("d", [0.0])
@@ -102,8 +96,6 @@ class LoggedAttempt:
     """Steps since the line before, which a mean stands for; shorter than the window if it is 1 for the last lines."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
-    waiting: list[tuple[bytes, ...]] = field(default_factory=list)
-    """Steps, step times and FLOP rates of the last blocks of the window, which are yet to be added to the columns."""
     gaps: dict[int, int] = field(default_factory=dict)
     """How often the logged steps are how many steps apart."""
     ranks: dict[int | None, int] = field(default_factory=dict)
@@ -157,9 +149,7 @@ class LoggedAttempt:
         return Window(first=self.first_step, last=max(window.last, self.first_step), rule=window.rule)
 
     def settle(self) -> None:
-        """Call it after the last step: the columns are complete then, and with rule ``auto`` only the steps of the
-        steady state are kept."""
-        self._take_waiting()
+        """Call it after the last step: with rule ``auto`` only the steps of the steady state are kept then."""
         if self.rule != STEADY or not are_between(-math.inf, self.step_time_s, math.inf):
             return
         self.settled = True
@@ -204,7 +194,7 @@ class LoggedAttempt:
             self.logged = None if line.logged_s is None else (line.step, line.logged_s)
             self.mean_of = max(self.mean_of, line.mean_of)
             self.clock_s = max(self.clock_s, line.clock_s)
-            self._leave(line, 1)
+            self._leave(line)
 
     def _add_to_window(self, line: StepLine) -> None:
         self.work.note(line)
@@ -215,19 +205,6 @@ class LoggedAttempt:
         self._note_lap(line)
         self._note_since(self._steps_of(line))
         self._add_row(line)
-
-    def add_block(self, block: "StepBlock | UsualSteps") -> bool:
-        """Adds the steps of ``block``. Returns False if they have to be added line by line."""
-        if self.number and block.first.step <= self.max_step:
-            return False
-        self._enter(block.first)
-        if not self._add_columns(block):
-            return False
-        self.logged_last_s = None  # lines of blocks tell no time
-        final = block.final
-        self._leave(final, block.count)
-        self.ranks[final.rank] = final.step
-        return True
 
     def _steps_of(self, line: StepLine) -> int:
         """The number of steps that a line stands for, or more: never more than usual count."""
@@ -242,7 +219,6 @@ class LoggedAttempt:
     def _note_since(self, steps: int) -> None:
         """Call it for a line of the window before the line is added."""
         if steps != 1:
-            self._take_waiting()
             self.since.extend(_ONE * (len(self.step) - len(self.since)))
             self.since.append(steps)
 
@@ -264,50 +240,13 @@ class LoggedAttempt:
             return True
         return line.step < (self.max_step - _MOST_LAG * max(self.gaps, default=1) if before is None else before)
 
-    def _add_columns(self, block: "StepBlock | UsualSteps") -> bool:
-        if not self.window:
-            return True
-        begin = block.first
-        first, last = max(self.window.first, begin.step), min(self.window.last, begin.step + block.count - 1)
-        if first > last:
-            return True
-        inside = slice(first - begin.step, last - begin.step + 1)
-        step_times, tflops = block.column(STEP_TIME_FIELD, inside), block.column(TFLOPS_FIELD, inside)
-        if step_times is None or tflops is None:
-            return False
-        if first == begin.step:
-            self._note_since(self._steps_of(begin))
-        self.work.note(begin)  # the lines of a block have one batch
-        if block.count > 1:
-            self.work.note(block.final)
-        self._wait(block.numbers[inside].tobytes(), step_times.tobytes(), tflops.tobytes())
-        return True
-
     def _add_row(self, line: StepLine) -> None:
         if line.logged_s:
-            self._take_waiting()
             self.logged_s.extend(_UNTOLD * (len(self.step) - len(self.logged_s)))
             self.logged_s.append(line.logged_s)
-        rate = _or_nan(line.tflops_per_gpu)
-        if self.waiting:
-            times, rates = (array("d", [value]).tobytes() for value in (line.step_time_s, rate))
-            self._wait(array("q", [line.step]).tobytes(), times, rates)
-            return
         self.step.append(line.step)
         self.step_time_s.append(line.step_time_s)
-        self.tflops_per_gpu.append(rate)
-
-    def _wait(self, *parts: bytes) -> None:
-        self.waiting.append(parts)
-        if len(self.waiting) == _MOST_WAITING:
-            self._take_waiting()
-
-    def _take_waiting(self) -> None:
-        """Adds the last blocks to the columns: added one by one, they would be copied for most blocks to grow."""
-        columns: tuple[array[int] | array[float], ...] = self.step, self.step_time_s, self.tflops_per_gpu
-        for column, parts in zip(columns, zip(*self.waiting, strict=True), strict=False):
-            column.frombytes(b"".join(parts))
-        self.waiting.clear()
+        self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
 
     def _enter(self, line: StepLine) -> None:
         if line.step <= self.max_step or not self.number or line.after is not None:
@@ -330,28 +269,25 @@ class LoggedAttempt:
         self.work, self.profiled, self.untimed = PrintedWork(), None, set()
         for column in self._columns:
             del column[:]
-        self.waiting.clear()
         self.window_last = line.last if self.foreseen_last is None else self.foreseen_last
         try:
             self.window = self.resolve_window(self.window_last)
         except UsageError:
             self.window = None
 
-    def _leave(self, line: StepLine, count: int) -> None:
+    def _leave(self, line: StepLine) -> None:
         if self.steps:
-            self._note_gap(line.step - count + 1 - self.max_step, 1)
-        if count > 1:
-            self._note_gap(1, count - 1)
-        self.steps += count
+            self._note_gap(line.step - self.max_step)
+        self.steps += 1
         self.max_step = line.step
         self.work.leave(line)
         self.loss_last = _or_nan(line.loss)
 
-    def _note_gap(self, gap: int, count: int) -> None:
+    def _note_gap(self, gap: int) -> None:
         if gap > 1 and self.steps == 1 and self.max_step == self.first_number:
             return  # the first step is logged whatever the interval, as by Megatron-LM
         if gap in self.gaps or len(self.gaps) < _MOST_GAPS:
-            self.gaps[gap] = self.gaps.get(gap, 0) + count
+            self.gaps[gap] = self.gaps.get(gap, 0) + 1
 
 
 def _or_nan(value: float | None) -> float:

@@ -10,24 +10,17 @@ import re
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from llmb.logs.configuration import configuration_of
 from llmb.logs.formats.format import MAX_LINE_BYTES, Format, Reader, Value, has_any
 from llmb.logs.formats.known import FORMATS
-from llmb.logs.formats.nemo2 import Nemo2Reader, UsualSteps
 from llmb.logs.logged_attempt import LoggedAttempt
-from llmb.logs.step_line import STEP_LINE_HEAD, StepLine
-
-if TYPE_CHECKING:
-    from llmb.logs.step_block import StepBlock
-
+from llmb.logs.step_line import StepLine
 
 _MOST_KEPT = 10_000
 GZIP = b"\x1f\x8b"
@@ -36,11 +29,7 @@ _ESCAPE = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]")
 """Colors, and movements of the cursor."""
 _BEGUN_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4})?\Z")
 _LONGEST_ESCAPE = 40
-CHUNK_BYTES = 1 << 19  # fits in a core's cache between reading and searching
-_DENSE = 2
-"""Times as many bytes of a log dense with step lines are searched at once, as each search has a cost of its own."""
-_LEAST_HALVED = 1 << 15
-"""Bytes of lines that are no block which are searched again in halves."""
+CHUNK_BYTES = 1 << 19
 _HEAD_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
 
@@ -232,26 +221,6 @@ class RunLog:
         return len(self.head) < _HEAD_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Complete lines of a chunk: a block, or none."""
-
-    first: int
-    end: int
-    block: "StepBlock | None"
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """``text[:first]`` ends a line, ``text[first:end]`` are complete lines, the rest begins a line."""
-
-    text: bytes
-    first: int
-    end: int
-    parts: "Future[list[_Part]] | None"
-    """The complete lines, if they may form blocks."""
-
-
 def read_log(
     stream: BinaryIO,
     rule: str,
@@ -282,22 +251,15 @@ class _Pass:
 
     def read(self, text: PlainText, chunk_bytes: int, path: Path | None) -> RunLog:
         head, tail, rest = b"", b"", b""
-        for chunk in _chunks(text, chunk_bytes):
-            part = chunk.text
+        while part := text.read(chunk_bytes):
             if len(head) < _HEAD_BYTES:
                 head = (head + part)[:_HEAD_BYTES]
-            tail = (tail + part)[-_TAIL_BYTES:] if len(part) < _TAIL_BYTES else part[-_TAIL_BYTES:]
-            if not chunk.end:
-                rest = (rest + part)[-MAX_LINE_BYTES:]
-                continue
-            first = chunk.first if rest or chunk.parts else 0
-            if first:
-                # Only this line is joined with the remainder: copying the chunk would cost as much as the search.
-                self._add(rest + part[:first])
-            for lines in chunk.parts.result() if chunk.parts else (_Part(first, chunk.end, None),):
-                if not self._add_block(lines.block):
-                    self._add(part, lines.first, lines.end)
-            rest = part[chunk.end :][-MAX_LINE_BYTES:]
+            tail = (tail + part)[-_TAIL_BYTES:]
+            end = max(part.rfind(b"\n"), part.rfind(b"\r")) + 1
+            if end:
+                self._add(rest + part[:end])
+                rest = b""
+            rest = (rest + part[end:])[-MAX_LINE_BYTES:]
         unended, truncated_line = self.finder.find_unended(rest)
         self._begin()
         self.attempt.add_lines(unended)
@@ -312,13 +274,10 @@ class _Pass:
             configuration=configuration_of(head, path, known.find_step_mark(head) if known else -1),
         )
 
-    def _add(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> None:
-        """Complete lines."""
-        end = min(end, len(text))
-        steps = self.finder.find(text, start, end)
+    def _add(self, lines: bytes) -> None:
+        steps = self.finder.find(lines)
         self._begin()
-        if not isinstance(steps, UsualSteps) or not self.attempt.add_block(steps):
-            self.attempt.add_lines(steps)
+        self.attempt.add_lines(steps)
 
     def _begin(self) -> None:
         """Tells the attempt what came before its first step."""
@@ -326,52 +285,3 @@ class _Pass:
             self.attempt.continued = self.finder.resumed
             self.attempt.first_number = self.finder.format.first_number
             self.attempt.means = self.finder.format.mean_of_interval
-
-    def _add_block(self, block: "StepBlock | None") -> bool:
-        reader = self.finder.reader
-        if not block or not isinstance(reader, Nemo2Reader):
-            return False
-        first, final = block.bodies
-        if reader.is_cut(first) or not self.attempt.add_block(block):
-            return False
-        if block.count > 1:
-            reader.note(final)  # the line before it has the same fields
-        reader.note(final)
-        return True
-
-
-def _chunks(stream: PlainText, chunk_bytes: int) -> Iterator[_Chunk]:
-    """All of ``stream``. While chunks of a log dense with step lines are searched, the next one is read."""
-    ahead: deque[_Chunk] = deque()
-    dense = False
-    with ExitStack() as stack:
-        pool: ThreadPoolExecutor | None = None
-        while text := stream.read(chunk_bytes * _DENSE if dense else chunk_bytes):
-            newline = text.rfind(b"\n")
-            end = max(newline, text.rfind(b"\r", newline + 1)) + 1
-            first = text.find(b"\n", 0, end) + 1 or end
-            dense = _is_dense(text, first, end)
-            if dense and not pool:
-                pool = stack.enter_context(ThreadPoolExecutor(1))
-            block = pool.submit(_find_blocks, text, first, end) if dense and pool else None
-            ahead.append(_Chunk(text, first, end, block))
-            while len(ahead) > dense:
-                yield ahead.popleft()
-        yield from ahead
-
-
-def _is_dense(text: bytes, first: int, end: int) -> bool:
-    """Whether the complete lines begin and end with a step line."""
-    lines = text[first : text.find(b"\n", first, end) + 1], text[text.rfind(b"\n", first, end - 1) + 1 : end]
-    return all(STEP_LINE_HEAD in line for line in lines)
-
-
-def _find_blocks(text: bytes, first: int, end: int) -> list[_Part]:
-    """Lines that are no block are halved, so that only a part around an odd line is none."""
-    from llmb.logs.step_block import find_block  # with NumPy, which takes longer to load than most logs to read
-
-    block = find_block(text, first, end)
-    middle = text.find(b"\n", (first + end) // 2, end) + 1
-    if block or end - first < _LEAST_HALVED or not 0 < middle < end:
-        return [_Part(first, end, block)]
-    return _find_blocks(text, first, middle) + _find_blocks(text, middle, end)

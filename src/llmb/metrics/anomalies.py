@@ -7,24 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from statistics import median
+
+import numpy as np
 
 from llmb.metrics.statistics import (
-    QUANTILES,
-    Series,
-    ar1_variance,
+    Floats,
+    ar1_variances,
     block_means,
     cosines,
-    despiked,
-    despiked_steps,
-    differing,
-    weighted_sum,
+    despike,
+    student_t,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 FEWEST_STEPS = 10
 FEWEST_STALLS = 3
@@ -74,10 +68,10 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
     """
     if len(step_times_s) < FEWEST_STEPS:
         return Anomalies()
-    calm = despiked_steps(step_times_s)
+    calm = despike(step_times_s)
     outliers = tuple(
         Outlier(first_step + place, float(step_times_s[place]), float(step_times_s[place] - calm[place]))
-        for place in differing(step_times_s, calm)
+        for place in np.flatnonzero(calm != step_times_s).tolist()
     )
     drift, half = _drift(calm)
     slow = {outlier.step - first_step: outlier.excess_s for outlier in outliers if outlier.excess_s > 0}
@@ -91,18 +85,17 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
     )
 
 
-def _drift(values: Series) -> tuple[float, float]:
+def _drift(values: Floats) -> tuple[float, float]:
     """Change over the series in percent of its mean, and half of its 95 % confidence interval.
 
-    The interval is made like that of a mean (``long_run``), of movements that are orthogonal to the drift.
+    The interval is made like that of a mean (``half_width``), of movements that are orthogonal to the drift.
     """
     blocks, size = block_means(values)
     count = len(blocks)
-    line, rows, correction, quantile = _drift_weights(count)
-    squares = math.fsum(weighted_sum(row, blocks) ** 2 for row in rows)
-    error = math.sqrt(squares / len(rows)) * (correction if size == 1 else 1)
-    scale = 100 * (count - 1) / _line_length(count) / (math.fsum(blocks) / count)
-    return weighted_sum(line, blocks) * scale, quantile * error * scale
+    line, rows, correction = _drift_weights(count)
+    error = math.sqrt(float(((rows @ blocks) ** 2).mean())) * (correction if size == 1 else 1)
+    scale = 100 * (count - 1) / _line_length(count) / float(blocks.mean())
+    return float(line @ blocks) * scale, student_t(len(rows)) * error * scale
 
 
 def _line_length(count: int) -> float:
@@ -111,21 +104,18 @@ def _line_length(count: int) -> float:
 
 
 @lru_cache(maxsize=16)
-def _drift_weights(count: int) -> tuple[list[float], list[list[float]], float, float]:
-    """For a series of ``count``: weights of the drift, of the slowest movements that are orthogonal to it, the
-    correction of the error of a short series, and Student's t.
+def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
+    """For a series of ``count``: weights of the drift, of the slowest movements that are orthogonal to it, and the
+    correction of the error of a short series.
     """
-    line = [(place - (count - 1) / 2) / _line_length(count) for place in range(count)]
+    line = (np.arange(count) - (count - 1) / 2) / _line_length(count)
     waves = cosines(count, 1)
-    mirror = [weighted_sum(wave, line) for wave in waves]  # a reflection turns the line in the waves into the first one
-    mirror[0] += math.copysign(math.sqrt(weighted_sum(mirror, mirror)), mirror[0])
-    across = [2 / weighted_sum(mirror, mirror) * weighted_sum(mirror, column) for column in zip(*waves, strict=True)]
-    rows = [
-        [weight - part * share for weight, share in zip(wave, across, strict=True)]
-        for part, wave in zip(mirror[1:], waves[1:], strict=True)
-    ]
-    expected = fmean(map(ar1_variance, rows))
-    return line, rows, math.sqrt(ar1_variance(line) / expected), QUANTILES[len(rows) - 1]
+    mirror = waves @ line  # a reflection turns the line in the waves into the first one
+    mirror[0] += math.copysign(math.sqrt(mirror @ mirror), mirror[0])
+    across = 2 / (mirror @ mirror) * (mirror @ waves)
+    rows = waves[1:] - np.outer(mirror[1:], across)
+    correction = math.sqrt(float(ar1_variances(line) / ar1_variances(rows).mean()))
+    return line, rows, correction
 
 
 def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
@@ -155,12 +145,10 @@ class Level:
 
 def find_levels(means_s: Sequence[float]) -> list[Level]:
     """The levels of a history in order of time; a single one if no step is found. ``means_s`` are above 0."""
-    import numpy as np
-
     if not means_s:
         return []
     logs = np.log(means_s)
-    logs = despiked(logs) if len(logs) >= LONG_HISTORY else logs
+    logs = despike(logs) if len(logs) >= LONG_HISTORY else logs
     return [
         Level(part, math.exp(float(logs[part.start : part.stop].mean()))) for part in _parts(logs, range(len(logs)))
     ]
@@ -171,7 +159,7 @@ def changes_pct(levels: Sequence[Level]) -> list[float]:
     return [100 * (after.mean_s / before.mean_s - 1) for before, after in pairwise(levels)]
 
 
-def _parts(logs: "NDArray[Any]", part: range) -> Iterator[range]:
+def _parts(logs: Floats, part: range) -> Iterator[range]:
     values = logs[part.start : part.stop]
     places = _split(values, 1) or _split(values, 2)
     if not places:
@@ -181,10 +169,9 @@ def _parts(logs: "NDArray[Any]", part: range) -> Iterator[range]:
         yield from _parts(logs, range(first, end))
 
 
-def _split(values: "NDArray[Any]", steps: int) -> list[int] | None:
+def _split(values: Floats, steps: int) -> list[int] | None:
     """The places of one or two steps; None if chance explains them."""
-    import numpy as np
-    from scipy.special import stdtr  # takes longer to load than most commands take to run
+    from scipy.special import stdtr
 
     count = len(values)
     if count < FEWEST_RUNS * (steps + 1) or (steps == 2 and count > MOST_PAIRED):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Literal
 
+from llmb.metrics.statistics import student_t
 from llmb.shown_text import listed
 
 RunOnNodes = tuple[float, tuple[str, ...]]
@@ -47,7 +48,7 @@ def node_effect(before: Sequence[RunOnNodes], after: Sequence[RunOnNodes]) -> st
 
 def _slow_nodes(before: Sequence[RunOnNodes], after: Sequence[RunOnNodes]) -> list[str]:
     """Nodes with which runs differ from the others of their group, more than chance explains."""
-    from scipy.special import stdtr  # takes longer to load than most commands take to run
+    from scipy.special import stdtr
 
     runs = (*before, *after)
     nodes = sorted({node for _, names in runs for node in names})
@@ -293,7 +294,7 @@ def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
 
 def _spread_seen(freedom: int) -> float:
     """The spread that so few runs show, relative to the true one: in ``SPREAD_POWER`` of cases at most that."""
-    from scipy.special import chdtri  # takes longer to load than most commands take to run
+    from scipy.special import chdtri
 
     return math.sqrt(float(chdtri(freedom, 1 - SPREAD_POWER)) / freedom)
 
@@ -335,10 +336,3 @@ def _half_width_alone(before: RunMean, after: RunMean) -> float | None:
 
 def _percent(log: float) -> float:
     return 100 * math.expm1(log)
-
-
-def student_t(freedom: float, probability: float) -> float:
-    """The quantile of Student's t."""
-    from scipy.special import stdtrit  # takes longer to load than most commands take to run
-
-    return float(stdtrit(freedom, probability))

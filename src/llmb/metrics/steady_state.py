@@ -11,8 +11,10 @@ long-run variance of an AR(1) series with 0.5 over the variance that its differe
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from llmb.catalogue.records import Window
-from llmb.metrics.statistics import LEAST_SPREAD, MAD_TO_STD, OUTLIER_SPREADS, Floats, despiked, level_and_spread
+from llmb.metrics.statistics import LEAST_SPREAD, MAD_TO_STD, OUTLIER_SPREADS, Floats, despike, level_and_spread
 from llmb.metrics.window import STEADY
 
 FEWEST_STEPS = 10
@@ -36,12 +38,10 @@ def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | No
     count = len(step_times_s)
     if count < FEWEST_STEPS:
         return None
-    import numpy as np
-
     values = np.asarray(step_times_s, float)
     size = -(-count // MOST_BLOCKS)
     blocks = values if size == 1 else np.median(values[: count // size * size].reshape(-1, size), axis=1)
-    first, last = max(_segments(despiked(blocks)), key=lambda part: part[1] - part[0])
+    first, last = max(_segments(despike(blocks)), key=lambda part: part[1] - part[0])
     first, last = first * size, count - 1 if last == len(blocks) - 1 else (last + 1) * size - 1
     first, last = _without_outlying_ends(values, first, last)
     if last - first + 1 < max(LEAST_STEADY, LEAST_SHARE * count):
@@ -51,8 +51,6 @@ def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | No
 
 def _segments(values: Floats) -> list[tuple[int, int]]:
     """First and last index of each part with a level of its own."""
-    import numpy as np
-
     # Of differences, so that changes of level do not count as noise.
     noise = MAD_TO_STD * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
     variance = max(noise, LEAST_SPREAD * abs(float(np.median(values)))) ** 2
@@ -70,8 +68,6 @@ def _segments(values: Floats) -> list[tuple[int, int]]:
 
 def _split(values: Floats, threshold: float) -> int | None:
     """The index at which a second level begins; None if one level explains the values as well."""
-    import numpy as np
-
     count = len(values)
     if count < 2:
         return None

@@ -3,15 +3,12 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmb.errors import EnvironmentProblem
-from llmb.runs.host import usable_cores
-from llmb.worker_pool import given_to_workers, load_for_workers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -28,8 +25,6 @@ NAMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
 }
 """The variables of the page's style that the colors become."""
 WIDTH, HEIGHT, UNITS_PER_INCH = 480, 200, 72
-PAD = 3
-"""Units around a plot."""
 STYLE: Mapping[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -70,19 +65,13 @@ class Drawing:
     def svg(self) -> str:
         target = io.BytesIO()
         with self._canvas() as canvas:
-            from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-            printer = FigureCanvasSVG(canvas)
-            _fit(canvas)
-            # As ``savefig``, which would draw twice, to find the size of a plot whose size is given.
-            printer.print_svg(target, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+            canvas.savefig(target, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         return slim(target.getvalue().decode())
 
     def png(self) -> bytes:
         """On white, large enough for slides."""
         target = io.BytesIO()
         with self._canvas() as canvas:
-            _fit(canvas)
             canvas.savefig(target, format="png", dpi=4 * UNITS_PER_INCH, facecolor=PAPER)
         return target.getvalue()
 
@@ -92,45 +81,9 @@ class Drawing:
             from matplotlib.figure import Figure
 
             size = (WIDTH / UNITS_PER_INCH, self.height / UNITS_PER_INCH)
-            canvas = Figure(figsize=size, dpi=UNITS_PER_INCH)
+            canvas = Figure(figsize=size, dpi=UNITS_PER_INCH, layout="constrained")
             self.draw(canvas)
             yield canvas
-
-
-def load_library() -> None:
-    """Begins to load what draws, in a process of its own, and returns at once."""
-    if usable_cores() > 1:
-        load_for_workers(["llmb.page.charts", "matplotlib.figure", "matplotlib.backends.backend_svg"])
-
-
-@contextmanager
-def being_drawn(drawings: Sequence[Drawing]) -> Iterator[list[Callable[[], str]]]:
-    """Functions that return the drawings as SVG, in order. They raise EnvironmentProblem without matplotlib."""
-    workers = min(usable_cores(), len(drawings))
-    calls = [drawing.svg for drawing in drawings]
-    if workers < 2:
-        yield calls
-        return
-    try:
-        with given_to_workers(calls, workers) as drawn:
-            yield [one.result for one in drawn]
-    except BrokenProcessPool as error:
-        raise EnvironmentProblem("a process that drew plots was killed, perhaps out of memory") from error
-
-
-def _fit(canvas: "Canvas") -> None:
-    """Gives the axes all space that their labels and legend do not need.
-
-    As does matplotlib's constrained layout, which measures all texts twice: a third of the time that a plot takes.
-    """
-    (plot,) = canvas.axes
-    height = 0.7 if plot.get_legend() else 0.8
-    plot.set_position((0.1, 0.18, 0.88, height))  # nearly where it will be, so that it has the same ticks
-    inner, outer = plot.get_window_extent(), plot.get_tightbbox(for_layout_only=True)
-    assert outer is not None, "axes are visible"
-    gaps = inner.get_points() - outer.get_points() + [[PAD], [-PAD]]
-    (left, bottom), (right, top) = gaps / (canvas.bbox.width, canvas.bbox.height)
-    plot.set_position((left, bottom, 1 + right - left, 1 + top - bottom))
 
 
 def _style(salt: str) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from llmb import __version__
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.errors import EnvironmentProblem, unknown
 from llmb.page.contents import Contents, Section
-from llmb.page.drawing import being_drawn, standalone, themed
+from llmb.page.drawing import standalone, themed
 from llmb.report.table import markdown_table, markdown_text
 from llmb.runs.source_version import source_version
 from llmb.scratch import scratch_folder
@@ -38,12 +38,6 @@ OFFLINE = (
 
 def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
     """``shown`` returns a text as the page may have it. Raises EnvironmentProblem if a library is not installed."""
-    figures = contents.figures
-    with being_drawn([one.drawing for one in figures.values()]) as plots:
-        return _rendered(contents, shown, dict(zip(figures, plots, strict=True)))
-
-
-def _rendered(contents: Contents, shown: Callable[[str], str], plots: Mapping[str, Callable[[], str]]) -> str:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
@@ -56,7 +50,7 @@ def _rendered(contents: Contents, shown: Callable[[str], str], plots: Mapping[st
         return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     def drawn(name: str) -> Markup:
-        return Markup(_shown_in(themed(plots[name]()), shown))  # noqa: S704 (escaped by the library that drew it)
+        return Markup(_shown_in(themed(contents.figures[name].drawing.svg()), shown))  # noqa: S704 (escaped by the library that drew it)
 
     environment = Environment(
         loader=PackageLoader("llmb.page", TEMPLATES),

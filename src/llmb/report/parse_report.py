@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.catalogue.records import Window
@@ -42,20 +42,6 @@ _JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
 
 
-class EncodedRun(NamedTuple):
-    """A run of which only its part of the JSON document is known. No log is a copy of its log."""
-
-    log_path: Path
-    status: Status
-    digest: str | None
-    """That of its log's outcome."""
-    is_named: bool
-    """Its workload is known, and so the catalogue may know more of it."""
-    before_name: str
-    """The text of its result up to the display name, and after that."""
-    after_name: str
-
-
 @dataclass(frozen=True, slots=True)
 class ParseReport:
     """All runs below ``directories``, sorted by path, each with its display name."""
@@ -66,34 +52,28 @@ class ParseReport:
     names: dict[Path, str]
     full_names: bool = False
     """File names are not shortened, and shown for every run."""
-    encoded: tuple[EncodedRun, ...] = ()
-    """Further runs; only a JSON document can have some."""
 
     @property
     def counts(self) -> dict[str, int]:
-        counted = Counter([*(run.outcome.status for run in self.runs), *(run.status for run in self.encoded)])
+        counted = Counter(run.outcome.status for run in self.runs)
         return {status: counted[status] for status in get_args(Status)}
 
     @property
     def files(self) -> int:
-        return len(self.runs) + len(self.encoded)
+        return len(self.runs)
 
     def name(self, run: AnalyzedRun) -> str:
         return self.names[run.log_path]
 
 
-def parse_report(
-    roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun | EncodedRun], *, full_names: bool
-) -> ParseReport:
+def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun], *, full_names: bool) -> ParseReport:
     """Names are relative to the one directory, or to what several have in common."""
     ordered = sorted(runs, key=lambda run: run.log_path.parts)
     common = roots[0] if len(roots) == 1 else Path(os.path.commonpath([path.absolute() for path in roots]))
     paths = {run.log_path.absolute() if len(roots) > 1 else run.log_path: run.log_path for run in ordered}
     names = display_names(paths, common, full=full_names)
     shown = {own: names[path] for path, own in paths.items()}
-    known = tuple(run for run in ordered if isinstance(run, AnalyzedRun))
-    encoded = tuple(run for run in ordered if isinstance(run, EncodedRun))
-    return ParseReport(tuple(map(text_of, roots)), rule, known, shown, full_names, encoded)
+    return ParseReport(tuple(map(text_of, roots)), rule, tuple(ordered), shown, full_names)
 
 
 def one_mfu(run: AnalyzedRun) -> tuple[float, str] | tuple[None, None]:
