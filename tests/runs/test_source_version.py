@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commit of llmb is read from git's files, or from what pip recorded."""
+"""The commit of llmb is what git says, or what pip recorded."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from llmb.runs.source_version import NO_COMMIT, NO_GIT, NOT_GIT, installed_version, source_version
+from llmb.runs.source_version import NO_COMMIT, NOT_GIT, installed_version, source_version
 
 COMMIT = "1" * 40
 AUTHOR = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false")
@@ -49,31 +49,20 @@ def test_only_what_was_changed_in_the_package_is_a_modification(checkout: Path) 
     assert source_version(package).modified is True
 
 
-def test_a_worktree_packed_references_and_a_detached_head(checkout: Path, tmp_path: Path) -> None:
+def test_a_worktree_has_its_own_commit(checkout: Path, tmp_path: Path) -> None:
     first = git(checkout, "rev-parse", "HEAD")
-    worktree = tmp_path / "worktree"
-    git(checkout, "worktree", "add", "-q", "-b", "topic/one", str(worktree))
-    assert source_version(package_of(worktree)) == (first, False, None)
-    git(checkout, "pack-refs", "--all")
-    assert source_version(package_of(worktree)) == (first, False, None)
-    assert source_version(package_of(checkout)).commit == first
-    git(worktree, "checkout", "-q", "--detach")
-    assert source_version(package_of(worktree)).commit == first
+    git(checkout, "worktree", "add", "-q", "-b", "topic/one", str(tmp_path / "worktree"))
+    git(checkout, "commit", "-qm", "Second", "--allow-empty")
+    assert source_version(package_of(tmp_path / "worktree")) == (first, False, None)
+    assert source_version(package_of(checkout)).commit != first
 
 
-def test_without_git_the_commit_is_known_and_a_change_is_not(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = git(checkout, "rev-parse", "HEAD")
+def test_without_git_or_a_commit_it_is_unknown(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(checkout, "checkout", "-q", "--orphan", "empty")
+    assert source_version(package_of(checkout)) == (None, None, NO_COMMIT)
+    git(checkout, "checkout", "-q", "main")
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert source_version(package_of(checkout)) == (commit, None, NO_GIT)
-
-
-def test_a_repository_without_a_commit_is_unknown(tmp_path: Path) -> None:
-    package = package_of(tmp_path)
-    package.mkdir(parents=True)
-    (tmp_path / ".git").mkdir()
-    assert source_version(package) == (None, None, NO_COMMIT)
-    (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
-    assert source_version(package) == (None, None, NO_COMMIT)
+    assert source_version(package_of(checkout)) == (None, None, NO_COMMIT)
 
 
 @pytest.mark.parametrize(

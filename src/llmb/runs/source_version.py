@@ -11,11 +11,10 @@ from llmb.tools import ask_program
 PACKAGE = Path(llmb.__file__).resolve().parent
 COMMIT_FILE = "commit.txt"
 PATIENCE_S = 5.0
-"""How long git may take to compare the source with the commit; on a slow file system the answer is then unknown."""
-MOST_LINKS = 5
+"""How long git may take; on a slow file system the answer is then unknown."""
 NOT_GIT = "llmb was installed from a package, which does not record its commit"
-NO_COMMIT = "the checkout of llmb has no commit that can be read"
-NO_GIT = "git, which compares the source with the commit, cannot be run here"
+NO_COMMIT = "git tells no commit of the checkout of llmb here"
+NOT_COMPARED = "git did not compare the source with the commit"
 
 
 class SourceVersion(NamedTuple):
@@ -34,15 +33,21 @@ class SourceVersion(NamedTuple):
 
 
 def source_version(package: Path = PACKAGE) -> SourceVersion:
-    """Reads git's files, and runs git only to see whether the source of ``package`` was modified."""
+    """By git, where ``package`` is part of a checkout."""
     checkout = next((folder for folder in package.parents[:2] if (folder / ".git").exists()), None)
     if checkout is None:
         return _built(package) or _installed()
-    commit = _head(checkout / ".git")
-    if commit is None:
+    commit = _git(checkout, "rev-parse", "HEAD")
+    if not commit:
         return SourceVersion(None, None, NO_COMMIT)
-    modified = _is_modified(checkout, package)
-    return SourceVersion(commit, modified, NO_GIT if modified is None else None)
+    changes = _git(checkout, "status", "--porcelain", "--", str(package))
+    return SourceVersion(commit, None, NOT_COMPARED) if changes is None else SourceVersion(commit, bool(changes), None)
+
+
+def _git(checkout: Path, *words: str) -> str | None:
+    """What git prints; None if it fails or cannot be run."""
+    said = ask_program(["git", "--no-optional-locks", "-C", str(checkout), *words], PATIENCE_S)
+    return None if said.problem else said.text.strip()
 
 
 def installed_version(text: str | None) -> SourceVersion:
@@ -70,38 +75,3 @@ def _installed() -> SourceVersion:
         return installed_version(distribution("llmb").read_text("direct_url.json"))
     except (PackageNotFoundError, OSError):
         return installed_version(None)
-
-
-def _head(git: Path) -> str | None:
-    """The commit that is checked out, by the files of a repository or of one of its worktrees."""
-    try:
-        if git.is_file():  # of a worktree, which names its folder
-            git = (git.parent / git.read_text().removeprefix("gitdir:").strip()).resolve()
-        shared = git / "commondir"
-        common = (git / shared.read_text().strip()).resolve() if shared.exists() else git
-        text = (git / "HEAD").read_text().strip()
-        for _ in range(MOST_LINKS):
-            if not text.startswith("ref:"):
-                return text or None
-            text = _reference(git, common, text.removeprefix("ref:").strip())
-    except (OSError, ValueError):
-        pass
-    return None
-
-
-def _reference(git: Path, common: Path, name: str) -> str:
-    for folder in (git, common):
-        if (folder / name).is_file():
-            return (folder / name).read_text().strip()
-    for line in (common / "packed-refs").read_text().splitlines():
-        commit, _, packed = line.partition(" ")
-        if packed == name:
-            return commit
-    return ""
-
-
-def _is_modified(checkout: Path, package: Path) -> bool | None:
-    """Whether a file of the package differs from the commit, or is not in it; None if git does not tell."""
-    command = ["git", "--no-optional-locks", "-C", str(checkout), "status", "--porcelain", "--", str(package)]
-    said = ask_program(command, PATIENCE_S)
-    return None if said.problem else bool(said.text.strip())
