@@ -32,7 +32,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "pyarrow": from_parquet,
     "tokenizers": a_dataset,
     "safetensors": lambda folder: write_small_files(Catalogue(), WORKLOAD, "tiny", folder / "small"),
-    "huggingface_hub": lambda folder: Hub(folder, print).fetch("a/b", "model", (), (), lambda *_: None),
+    "huggingface_hub": lambda folder: Hub(folder).fetch("a/b", "model", (), (), lambda *_: None),
 }
 
 

@@ -293,7 +293,7 @@ def _clone_at(repository: str, commit: str, patch: Path | None, target: Path) ->
 def _download(repository: str, target: Path, cache: Path) -> Path:
     """The folder with the file of the hub that ``target`` is to be a copy of."""
     try:
-        return Hub(cache, sys.stderr.write).fetch(repository, "model", [target.name], [target.name], lambda *_: None)
+        return Hub(cache).fetch(repository, "model", [target.name], [target.name], lambda *_: None)
     except (EnvironmentProblem, InfrastructureError) as error:
         raise EnvironmentProblem(error.what, do=_hub_by_hand(repository, target)) from error
 

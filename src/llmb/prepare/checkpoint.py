@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares the weights of a fine-tuning: a checkpoint made from a Hugging Face model, or found prepared."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from llmb.checkpoints.conversion import OnNote, OnProgress
 from llmb.errors import UsageError
 from llmb.metrics.model_counts import parameter_count
 from llmb.prepare.dataset import source_of
-from llmb.prepare.hub import Hub, fetch_model
+from llmb.prepare.hub import fetch_model, hub_cache
 from llmb.prepared.folders import PreparedFolders
 from llmb.runs.checkpoint_disk import check_room
 from llmb.weights.conversion import ImportRequest, import_checkpoint
@@ -67,7 +66,7 @@ def prepare_checkpoint(
         return PreparedCheckpoint(checkpoint, made=False)
     if request.source is None and source.page:
         _check_room(model, source, folders, target)
-    path = request.source or fetch_model(source.model, source.page, folders, on_progress, on_note)
+    path = request.source or fetch_model(source.model, source.page, folders, on_progress)
     import_checkpoint(
         ImportRequest(path, target, request.workload, model, request.processes, request.largest_file_bytes),
         on_progress,
@@ -93,7 +92,7 @@ def _check_room(model: Model, source: Source, folders: PreparedFolders, target: 
     """Raises EnvironmentProblem if the disk has no room for both: the download alone would fit, and be for nothing."""
     size = PUBLISHED_BYTES * parameter_count(model)[0]
     converted = min(size, _size(partial_path(target) / WEIGHTS))
-    cache, need = Hub(folders.hub, print).cache(os.environ), size - converted
+    cache, need = hub_cache(folders.hub), size - converted
     if cache == folders.hub:
         need += size - min(size, _size(cache / f"models--{source.model.replace('/', '--')}" / "blobs"))
     what = f"downloading and converting {source.model} need"

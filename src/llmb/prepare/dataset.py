@@ -134,7 +134,7 @@ class _Preparation:
             return existing, False
         if self.request.source is None:
             name = DATASETS[self.source.dataset].repository
-            folder = fetch_dataset(self.source.dataset, self.folders, self._on_bytes(f"downloading {name}"), self.say)
+            folder = fetch_dataset(self.source.dataset, self.folders, self._on_bytes(f"downloading {name}"))
             files, source = split_files(folder), f"{name}@{folder.name}"
         else:
             files = split_files(self.request.source)
@@ -214,7 +214,7 @@ class _Preparation:
         name, file = self.source.model, self._local_tokenizer()
         if file is None:
             on_bytes = self._on_bytes(f"downloading the tokenizer of {name}")
-            folder = fetch_model(name, self.source.page, self.folders, on_bytes, self.say, weights=False)
+            folder = fetch_model(name, self.source.page, self.folders, on_bytes, weights=False)
             file = tokenizer_file(folder)
         return load_tokenizer(file, name, self.vocab_size)
 
