@@ -41,16 +41,12 @@ Seconds = Callable[[Callable[[], object]], float]
 
 
 class Case(NamedTuple):
-    """One operation. function: by its name in ``module``.
-
-    in_place: whether it writes its first argument, too.
-    """
+    """One operation. function: by its name in ``module``."""
 
     name: str
     module: ModuleType
     function: str
     arguments: tuple[Any, ...]
-    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +149,6 @@ def cast_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
 def rotary_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
     tables = rotary_tables(model, torch.arange(rows, device=device))
     of_query, of_value, size = model.attention_heads, model.kv_heads, model.head_dim
-    product = random(rows, (of_query + of_value) * size, device)
-    turned = product, tables.rotation, of_query + of_value, size
-    yield Case("rotation in place", rotary, "rotate_in_place", turned, in_place=True)
     given = (
         random(rows, number * size, device).view(1, rows, number, size) for number in (of_query, of_value, of_value)
     )
@@ -173,7 +166,7 @@ def measure(model: str, case: Case, seconds: Seconds) -> Measured:
     arguments = case.arguments
     kernel = getattr(kernels_of(case.module), case.function)
     first = next(each for each in tree_leaves(arguments) if isinstance(each, Tensor))
-    size = moved_bytes(arguments, kernel(*arguments)) + (first.nbytes if case.in_place else 0)
+    size = moved_bytes(arguments, kernel(*arguments))
     sets = copies(arguments)
     sources = [(first.new_empty(size // 2, dtype=torch.uint8),) for _ in sets]
     plain, own = (compiled(each) for each in (getattr(case.module, case.function), kernel))

@@ -102,7 +102,6 @@ def attempt(
 
 
 def close(found: Any, expected: Any) -> bool:  # noqa: ANN401 (what kernels return)
-    """In-place kernels return nothing to compare."""
     pairs = zip(tree_leaves(found), tree_leaves(expected), strict=True)
     return all(apart(one, other) <= CLOSE for one, other in pairs if isinstance(one, Tensor))
 

@@ -26,7 +26,6 @@ from llmb.engine.attention_backend import (
     choose_attention,
     documents_of,
     query_key_value,
-    takes_parts,
 )
 from llmb.engine.loop import prepare_stages
 from llmb.engine.model import attention
@@ -61,7 +60,7 @@ def alone(tiny_plan: Callable[..., Plan]) -> Iterator[Alone]:
 
 
 def operators_of(core: CausalAttention, plan: Plan, ranks: Ranks) -> set[str]:
-    heads, masks = query_key_value(plan, ranks, takes_parts=False), documents_of(plan, ranks, varlen=False)
+    heads, masks = query_key_value(plan, ranks), documents_of(plan, ranks, varlen=False)
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         core(*heads, masks).sum().backward()
     return {event.key for event in profiled.key_averages()}
@@ -100,23 +99,10 @@ def test_a_trial_times_all_layers(alone: Alone) -> None:
     cores = attention_cores(prepare_stages(plan, ranks))
     assert {core.chunk_size for core in cores} == {None, plan.recipe.model.chunked_attention.chunk_size}
     for backend in OPERATORS:
-        trial = attempt(cores, plan, ranks, backend, True, takes_parts=False)
+        trial = attempt(cores, plan, ranks, backend, True)
         assert trial.problem is None
         assert trial.milliseconds > 0
-    assert attempt(cores, plan, ranks, "math", False, takes_parts=True).milliseconds is None
-
-
-@pytest.mark.parametrize(("recompute", "parts"), [("none", True), ("selective", False)])
-def test_a_backend_is_tried_with_the_strides_of_the_run(recompute: str, parts: bool, alone: Alone) -> None:
-    """Of which a kernel may want to know before the first step: in FP8, heads stay where their product wrote them."""
-    plan, ranks = alone(dtype="fp8", emulate_fp8=True, recompute=recompute)
-    stages = prepare_stages(plan, ranks)
-    seen = []
-    for core in attention_cores(stages):
-        core.register_forward_pre_hook(lambda _core, heads: seen.append([part.untyped_storage() for part in heads[:3]]))
-    choose_attention(stages, plan, ranks)
-    assert takes_parts(stages) == parts
-    assert {query.data_ptr() == key.data_ptr() == value.data_ptr() for query, key, value in seen} == {parts}
+    assert attempt(cores, plan, ranks, "math", False).milliseconds is None
 
 
 def test_documents_have_repeated_heads_where_torch_groups_none(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +113,10 @@ def test_documents_have_repeated_heads_where_torch_groups_none(alone: Alone, mon
 
     plan, ranks = alone(document_tokens=40)
     cores, on_gpu = attention_cores(prepare_stages(plan, ranks)), plan.model_copy(update={"device": "cuda"})
-    found = [attempt(cores, on_gpu, ranks, "varlen", False, takes_parts=False)]
+    found = [attempt(cores, on_gpu, ranks, "varlen", False)]
     for module in (attention, attention_backend):
         monkeypatch.setattr(module, "varlen_attn", of_torch_2_11)
-    found.append(attempt(cores, on_gpu, ranks, "varlen", False, takes_parts=False))
+    found.append(attempt(cores, on_gpu, ranks, "varlen", False))
     assert [(trial.problem, trial.repeats_heads) for trial in found] == [(None, False), (None, True)]
     heads, segments = torch.randn(8, 2, 4), Segments(torch.tensor([0, 8]), torch.tensor([0, 8]), None)
     assert attention.varlen_kernel(heads, heads, heads, segments, 8) is heads
@@ -206,7 +192,7 @@ def test_every_layer_of_a_run_is_compared_with_exact_attention(
     plan, ranks = alone(workload, document_tokens=document_tokens, dtype=dtype, overrides={"seq_len": 192})
     cores = attention_cores(prepare_stages(plan, ranks))
     for backend in ("flash",) if document_tokens is None else ("flash", "varlen"):
-        assert attempt(cores, plan, ranks, backend, False, takes_parts=False).problem is None
+        assert attempt(cores, plan, ranks, backend, False).problem is None
 
 
 def test_flash_attention_3_is_used_while_it_is_asked_for_and_where_it_is_installed(
@@ -214,10 +200,10 @@ def test_flash_attention_3_is_used_while_it_is_asked_for_and_where_it_is_install
 ) -> None:
     plan, ranks = alone()
     cores = attention_cores(prepare_stages(plan, ranks))
-    missing = attempt(cores, plan, ranks, "flash3", False, takes_parts=False)
+    missing = attempt(cores, plan, ranks, "flash3", False)
     assert missing.problem == "No module named 'flash_attn_interface'"
     monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
-    incomplete = attempt(cores, plan, ranks, "flash3", False, takes_parts=False)
+    incomplete = attempt(cores, plan, ranks, "flash3", False)
     assert incomplete.problem == "Module 'flash_attn_interface' does not expose FA3 forward kernels"
     kernels = SimpleNamespace(fwd=None, bwd=None)
     monkeypatch.setitem(torch.ops.__dict__, "flash_attn_3", kernels)

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from llmb.catalogue.records import Model
-from llmb.engine.model.attention import rotary_tables
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.precision.apply import (
     drop_kept,
@@ -21,14 +20,13 @@ from llmb.engine.precision.apply import (
     join_casts,
     kept_in,
     layers_of,
-    rotates_in_place,
 )
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.transformations import apply_compile, apply_recompute
 from llmb.runs.attention import ProductDtype
 
 Randomised = Callable[[Model], Decoder]
-STEPS = (join_casts, fuse_activations, partial(fuse_rotation, in_place=True))
+STEPS = (join_casts, fuse_activations, fuse_rotation)
 DEVICE = "cuda"
 FEW_CASES = [("none", "llama", False), ("selective", "llama4", False), ("full", "nemotron4", False)]
 TOKENS = torch.randint(512, (2, 17), generator=torch.Generator().manual_seed(3))
@@ -106,11 +104,11 @@ def test_rotation_in_a_product_changes_nothing_when_it_is_recomputed(
     models: dict[str, Model],
     randomised: Randomised,
 ) -> None:
-    """Bit by bit. Selective recomputation keeps the product, which is therefore not changed."""
+    """Bit by bit."""
     plain, fused = (randomised(models[name]).bfloat16() for _ in range(2))
     in_fp8(plain, 2, product_dtype="fp8")
     in_fp8(fused, 2, product_dtype="fp8")
-    fuse_rotation(fused, in_place=mode != "selective")
+    fuse_rotation(fused)
     torch.compiler.reset()
     if mode == "selective":
         apply_recompute(fused, mode)
@@ -119,29 +117,6 @@ def test_rotation_in_a_product_changes_nothing_when_it_is_recomputed(
     if mode == "full":
         apply_recompute(fused, mode)
     assert_equal(results(fused), results(plain))
-
-
-def test_a_kept_product_is_not_rotated_in_place(models: dict[str, Model], randomised: Randomised) -> None:
-    model = randomised(models["llama"]).bfloat16()
-    in_fp8(model, 3, product_dtype="fp8")
-    apply_recompute(model, "selective")
-    with pytest.raises(RuntimeError, match="has been mutated"):
-        results(model)
-
-
-@pytest.mark.parametrize("name", ["llama", "nemotron4"])
-def test_query_key_and_value_are_kept_in_one_tensor(
-    name: str, models: dict[str, Model], randomised: Randomised
-) -> None:
-    """Which is the product, so that nothing else is kept of attention's input."""
-    model = randomised(models[name]).bfloat16()
-    in_fp8(model, 3)
-    attention = model.layers["0"].self_attn
-    rotary = rotary_tables(models[name], torch.arange(24))
-    parts = attention.rotated(torch.randn(2, 24, 128).bfloat16(), rotary)
-    assert [part.shape for part in parts] == [(2, 24, heads, 16) for heads in (8, 4, 4)]
-    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
-    assert parts[0].untyped_storage().nbytes() == 2 * sum(part.numel() for part in parts)
 
 
 @pytest.mark.parametrize("delayed", [False, True])
@@ -262,12 +237,3 @@ def test_a_gpu_computes_in_one_pass_what_it_does_in_several(
     usual = error(computed(2, compiled=False))
     for steps, compiled in ((3, False), (2, True), (3, True)):
         assert error(computed(steps, compiled=compiled)) <= 1.25 * usual
-
-
-@pytest.mark.parametrize(
-    ("layout", "recompute", "expected"),
-    [({}, "none", True), ({}, "full", True), ({}, "selective", False), ({"cp": 2}, "none", False)],
-)
-def test_rotation_is_in_place_only_where_that_keeps_no_more(tiny_plan, layout, recompute, expected):
-    plan = tiny_plan(dtype="fp8", emulate_fp8=True, recompute=recompute, overrides=layout)
-    assert rotates_in_place(plan) == expected

@@ -33,7 +33,6 @@ from llmb.engine.model.documents import document_segments
 from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
-from llmb.engine.precision.layers import RotatedAttention
 from llmb.runs.attention import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
 from llmb.runs.plan import EnginePlan
 
@@ -101,7 +100,7 @@ def flash_attention_3() -> Iterator[None]:
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
     """Sets up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks if none can be used."""
     cores = attention_cores(stages)
-    attempted = partial(attempt, cores, plan, ranks, takes_parts=takes_parts(stages))
+    attempted = partial(attempt, cores, plan, ranks)
     packed = first_documents(plan) is not None
     trials = try_backends(plan.attention_backend, plan.device, attempted, packed=packed)
     forget_memory(ranks.device)
@@ -116,24 +115,17 @@ def attention_cores(stages: Sequence[Decoder]) -> list[CausalAttention]:
     return [module for stage in stages for module in stage.modules() if isinstance(module, CausalAttention)]
 
 
-def takes_parts(stages: Sequence[Decoder]) -> bool:
-    """Whether query, key and value are parts of one tensor, with strides that a kernel might refuse."""
-    return any(isinstance(module, RotatedAttention) and module.in_place for each in stages for module in each.modules())
-
-
 def attempt(
     cores: Sequence[CausalAttention],
     plan: EnginePlan,
     ranks: Ranks,
     backend: AttentionBackend,
     timed: bool,
-    *,
-    takes_parts: bool,
 ) -> Trial:
     """Tries ``backend`` on the model's own attention. A collective; the result is the same on all ranks."""
     if backend == "varlen" and (problem := varlen_problem(plan)):
         return Trial(backend=backend, problem=problem)
-    measure = partial(try_layers, cores, plan, ranks, backend, timed=timed and ranks.is_first, takes_parts=takes_parts)
+    measure = partial(try_layers, cores, plan, ranks, backend, timed=timed and ranks.is_first)
     if backend == "varlen" and plan.device == "cuda" and not groups_heads_of_documents():
         return try_heads(backend, measure, ranks, repeats_heads=True)
     model = plan.recipe.model
@@ -148,7 +140,6 @@ def try_layers(
     repeats_heads: bool,
     *,
     timed: bool,
-    takes_parts: bool,
 ) -> Tried:
     """Runs one layer of each kind; its time counts for all layers of its kind."""
     kinds = {core.chunk_size: core for core in cores}
@@ -156,7 +147,7 @@ def try_layers(
     milliseconds, distances = 0.0, list[float]()
     for kind, core in kinds.items():
         core.backend, core.repeats_heads = backend, repeats_heads
-        heads = query_key_value(plan, ranks, takes_parts=takes_parts)
+        heads = query_key_value(plan, ranks)
         generator = torch.Generator(ranks.device).manual_seed(plan.seed + 1)
         gradient = torch.empty_like(heads[0], requires_grad=False).normal_(generator=generator)
         once = passes(core, heads, gradient, documents_of(plan, ranks, varlen=backend == "varlen"))
@@ -235,21 +226,18 @@ def first_documents(plan: EnginePlan) -> Tensor | None:
     return build_data(plan).micro_batch(range(plan.recipe.layout.mbs)).starts
 
 
-def query_key_value(plan: EnginePlan, ranks: Ranks, *, takes_parts: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """As a layer gets them for one micro-batch; ``takes_parts``: of one tensor."""
+def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+    """As a layer gets them for one micro-batch."""
     model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
     generator = torch.Generator(device).manual_seed(plan.seed)
 
     def heads(tokens: int, number: int) -> Tensor:
         shape = (layout.mbs, tokens, number // layout.tp, model.head_dim)
-        return torch.randn(shape, generator=generator, device=device, dtype=compute_dtype(plan.recipe.dtype))
+        dtype = compute_dtype(plan.recipe.dtype)
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype, requires_grad=True)
 
     query = heads(layout.seq_len // layout.cp, model.attention_heads)
-    key, value = (heads(layout.seq_len, model.kv_heads) for _ in range(2))
-    if takes_parts:
-        sizes = [part.shape[-2] for part in (query, key, value)]
-        query, key, value = torch.split(torch.cat((query, key, value), -2), sizes, -2)
-    return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
+    return query, heads(layout.seq_len, model.kv_heads), heads(layout.seq_len, model.kv_heads)
 
 
 def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents | None:

@@ -33,11 +33,10 @@ from llmb.engine.kernels.fp8_cast import (
     has_kernel,
     largest_value,
 )
-from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate, rotate_in_place, rotated_back
+from llmb.engine.kernels.rotary import cast_rotated_gradient, rotated_back
 from llmb.engine.model.attention import rotary_tables
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
-from llmb.engine.precision.apply import rotates_in_place
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 from llmb.errors import EnvironmentProblem, itemized
 from llmb.runs.environment import KernelCheck
@@ -221,10 +220,6 @@ def rotation_checks(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: V
     if plan.recipe.model.qk_norm is not None:
         return
     shape = sizes.rows, sizes.query + 2 * sizes.value
-    if rotates_in_place(plan):
-        yield KernelTrial(
-            "rotary_triton", "rotate_in_place", shape, partial(rotation_parts, plan, ranks, sizes, values)
-        )
     given = partial(rotation_gradient_parts, plan, ranks, sizes, values)
     yield KernelTrial("rotary_triton", "cast_rotated_gradient", shape, given)
 
@@ -281,17 +276,6 @@ def activation_gradient_parts(values: Values, shape: tuple[int, int], activation
 def inputs_of(values: Values, shape: tuple[int, int], activation: Activation) -> Tensor:
     rows, features = shape
     return values(rows, 2 * features if activation == "swiglu" else features)
-
-
-def rotation_parts(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: Values) -> Parts:
-    head_dim = plan.recipe.model.head_dim
-    product, rotation = values(sizes.rows, sizes.query + 2 * sizes.value), rotation_of(plan, ranks)
-    rotated = (sizes.query + sizes.value) // head_dim
-    heads = product.view(sizes.batch, sizes.seq, -1, head_dim)
-    expected = torch.cat((rotate(heads[:, :, :rotated], factors_of(rotation)), heads[:, :, rotated:]), 2)
-    rotate_in_place(product, rotation, rotated, head_dim)
-    expected = expected.view(product.shape)
-    yield from ((product[own], expected[own]) for own in slices(*product.shape))
 
 
 def rotation_gradient_parts(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: Values) -> Parts:

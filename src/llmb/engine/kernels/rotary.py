@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embeddings in the product of query, key and value, and in the cast of its gradient.
+"""Rotary embeddings, and their gradient in the cast of that of the product of query, key and value.
 
 The product has one row for each token, with the heads of the queries, of the keys and of the values side by side.
-``rotate_in_place`` and ``cast_rotated_gradient`` have a Triton kernel for GPUs, in ``rotary_triton``, and torch code,
-which is its reference.
+``cast_rotated_gradient`` has a Triton kernel for GPUs, in ``rotary_triton``, and torch code, which is its reference.
 """
 
 import torch
@@ -11,19 +10,6 @@ from torch import Tensor
 
 from llmb.engine.kernels.arguments import BothWays, Heads, RotaryFactors, Rotation
 from llmb.engine.kernels.fp8_cast import cast_both_ways, has_kernel
-
-
-def rotate_in_place(product: Tensor, rotation: Rotation, heads: int, head_dim: int) -> None:
-    """Rotates the first ``heads`` heads, those of queries and keys, of a product [batch * seq, outputs]."""
-    if has_kernel(product, "rotary_triton"):
-        from llmb.engine.kernels import rotary_triton
-
-        rotary_triton.rotate_in_place(product, rotation, heads, head_dim)
-        return
-    cos = rotation.cos
-    batch = 1 if cos.ndim == 2 else len(cos)
-    turned = product[:, : heads * head_dim].view(-1 if cos.ndim == 2 else batch, cos.shape[-2], heads, head_dim)
-    turned.copy_(rotate(turned, factors_of(rotation)))
 
 
 def factors_of(rotation: Rotation) -> RotaryFactors:

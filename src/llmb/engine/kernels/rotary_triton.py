@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton kernels of ``rotary``.
+"""The Triton kernel of ``rotary``.
 
 A program takes some rows of several heads, because cos and sin of a row are larger than the row of a head: those of the
 first head are in the cache for the others. Both elements of a pair are in the same thread. Intermediate values are
@@ -31,52 +31,6 @@ def _tables(cos, sin, table, live_row, piece: tl.constexpr, PAIRS: tl.constexpr,
     pair = piece * COLUMNS + tl.arange(0, COLUMNS)
     place, inside = table[:, None] * PAIRS + pair[None, :], live_row[:, None] & (pair[None, :] < PAIRS)
     return tl.load(cos + place, mask=inside, other=0.0), tl.load(sin + place, mask=inside, other=0.0)
-
-
-@triton.jit
-def rotate_kernel(
-    product,
-    cos,
-    sin,
-    rows,
-    heads,
-    table_rows,
-    stride,
-    PAIRS: tl.constexpr,
-    HEAD: tl.constexpr,
-    PIECES: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    EACH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Interleaved, both elements of a pair are in the same tile, which is twice as wide."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    live_row = row < rows
-    table, row = (row % table_rows).to(tl.int64), row.to(tl.int64)
-    group = tl.program_id(1)
-    for piece in tl.static_range(PIECES):
-        first, second, end, second_end = _columns(piece, PIECES, PAIRS, HEAD, COLUMNS)
-        if INTERLEAVED:
-            first, end = 2 * piece * COLUMNS + tl.arange(0, 2 * COLUMNS), 2 * PAIRS
-        cosine, sine = _tables(cos, sin, table, live_row, piece, PAIRS, COLUMNS)
-        for number in range(EACH):
-            head = group * EACH + number
-            live = live_row[:, None] & (first[None, :] < end) & (head < heads)
-            live_second = live_row[:, None] & (second[None, :] < second_end) & (head < heads)
-            begin = product + row[:, None] * stride + head * HEAD
-            one = tl.load(begin + first[None, :], mask=live, other=0.0).to(tl.float32)
-            if INTERLEAVED:
-                one, two = tl.split(tl.reshape(one, [ROWS, COLUMNS, 2]))
-            else:
-                two = tl.load(begin + second[None, :], mask=live_second, other=0.0).to(tl.float32)
-            turned = (one * cosine - two * sine).to(product.dtype.element_ty)
-            beside = (two * cosine + one * sine).to(product.dtype.element_ty)
-            if INTERLEAVED:
-                turned = tl.reshape(tl.join(turned, beside), [ROWS, 2 * COLUMNS])
-            else:
-                tl.store(begin + second[None, :], beside, mask=live_second)
-            tl.store(begin + first[None, :], turned, mask=live)
 
 
 @triton.jit
@@ -262,32 +216,6 @@ def _heads_of_pairs(part: Tensor) -> Tensor:
     return part if even and part.stride(-1) == 1 else part.clone(memory_format=torch.contiguous_format)
 
 
-@triton_op("llmb::rotate_in_place", mutates_args={"product"})
-def _rotate_in_place(product: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, heads: int, head_dim: int) -> None:
-    cosine, sine = cos.contiguous(), sin.contiguous()
-    rows, pairs = product.shape[0], cos.shape[-1]
-    if not product.numel():
-        return
-    high, wide = _tile(pairs)
-    wrap_triton(rotate_kernel)[(triton.cdiv(rows, high), triton.cdiv(heads, HEADS))](
-        product,
-        cosine,
-        sine,
-        rows,
-        heads,
-        cosine.numel() // pairs,
-        product.stride(0),
-        PAIRS=pairs,
-        HEAD=head_dim,
-        PIECES=triton.cdiv(pairs, wide),
-        INTERLEAVED=interleaved,
-        EACH=HEADS,
-        ROWS=high,
-        COLUMNS=wide,
-        num_warps=WARPS,
-    )
-
-
 @triton_op("llmb::cast_rotated_gradient", mutates_args={})
 def _cast_rotated_gradient(
     query: Tensor,
@@ -338,11 +266,6 @@ def _cast_rotated_gradient(
             num_warps=WARPS,
         )
     return values, transposed, amax
-
-
-def rotate_in_place(product: Tensor, rotation: Rotation, heads: int, head_dim: int) -> None:
-    """See ``rotary.rotate_in_place``: product [batch * seq, outputs], ``heads`` of it first."""
-    _rotate_in_place(product, *rotation, heads, head_dim)
 
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:

@@ -4,7 +4,7 @@
 With delayed scaling and trained weights (``[ ]`` is a cast by the scale of that tensor)::
 
     hidden --norm--[input of qkv]--+
-             wq, wk, wv --[weight]-+--product--rotation in place--attention--[input of o]--+
+             wq, wk, wv --[weight]-+--product--rotation--attention--[input of o]--+
                                                                              wo --[weight]-+--product--+
     hidden --add--------------------------------------------------------------------------------------+
       |

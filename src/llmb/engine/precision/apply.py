@@ -64,16 +64,10 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
             cast_attention_again(block)
     for stage in stages if fuses else ():
         fuse_activations(stage)
-        fuse_rotation(stage, in_place=rotates_in_place(plan))
+        fuse_rotation(stage)
     if keep_weights:
         for block in [block for stage in stages for block in fp8_blocks(stage, plan)]:
             keep_from_forward_on(block)
-
-
-def rotates_in_place(plan: EnginePlan) -> bool:
-    """Not if selective recomputation keeps the product as it was. And with context parallelism, keys and values are
-    gathered elsewhere: a query that is part of the product would keep them until the backward pass."""
-    return plan.recompute != "selective" and plan.recipe.layout.cp == 1
 
 
 def check_device(device: torch.device) -> None:
@@ -152,11 +146,10 @@ def fuse_activations(stage: nn.Module) -> None:
             module.products = FusedFp8Products()
 
 
-def fuse_rotation(stage: nn.Module, *, in_place: bool) -> None:
-    """Rotates in the product where only positions come between it and attention; after ``join_casts``."""
-    replace_modules(
-        stage, Attention, lambda whole: RotatedAttention(whole, in_place=in_place) if only_rotates(whole) else None
-    )
+def fuse_rotation(stage: nn.Module) -> None:
+    """Casts gradients while they are rotated back, where only positions come between product and attention; after
+    ``join_casts``."""
+    replace_modules(stage, Attention, lambda whole: RotatedAttention(whole) if only_rotates(whole) else None)
 
 
 def keep_from_forward_on(block: Staged) -> None:

@@ -16,7 +16,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from llmb.engine.kernels.arguments import Activation, Heads, Rotation
 from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient, cast_both_ways, transpose
-from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate, rotate_in_place
+from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate
 from llmb.engine.model.sequence_shard import SEQUENCE, gathered, overlapped
 from llmb.engine.parallel.collectives import Group, finish, start_scatter
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, Scaled, cast_tensor, multiply
@@ -319,25 +319,22 @@ class Fp8Activated(torch.autograd.Function):
 class Fp8Rotated(torch.autograd.Function):
     """Rotated query and key, and value: [batch, seq, heads, head_dim] each.
 
-    Arguments: ``Operands``, weights, ``Rotation``, head_dim, batch, and whether to rotate in place.
+    Arguments: ``Operands``, weights, ``Rotation``, head_dim and batch.
     """
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (torch's interface)
         given = Operands(*arguments[:WEIGHTS])
-        *weights, cos, sin, interleaved, head_dim, batch, in_place = arguments[WEIGHTS:]
+        *weights, cos, sin, interleaved, head_dim, batch = arguments[WEIGHTS:]
         ctx.interleaved, rotation = interleaved, Rotation(cos, sin, interleaved)
         save(ctx, given, weights, [cos, sin])
         product = forward(ctx, given, weights)
         of_query, of_key, of_value = (size // head_dim for size in ctx.outputs)
-        if in_place:
-            rotate_in_place(product, rotation, of_query + of_key, head_dim)
         heads = product.view(batch, -1, of_query + of_key + of_value, head_dim)
         query, key, value = torch.split(heads, [of_query, of_key, of_value], -2)
-        if in_place:
-            return query, key, value
         factors = factors_of(rotation)
-        return rotate(query, factors), rotate(key, factors), value
+        # A view of the product would keep queries and keys for the backward pass, from before the rotation.
+        return rotate(query, factors), rotate(key, factors), value.contiguous()
 
     @staticmethod
     @once_differentiable

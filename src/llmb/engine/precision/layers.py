@@ -3,8 +3,7 @@
 before, what casts its results while it computes them.
 
 - MLPs cast what the activation computes.
-- Attention rotates queries and keys where their product wrote them: query, key and value stay parts of one tensor, and
-  their gradients are cast while they are rotated back.
+- Attention casts the gradients of query, key and value while it rotates them back.
 
 Each takes the modules of the layer that it replaces: parameters keep their names.
 """
@@ -222,25 +221,21 @@ def cast_activation(first: Fp8Linear | Fp8Joined, last: Fp8Linear, hidden: Tenso
 
 
 class RotatedAttention(Attention):
-    """``whole``, of which only positions come between product and attention, and whose modules it takes.
+    """``whole``, of which only positions come between product and attention, and whose modules it takes."""
 
-    in_place: rotates where the product wrote them, instead of in new tensors; see ``apply.rotates_in_place``.
-    """
-
-    def __init__(self, whole: Attention, *, in_place: bool) -> None:
+    def __init__(self, whole: Attention) -> None:
         nn.Module.__init__(self)
         assert only_rotates(whole)
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = whole.q_proj, whole.k_proj, whole.v_proj, whole.o_proj
         self.qkv = Fp8Joined(self, *whole.qkv.names)
         self.qkv_adapter, self.q_norm, self.k_norm = None, None, None
         self.head_dim, self.position, self.core = whole.head_dim, whole.position, whole.core
-        self.in_place = in_place
 
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.qkv, Fp8Joined)
         assert isinstance(self.position, RotaryPosition)
         batch = hidden.shape[0]
-        more = *rotary.rotation, self.head_dim, batch, self.in_place
+        more = *rotary.rotation, self.head_dim, batch
         query, key, value = apply(Fp8Rotated, *operands(self.qkv, hidden), *more)
         return query, key, value
 
