@@ -28,7 +28,6 @@ CALLS = {
     "checkpoint import": ("checkpoint", "import", "missing", "new", "-w", MODEL),
     "bench gemm": ("bench", "gemm", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
     "bench attention": ("bench", "attention", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
-    "bench checkpoint": ("bench", "checkpoint", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3", "--path", "."),
     "config show": ("config", "show", "-w", MODEL, "--json"),
     "prepare sample": ("prepare", "sample", "small", "-w", FINE_TUNING),
     "prepare dataset": ("prepare", "dataset", "-w", FINE_TUNING, "--source", "missing"),
@@ -39,7 +38,6 @@ CALLS = {
 FAILING = {
     "bench gemm": "is not divisible by MBS x DP = 3",
     "bench attention": "is not divisible by MBS x DP = 3",
-    "bench checkpoint": "is not divisible by MBS x DP = 3",
     "checkpoint import": "missing",
     "memory": "the layout has ranks 0 to 1",
     "prepare dataset": "missing",

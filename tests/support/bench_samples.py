@@ -5,8 +5,7 @@ from typing import Any
 
 from llmb.bench.gpus import compare_parts, outlier_rule
 from llmb.bench.pairs import NodeReading, NodeVerdict, PairFigures, PairReading, PairwiseResult
-from llmb.bench.records import CheckpointTrial, Measurement, MeasurementFile, NotMeasured, RepeatedStep
-from llmb.checkpoints.times import RankTransfer, checkpoint_time
+from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import gpus_document, history_document, measurement_document, pairs_document
 from llmb.schedulers.lookup import find_scheduler
 
@@ -25,30 +24,8 @@ def sample_file() -> MeasurementFile:
     )
 
 
-def sample_trial() -> CheckpointTrial:
-    ranks = [RankTransfer(rank=0, size_bytes=1, duration_s=0.1)]
-    return CheckpointTrial(
-        path="/scratch",
-        file_system="ext4",
-        mounted_at="/scratch",
-        source="/dev/sda1",
-        free_bytes=1,
-        size_bytes=1,
-        files=1,
-        saved_after=1,
-        killed="",
-        save=checkpoint_time("save", 0.0, 0.1, 1, ranks),
-        load=checkpoint_time("load", 0.0, 0.1, None, ranks),
-        cache="dropped",
-        cache_reason=None,
-        steps=(RepeatedStep(step=1, loss=1.0, resumed_loss=1.0, grad_norm=1.0, resumed_grad_norm=1.0),),
-        tolerance=0.0,
-        runs=("", ""),
-    )
-
-
 def sample_measurements() -> dict[str, Any]:
-    return measurement_document(sample_file().model_copy(update={"checkpoint": sample_trial()}))
+    return measurement_document(sample_file())
 
 
 def sample_history() -> dict[str, Any]:

@@ -21,9 +21,9 @@ from llmb.verdict.judgement import default_tolerance
 State = Literal["queued", "starting", "running", "ended"]
 Standing = Literal["too early", "as expected", "slower", "faster"]
 PACE_STEPS = 20
-"""The pace is that of the last steps, so that it soon tells of a change."""
+"""The pace is that of the last steps, so that a change shows soon."""
 FEWEST_STEPS = 10
-"""Of fewer steps, whether they are as expected is not told."""
+"""Fewer steps do not show whether they are as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class RunView:
 
 
 def find_pace(steps: Sequence[StepNews]) -> Pace | None:
-    """Of the steps of one attempt, in order; None without a step whose time counts."""
+    """The pace of the steps of one attempt, in order; None without a step whose time counts."""
     counted = [step for step in steps if not step.profiled and math.isfinite(step.step_time_s)]
     last = (counted[1:] or counted)[-PACE_STEPS:]
     if not last:

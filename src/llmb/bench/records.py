@@ -3,18 +3,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import model_validator
 
 from llmb.bench.jobs import DeviceReport, Timing
 from llmb.catalogue.records import Record
-from llmb.checkpoints.times import CheckpointTime
 
 PROGRAM = "llmb.bench.worker.every_gpu"
 JOB, PARTS = "gpus_job.json", "gpus"
 """A file and a folder, in the folder that the program is called with."""
-BENCHMARKS = ("gemm", "attention", "memory", "transfer", "launch", "collectives", "gpus", "checkpoint")
+BENCHMARKS = ("gemm", "attention", "memory", "transfer", "launch", "collectives", "gpus")
 
 
 class Measurement(Record):
@@ -30,7 +29,7 @@ class Measurement(Record):
     size_bytes: int | None = None
     node: str
     device: str
-    """The GPU's name as its driver gives it, or the CPU's model; of ``checkpoint`` the file system."""
+    """The GPU's name as its driver gives it, or the CPU's model."""
     rank: int | None = None
     """Rank of the process that measured; None where a group measured together."""
     ranks: int = 1
@@ -93,72 +92,6 @@ class NotMeasured(Record):
     out_of_memory: bool = False
 
 
-class RepeatedStep(Record):
-    """A step that was trained twice: by the run that was killed, and by the one that resumed its checkpoint."""
-
-    step: int
-    loss: float | None
-    resumed_loss: float | None
-    grad_norm: float | None
-    resumed_grad_norm: float | None
-
-    @property
-    def is_equal(self) -> bool:
-        """To the bit."""
-        return (self.loss, self.grad_norm) == (self.resumed_loss, self.resumed_grad_norm)
-
-    @property
-    def loss_difference(self) -> float:
-        return abs((self.loss or 0.0) - (self.resumed_loss or 0.0))
-
-    def is_same(self, tolerance: float) -> bool:
-        """Equal to the bit, or with a tolerance, its loss within that."""
-        return self.is_equal or (tolerance > 0 and self.loss_difference <= tolerance)
-
-
-class CheckpointTrial(Record):
-    """What came of a training that was saved, killed and resumed."""
-
-    path: str
-    """The user's folder."""
-    file_system: str | None
-    """Its type, such as ``lustre``; None, as the next two, where the mounts are not known."""
-    mounted_at: str | None
-    source: str | None
-    free_bytes: int
-    """Before."""
-    size_bytes: int
-    """All files of the checkpoint."""
-    files: int
-    saved_after: int
-    """Steps."""
-    killed: str
-    """How the first run ended, in words."""
-    save: CheckpointTime
-    load: CheckpointTime
-    cache: Literal["dropped", "not dropped"]
-    """Whether the files were out of this machine's memory when they were loaded."""
-    cache_reason: str | None
-    steps: tuple[RepeatedStep, ...]
-    tolerance: float
-    """How far losses may differ; 0 if they have to be equal to the bit."""
-    runs: tuple[str, str]
-    """Folders of the run that was killed and of the one that resumed."""
-
-    @property
-    def file_system_text(self) -> str:
-        return f"{self.file_system} at {self.mounted_at}" if self.file_system else "an unknown file system"
-
-    @property
-    def load_case(self) -> str:
-        """It has a word of its own for what came from memory, which is not compared with what came from the disk."""
-        return "load" if self.cache == "dropped" else "load_from_memory"
-
-    @property
-    def first_difference(self) -> RepeatedStep | None:
-        return next((step for step in self.steps if not step.is_same(self.tolerance)), None)
-
-
 class MeasurementFile(Record):
     """What one call of ``llmb bench`` measured on one node."""
 
@@ -173,8 +106,6 @@ class MeasurementFile(Record):
     not_measured: tuple[NotMeasured, ...] = ()
     recipe: str | None = None
     """Whose shapes they are, with its layout; None where no recipe decides them."""
-    checkpoint: CheckpointTrial | None = None
-    """What ``llmb bench checkpoint`` found; None for other benchmarks."""
 
 
 class PartReport(Record):

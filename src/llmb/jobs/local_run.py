@@ -107,10 +107,8 @@ class LocalRun:
         if gpus and (pids := sorted({pid for each in gpus.processes() for pid in each or ()})):
             yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
 
-    def start(
-        self, on_step: Callable[[StepNews], None], say: Say, kill_when: Callable[[RunFolder], bool] = lambda _: False
-    ) -> EndedRun:
-        """Runs it to its end, successful or not, and writes its record. ``kill_when`` is asked again and again.
+    def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:
+        """Runs it to its end, successful or not, and writes its record.
 
         Raises UserInterrupt once an interrupted run is recorded, EnvironmentProblem if files cannot be written.
         """
@@ -126,7 +124,7 @@ class LocalRun:
         with writing(folder.path):
             record, row = self._begin(spec, folder, variables, say)
             try:
-                end = End(run_workers(command, variables, folder, on_time, lambda: kill_when(folder)))
+                end = End(run_workers(command, variables, folder, on_time))
             except Interrupted as signal:
                 end = End(INTERRUPTED, str(signal), cancelled=True)
             result = conclude_run(folder, record, end)

@@ -93,17 +93,6 @@ def end_tree(process: Process) -> None:
     process.wait()
 
 
-def kill_workers(process: Process) -> None:
-    """Kills all that the launcher started, at once, as a crash would; it then names a rank that it lost, and ends.
-
-    It is stopped meanwhile, since it asks the other ranks to end in order as soon as one has ended.
-    """
-    signal_process(process.pid, signal.SIGSTOP)
-    for pid in family(process.pid)[1:]:
-        signal_process(pid, signal.SIGKILL)
-    signal_process(process.pid, signal.SIGCONT)
-
-
 def wait_for_stopped(process: Process) -> None:
     """Waits for ``process`` while it ends its children. Stopped ones get the signal to end only when they go on."""
     end = time.monotonic() + GRACE_S

@@ -9,8 +9,7 @@ from typing import Any
 
 from llmb.bench.gpus import OutlierRule, Part, Parts, median_tflops
 from llmb.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
-from llmb.bench.records import CheckpointTrial, FigureChange, Measurement, MeasurementFile, NotMeasured, changes
-from llmb.checkpoints.times import RankTransfer
+from llmb.bench.records import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
 from llmb.report.table import Column, Row, Table, duration, known, number, number_column, result_table, table_of, whole
 from llmb.shown_text import counted, printable
 
@@ -109,54 +108,6 @@ def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
 
 def _threads(count: int | None) -> str:
     return "" if count is None else counted(count, "thread")
-
-
-def trial_tables(measured: MeasurementFile) -> Iterator[Table]:
-    """The ranks, the one whose save took longest first, and all together; below, what else came of the trial."""
-    found = measured.checkpoint
-    assert found is not None
-    size = f"{number(found.size_bytes / GB)} GB in {found.files} files"
-    table = result_table(
-        printable(f"Checkpoint of {measured.recipe}: {size} on {found.file_system_text}"),
-        *("rank", "save GB", "save s", "GB/s", "waited s"),
-        *("load GB", "load s", "GB/s" if found.cache == "dropped" else "GB/s, memory"),
-    )
-    loads = {each.rank: each for each in found.load.ranks}
-    for each in sorted(found.save.ranks, key=lambda each: -each.duration_s):
-        waited = each.duration_s if each.blocked_s is None else each.blocked_s
-        table.add_row(str(each.rank), *_moved(each), number(waited), *_moved(loads[each.rank]))
-    both = (
-        RankTransfer(rank=0, size_bytes=one.size_bytes, duration_s=one.duration_s) for one in (found.save, found.load)
-    )
-    save, load = map(_moved, both)
-    table.add_row("all", *save, "", *load)
-    table.caption = "\n".join(map(printable, _trial_notes(found)))
-    yield table
-
-
-def _moved(one: RankTransfer) -> tuple[str, str, str]:
-    rate = one.size_bytes / GB / one.duration_s if one.duration_s else None
-    return number(one.size_bytes / GB), number(one.duration_s), number(rate)
-
-
-def _trial_notes(found: CheckpointTrial) -> Iterator[str]:
-    yield f"Saved after step {found.saved_after} in {found.path}, which had {number(found.free_bytes / GB)} GB free."
-    yield "all: the whole save, until it is complete on the disk, and the whole load, with what ranks settle first."
-    yield "waited: until training went on; the rest was written beside the next steps."
-    reason = (
-        f" ({found.cache_reason}): loading shows this machine's memory, not the storage" if found.cache_reason else ""
-    )
-    yield f"cache: {found.cache}{reason}"
-    yield f"killed: {found.killed}"
-    first, last = found.steps[0].step, found.steps[-1].step
-    different, largest = found.first_difference, max(step.loss_difference for step in found.steps)
-    if all(step.is_equal for step in found.steps):
-        yield f"resumed: steps {first} to {last} are equal to the bit"
-    elif different is None:
-        allowed = f"of {found.tolerance:g} allowed"
-        yield f"resumed: losses of steps {first} to {last} differ by at most {largest:.3g}, {allowed}"
-    else:
-        yield f"resumed: ANOTHER TRAINING from step {different.step}; losses differ by up to {largest:.3g}"
 
 
 def history_document(files: Sequence[MeasurementFile], benchmark: str | None) -> dict[str, Any]:

@@ -94,8 +94,6 @@ class Plan(Record):
     """None for a run that does not compute in FP8."""
     save_checkpoint: bool = False
     checkpoint_interval: Size | None = None
-    saves_once_after: int | None = None
-    """Steps after which alone a checkpoint is saved, for a run that is killed after that; None for other runs."""
     checkpoint_dir: str | None = None
     """Absolute; the run saves in a folder of its own below. None for the run's folder."""
     start: Start | None = None
@@ -148,8 +146,6 @@ class Plan(Record):
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is saved after ``step``: after the last one, and in between where an interval is set."""
-        if self.saves_once_after is not None:
-            return step + 1 == self.saves_once_after
         if step == self.last_step:
             return self.save_checkpoint
         return self.checkpoint_interval is not None and (step + 1) % self.checkpoint_interval == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from llmb.errors import UsageError
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, filled
-from llmb.processes.families import end_stalled, kill_workers, started_program, waiting_for
+from llmb.processes.families import end_stalled, started_program, waiting_for
 from llmb.processes.ranks import words
 from llmb.runs.folder import RunFolder, writing
 from llmb.runs.host import host_name
@@ -46,15 +46,9 @@ def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> di
 
 
 def run_workers(
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    folder: RunFolder,
-    on_time: Callable[[], None],
-    kill_when: Callable[[], bool] = lambda: False,
+    command: Sequence[str], variables: Mapping[str, str], folder: RunFolder, on_time: Callable[[], None]
 ) -> int:
     """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called again and again.
-
-    As soon as ``kill_when`` is true, all workers are killed.
 
     Workers get no variable that may hold a secret: libraries print and record their environment.
 
@@ -71,10 +65,7 @@ def run_workers(
             ended = waiting_for(process)
             while not ended.wait(LOOK_EVERY_S):
                 on_time()
-                if kill_when():
-                    kill_workers(process)
-                    ended.wait()
-                elif folder.stall.exists():
+                if folder.stall.exists():
                     end_stalled(process)
             on_time()
         return process.returncode
