@@ -50,10 +50,8 @@ def test_a_log_is_shown_as_far_as_it_tells(page: Callable[..., str], tmp_path: P
     for lacking, why in {
         "history": "a history needs 2",
         "loss": "the steps are not recorded one by one",
-        "memory": "the steps are not recorded one by one",
         "ranks": "the steps are not recorded one by one",
         "breakdown of a step": "the run was not profiled",
-        "power, clocks and temperature": "a log has no samples of power, clocks and temperature",
     }.items():
         assert re.search(f"<b>No {lacking}</b>: [^<]*{why}", html), lacking
     step_time_s = parse_file(tmp_path / "log.out", DEFAULT_RULE).outcome.step_time_s
@@ -63,7 +61,6 @@ def test_a_log_is_shown_as_far_as_it_tells(page: Callable[..., str], tmp_path: P
 def test_a_run_without_machine_samples_or_profile_names_what_lacks(page: Callable[..., str], tmp_path: Path) -> None:
     write_run(tmp_path / "runs", gpu_record(device=None), times_around(12.0))
     html = page("./runs")
-    assert "<b>No power, clocks and temperature</b>: the run was not sampled" in html
     assert "<b>No breakdown of a step</b>: the run was not profiled" in html
     assert "<b>No history</b>" in html
 

@@ -14,10 +14,9 @@ from llmb.cli.main import app, exit_code_of
 from llmb.page.charts import Line, series_chart
 from llmb.page.drawing import BLUE
 from llmb.page.render import public_text
-from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import PredictedStep
-from llmb.runs.steps import RankTimesFile, read_steps
+from llmb.runs.steps import RankTimesFile
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(1)">\x1b[2J\u202e'
 SECRET = "hf_M4RKabcdefghijklmnopqrst"
@@ -312,24 +311,6 @@ def test_a_plot_is_a_picture(root: Path, form: str, first: bytes, capsys: pytest
     assert (root / f"step-times.{form}").read_bytes().startswith(first)
     assert exit_code_of(app, ["report", "--plot", "step-time", "--format", form]) == 2
     assert "step-times-pretrain-" in capsys.readouterr().err
-
-
-def test_power_is_shown_by_the_step_that_was_under_way(root: Path, page: Callable[..., str]) -> None:
-    path = write_run(runs_below(root), gpu_record(steps=50), [2.0] * 50)
-    steps = read_steps(RunFolder(path).steps)
-    gpus = (SampledGpu(index=0, uuid="a"), SampledGpu(index=1, uuid="b"))
-    lines = [to_line(SamplerStart(node="node1", cores=8, interval_s=1, gpus=gpus))]
-    for step in steps:
-        power = (100.0 + step.step, 300.0 + step.step)
-        at_s = step.ended_s - 0.5 * step.step_time_s
-        lines.append(to_line(Sample(time_s=at_s, host=HostSample(), gpus=GpuSamples(power_w=power))))
-    RunFolder(path).resources.mkdir()
-    RunFolder(path).resources_of("node1").write_bytes(b"".join(lines))
-    html = page()
-    rows = only(Tables(html).rows, "power_w-", "-data")[1:]
-    assert [float(row[0]) for row in rows] == pytest.approx([step.step + 0.5 for step in steps], abs=0.01)
-    assert [float(row[1]) for row in rows] == pytest.approx([200.0 + step.step for step in steps])
-    assert "<b>No SM clock</b>: the driver does not report it" in html
 
 
 def test_a_step_in_the_history_is_named_with_what_changed(root: Path, page: Callable[..., str]) -> None:

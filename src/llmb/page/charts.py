@@ -154,24 +154,6 @@ def _double(points: Sequence[tuple[float, float]], plot: "Axes") -> None:
     plot.set_ylim(0, 1.1 * max(y for _, y in points))
 
 
-def histogram_chart(name: str, values: Sequence[float], *, mean: float, interval: "Interval | None") -> Drawing:
-    """How often step times occur; the mean is a line, its interval a band."""
-    return Drawing(name, partial(_draw_histogram, values, mean, interval))
-
-
-def _draw_histogram(values: Sequence[float], mean: float, interval: "Interval | None", canvas: "Canvas") -> None:
-    plot = canvas.add_subplot()
-    plot.hist(values, bins="auto", color=BLUE, alpha=0.6, edgecolor=PAPER, linewidth=0.6)
-    if interval:
-        plot.axvspan(*interval, color=RED, alpha=0.18, linewidth=0, label="95 % interval of the mean")
-    plot.axvline(mean, color=RED, linewidth=1.4, label="mean")
-    plot.plot(values, [0.0] * len(values), "|", color=INK, markersize=7, label="a step")
-    _name_axes(plot, ("step time, s", "steps"))
-    plot.grid(visible=False, axis="x")
-    plot.locator_params(axis="y", integer=True)
-    _legend(plot)
-
-
 def estimates_chart(estimates: Sequence[Estimate]) -> Drawing:
     """Differences with their intervals, one below the other with their labels."""
     return Drawing("differences", partial(_draw_estimates, estimates), 60 + 24 * len(estimates))

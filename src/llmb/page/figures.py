@@ -2,8 +2,7 @@
 """The figures of one run, and what is drawn beside them: what is published of its recipe, and predicted."""
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
@@ -17,20 +16,15 @@ from llmb.page.charts import (
     Line,
     Marked,
     grid_chart,
-    histogram_chart,
     parts_chart,
-    points_of,
     series_chart,
 )
 from llmb.page.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, Drawing
-from llmb.report.table import Table, interval_of, number, result_table
+from llmb.report.table import Table, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
-from llmb.resources.read import read_samples
-from llmb.resources.sample import Sample
 from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import kept_breakdown
 from llmb.runs.record_file import BrokenRecord
-from llmb.runs.result import GIB
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.shown_text import counted
 from llmb.traces.breakdown import shares
@@ -92,8 +86,6 @@ def _predicted(run: AnalyzedRun) -> Iterator[Beside]:
         yield Beside(PREDICTED, found.step_time_s, tokens, source)
 
 
-FEWEST = 3
-"""Values whose distribution is drawn."""
 FARTHEST = 0.25
 """How far from the mean another step time may be, as a share of it, to be drawn beside the steps."""
 Found = tuple[list[Figure], list[tuple[str, str]]]
@@ -107,16 +99,13 @@ def run_figures(section: str, run: AnalyzedRun) -> Found:
         return [], [("steps", f"they cannot be read: {error}")]
     candidates = {
         "step times": step_times_figure(section, run, steps),
-        "distribution": distribution_figure(section, run),
         "loss": loss_figure(section, run, steps),
-        "memory": memory_figure(section, run, steps),
         "ranks": ranks_figure(section, run),
         "breakdown of a step": breakdown_figure(section, run),
     }
     figures = [one for one in candidates.values() if isinstance(one, Figure)]
     missing = [(name, one.reason) for name, one in candidates.items() if isinstance(one, Missing)]
-    sampled, not_sampled = resource_figures(section, run, steps)
-    return [*figures, *sampled], [*missing, *not_sampled]
+    return figures, missing
 
 
 def step_times_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
@@ -199,21 +188,6 @@ def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
     return {inside[one.step].step for one in found}
 
 
-def distribution_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
-    times, values = run.step_time_s, run.step_times_s
-    if times is None:
-        return Missing(flaw_of(run) or "the run has no step time")
-    if len(values) < FEWEST:
-        return Missing(f"the window has {len(values)} steps; a distribution needs {FEWEST}")
-    drawing = histogram_chart(f"distribution-{section}", values, mean=times.mean, interval=times.ci95)
-    table = result_table("Statistics of the window", "statistic", "step time s", right=("step time s",))
-    for name in ("mean", "median", "std"):
-        table.add_row(name, number(getattr(times, name)))
-    table.add_row("95 % interval of the mean", interval_of(times.ci95))
-    caption = f"mean {number(times.mean)} s, 95 % interval {interval_of(times.ci95)} s, median {number(times.median)} s"
-    return Figure("Distribution of the window's steps", caption, drawing, table)
-
-
 def loss_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
     if not steps:
         return Missing(NO_STEPS)
@@ -227,79 +201,6 @@ def loss_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure
     if len(finite) < len(steps):
         caption += f"; {len(steps) - len(finite)} steps are not finite and not drawn"
     return Figure("Loss", caption, drawing, table)
-
-
-def memory_figure(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Figure | Missing:
-    """Peak memory of the fullest rank; where it does not change, a sentence of the result says it."""
-    peaks = [(float(step.step), step.peak_memory_bytes / GIB) for step in steps]
-    if not peaks:
-        return Missing(NO_STEPS)
-    if max(y for _, y in peaks) - min(y for _, y in peaks) < 0.005 * max(y for _, y in peaks):
-        return Missing(f"the peak is the same in all steps, {number(peaks[-1][1])} GiB")
-    drawing = series_chart(f"memory-{section}", [Line("peak", PURPLE, peaks)], (STEP, "GiB"))
-    table = result_table(f"Memory of run {run.id}", STEP, "peak GiB", "rank", right=(STEP, "peak GiB", "rank"))
-    add_first(
-        table, [(str(step.step), number(step.peak_memory_bytes / GIB), str(step.peak_memory_rank)) for step in steps]
-    )
-    return Figure("Peak memory", "of the rank with the most", drawing, table)
-
-
-RESOURCES: Mapping[str, tuple[str, str, str]] = {
-    "power_w": ("Power", "W a GPU", ORANGE),
-    "sm_clock_mhz": ("SM clock", "MHz", BLUE),
-    "temperature_c": ("Temperature", "C", RED),
-}
-"""Title, unit and color of what is sampled of GPUs."""
-
-
-def resource_figures(section: str, run: AnalyzedRun, steps: Sequence[Step]) -> Found:
-    """Power, clocks and temperature over the time of the steps, on the axis of the step times."""
-    rows = _sampled_gpus(run, steps)
-    if isinstance(rows, Missing):
-        return [], [("power, clocks and temperature", rows.reason)]
-    found = {name: list(points_of((at, values[name]) for at, values in rows)) for name in RESOURCES}
-    figures = [_resource_figure(section, name, points, steps) for name, points in found.items() if points]
-    unknown = [RESOURCES[name][0] for name, points in found.items() if not points]
-    return figures, [(name, "the driver does not report it") for name in unknown]
-
-
-def _resource_figure(section: str, name: str, points: Sequence[tuple[float, float]], steps: Sequence[Step]) -> Figure:
-    title, unit, color = RESOURCES[name]
-    headers = ("step", f"{title.lower()}, {unit}")
-    drawing = series_chart(f"{name}-{section}", [Line(title, color, points)], (STEP, unit))
-    table = result_table(f"{title}, mean of the GPUs of a node", *headers, right=headers)
-    add_first(table, [(f"{at:.2f}", number(value)) for at, value in points])
-    caption = f"mean of the GPUs of a node, beside steps {steps[0].step} to {steps[-1].step}"
-    return Figure(title, caption, drawing, table)
-
-
-GpuRows = list[tuple[float, dict[str, float | None]]]
-
-
-def _sampled_gpus(run: AnalyzedRun, steps: Sequence[Step]) -> GpuRows | Missing:
-    """Means of the GPUs of the first node that was sampled, by the step that was under way, as a fraction."""
-    if run.record is None:
-        return Missing("a log has no samples of power, clocks and temperature")
-    try:
-        sampled = read_samples(RunFolder(run.path).resources)
-    except OSError as error:
-        return Missing(f"the samples cannot be read: {error.strerror}")
-    samples = next((one.samples for one in sampled if one.samples), ())
-    if not samples or not steps:
-        return Missing("the run was not sampled" if steps else NO_STEPS)
-    if not any(sample.gpus for sample in samples):
-        return Missing("no GPU was sampled; the result has the use of the cores")
-    ends = [step.ended_s for step in steps]
-    begin = ends[0] - steps[0].step_time_s
-    inside = (sample for sample in samples if sample.gpus and begin <= sample.time_s <= ends[-1])
-    return [_gpu_row(sample, steps, bisect_left(ends, sample.time_s)) for sample in inside]
-
-
-def _gpu_row(sample: Sample, steps: Sequence[Step], place: int) -> tuple[float, dict[str, float | None]]:
-    values = {name: [one for one in getattr(sample.gpus, name) if one is not None] for name in RESOURCES}
-    step = steps[place]
-    share = min(1.0, max(0.0, 1 - (step.ended_s - sample.time_s) / step.step_time_s)) if step.step_time_s else 0.0
-    return step.step + share, {name: sum(some) / len(some) if some else None for name, some in values.items()}
 
 
 def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
