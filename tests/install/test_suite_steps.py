@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_hub import FakeHub, serving
-from small_suite import AS_RELEASED, REPOSITORY, checked_out, write_image, write_nemo_checkpoint
+from small_suite import AS_RELEASED, REPOSITORY, checked_out, write_image
 
 from llmb.catalogue.load import Catalogue
 from llmb.cli.config import check
-from llmb.errors import EnvironmentProblem, LlmbError, UsageError
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import answers_schema
 from llmb.install.detect import Surroundings
 from llmb.install.installation import ImportImage
@@ -27,7 +26,6 @@ from llmb.install.installing import Installed, install_all, would_install
 from llmb.install.questions import SuiteReleases
 from llmb.install.removal import undo
 from llmb.install.state import read_state
-from llmb.prepared.folders import prepared_folders
 from llmb.reference_suite import launch_scripts as known
 from llmb.reference_suite.launch_scripts import find_launch_script, launch_scripts, scripts_of
 from llmb.schedulers.lookup import cluster_schema
@@ -58,12 +56,6 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
         wheel.writestr(f"{info}/RECORD", "")
     return name
 """
-QUEUES = """#!/bin/bash
-set -eu
-echo "$LLMB_WORKLOAD $GPU_TYPE $SBATCH_ACCOUNT $SBATCH_PARTITION ${SBATCH_GPUS_PER_NODE-} ${NEMO_HOME-} $HF_TOKEN"
-echo "- Job id: 31"
-echo "- Job id: 32"
-"""
 # Makes an environment without the seconds that its own pip takes: the pip of the tests fills it.
 QUICK_PYTHON = """case "$*" in *venv*) ;; *) exec {python} "$@" ;; esac
 for folder; do :; done
@@ -72,7 +64,6 @@ printf '#!/bin/sh\\nexec {python} -m pip --python "$VIRTUAL_ENV" "$@"\\n' >"$fol
 chmod +x "$folder/bin/pip"
 """
 Install = Callable[..., Installed]
-JOBS = {"prepare": "job"}
 
 
 def committed(folder: Path, files: dict[str, str], tag: str | None = None) -> str:
@@ -117,9 +108,8 @@ def small(hosted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         assert script is not None
         other = {Path(name).name: name for name in script.files}
         texts = {name: f"{name}\n" for name in script.files}
-        for name, text in (("gsw_nemo.patch", PATCH), ("download_ckpt_dataset.sh", QUEUES)):
-            if name in other:
-                texts[other[name]] = text
+        if patch := other.get("gsw_nemo.patch"):
+            texts[patch] = PATCH
         suite = hosted / "NVIDIA" / "dgxc-benchmarking"
         committed(suite, texts, script.tag)
         modules = {"scripts/performance/llm/__init__.py": "", "README.md": "as it was\n"}
@@ -130,7 +120,6 @@ def small(hosted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
             "commits": {"NeMo": nemo, "NeMo-Run": made} if script.commits else {},
             "installs": tuple(line for line in script.installs if "reinstall" in line or "nemo_run" in line),
             "facts": (),
-            "needs": tuple(small_need(need) for need in script.needs),
         }
         path = tmp_path / "launch_scripts.yaml"
         document = script.model_copy(update=changed).model_dump(mode="json", exclude_none=True)
@@ -140,25 +129,6 @@ def small(hosted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
     yield put
     launch_scripts.cache_clear()
-
-
-# Stands for the files of GPT-2's tokenizer, which have a megabyte.
-VOCABULARY = {"vocab.json": b'{"a": 0}', "merges.txt": b"#version: 0.2\n"}
-
-
-def small_need(need: known.Need) -> known.Need:
-    content = VOCABULARY.get(Path(need.path).name)
-    return need.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()}) if content else need
-
-
-@pytest.fixture
-def vocabulary(tmp_path: Path) -> Path:
-    """A folder with both files."""
-    folder = tmp_path / "vocabulary"
-    folder.mkdir()
-    for name, content in VOCABULARY.items():
-        (folder / name).write_bytes(content)
-    return folder
 
 
 def nemo_place(script: known.LaunchScript) -> str:
@@ -287,7 +257,6 @@ def test_a_clone_that_was_killed_is_made_again(
     install: Install,
     program: Callable[[str, str], None],
     root: Path,
-    vocabulary: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small(*OLDEST)
@@ -301,7 +270,7 @@ def test_a_clone_that_was_killed_is_made_again(
     assert not (root / "suites" / "v24.11.1").exists()
     assert list((root / "suites").glob(".*/half"))
     monkeypatch.setenv("PATH", path.partition(os.pathsep)[2])
-    done = states(install(OLDEST, tokenizer_source=str(vocabulary)))
+    done = states(install(OLDEST))
     assert done["suite 24.11"] == "done"
     assert "environment of suite 24.11" not in done, "its script is the job"
     assert [item.name for item in (root / "suites").iterdir()] == ["v24.11.1"]
@@ -309,52 +278,18 @@ def test_a_clone_that_was_killed_is_made_again(
     assert set(states(install(OLDEST)).values()) == {"kept"}
 
 
-def test_the_folder_that_the_oldest_script_mounts_is_made_from_the_hub_or_a_path(
-    small: Callable[..., None], install: Install, root: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_that_no_script_of_the_release_makes_are_named_and_compared(
+    small: Callable[..., None], root: Path
 ) -> None:
-    """No file of the release makes what its configuration reads there."""
     small(*OLDEST)
     (script,) = scripts_of("24.11")
     values = {"root": str(root), "folder": str(root / "suites" / "v24.11.1" / "llama3.1")}
-    assert [line.split(" does not")[0] for line in known.unmet_needs(script, values)][1:] == [
-        f"{root}/llama3.1-dataset/{name}" for name in VOCABULARY
-    ]
-    for name in ("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    with serving(FakeHub({"openai-community/gpt2": {**VOCABULARY, "merges.txt": b"other"}})) as hub:
-        reached_at(hub.url, monkeypatch)
-        with pytest.raises(
-            EnvironmentProblem, match=r"this is not the released merges.txt of openai-community/gpt2"
-        ) as caught:
-            install(OLDEST)
-    told = f"hf download openai-community/gpt2 merges.txt --local-dir {root}/llama3.1-dataset"
-    assert told in str(caught.value.do)
-    reached_at("http://127.0.0.1:9", monkeypatch)
-    with pytest.raises(EnvironmentProblem, match="the hub cannot be reached") as caught:
-        install(OLDEST)
-    assert told in str(caught.value.do)
-    assert states(install(OLDEST, tokenizer_source=str(vocabulary)))["files of pretrain_llama3.1 24.11"] == "done"
-    assert [*known.unmet_needs(script, values), *known.changed_needs(script, values)] == []
+    assert sum("hf download openai-community/gpt2" in line for line in known.unmet_needs(script, values)) == 2
     made = root / "llama3.1-dataset" / "merges.txt"
+    made.parent.mkdir(parents=True)
     made.write_text("cut")
-    assert [line.split(":")[0] for line in known.changed_needs(script, values)] == [
-        f"{made} is not the merges.txt of openai-community/gpt2"
-    ]
-    with pytest.raises(UsageError, match="no such file"):
-        install(OLDEST, tokenizer_source=str(root / "nothing"))
-    with serving(FakeHub({"openai-community/gpt2": VOCABULARY})) as hub:
-        reached_at(hub.url, monkeypatch)
-        assert states(install(OLDEST, tokenizer_source=""))["files of pretrain_llama3.1 24.11"] == "done"
-    assert made.read_bytes() == VOCABULARY["merges.txt"]
-    assert undo(root, print, results=False).kept == ()
-
-
-def reached_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT sets where it is there before the library is imported."""
-    constants = pytest.importorskip("huggingface_hub.constants")
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    (found,) = known.changed_needs(script, values)
+    assert found.startswith(f"{made} is not the merges.txt of openai-community/gpt2")
 
 
 def test_what_the_suites_installer_made_is_taken(
@@ -403,57 +338,6 @@ def test_what_others_made_is_not_changed(
         install(LORA, half)
 
 
-def test_data_is_prepared_by_the_suites_script_whose_jobs_are_not_queued_twice(
-    small: Callable[..., None],
-    install: Install,
-    program: Callable[[str, str], None],
-    root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    small(*LORA)
-    (script,) = scripts_of("25.12")
-    settled(script, root, tmp_path / "venv")
-    own = root / "workloads" / "finetune_llama3"
-    token = "hf_" + "a" * 24
-    monkeypatch.setattr("llmb.install.installing.check_space", lambda *about: None)  # hundreds of gigabytes
-    monkeypatch.setenv("NEMO_HOME", "/elsewhere")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with pytest.raises(EnvironmentProblem, match=r"download_ckpt_dataset.sh needs HF_TOKEN"):
-        install(LORA, **JOBS)
-    monkeypatch.setenv("HF_TOKEN", token)
-    name = "data of finetune_llama3 25.12"
-    text = {item.name: item.text for item in install(LORA, **JOBS).results}
-    assert text[name] == "queued as 31, 32"
-    assert f"{own} h100 research batch 8  [secret]\n" in capfd.readouterr().err
-    for path in root.rglob("*"):
-        assert not path.is_file() or token.encode() not in path.read_bytes(), path
-
-    waiting = r"\037PENDING\0370\0370\037Priority\037\0371\0372\0373\037/nemo/run.sh\036"
-    program("squeue", f"printf '31{waiting}32{waiting.replace('PENDING', 'COMPLETED')}'")
-    text = {item.name: item.text for item in install(LORA, **JOBS).results}
-    assert text[name] == "queued before as 31"
-    assert capfd.readouterr().err == "", "the script was not called"
-
-    program("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(LlmbError, match=name):
-        install(LORA, **JOBS)
-    prepared = prepared_folders(root, "finetune_llama3")
-    source = CATALOGUE.workloads["finetune_llama3"].sources["70b"]
-    squad, packed = prepared.dataset("squad"), f"packed/{source.model.replace('/', '--')}"
-    write_nemo_checkpoint(prepared.model(source.model))
-    for path in ("training.jsonl", "validation.jsonl", "test.jsonl"):
-        squad.mkdir(parents=True, exist_ok=True)
-        (squad / path).touch()
-    with pytest.raises(LlmbError, match=name):
-        install(LORA, **JOBS)
-    (squad / packed).mkdir(parents=True)
-    for path in ("training_4096.npy", "4096_metadata.jsonl"):
-        (squad / packed / path).touch()
-    assert states(install(LORA, **JOBS))[name] == "kept"
-
-
 def test_a_dry_run_lists_the_steps_and_makes_nothing(small: Callable[..., None], root: Path) -> None:
     small(*LLAMA)
     found = {"workloads": ["pretrain_llama3.1"], "suite_releases": "25.04", "gpu_type": "h100", "python": "p"}
@@ -497,11 +381,10 @@ def test_every_package_is_that_of_the_release() -> None:
 
 @AS_RELEASED
 def test_the_real_files_of_a_tag_are_cloned_as_released(
-    install: Install, hosted: Path, root: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
+    install: Install, hosted: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committed(checked_out("v24.11.1", hosted / "NVIDIA" / "dgxc-benchmarking"), {}, "v24.11.1")
-    with pytest.raises(EnvironmentProblem, match=r"files of .* this is not the released vocab.json"):
-        install(OLDEST, tokenizer_source=str(vocabulary))
+    install(OLDEST)
     monkeypatch.setenv("LLMB_INSTALL", str(root))
     check(release="24.11")
 

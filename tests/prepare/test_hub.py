@@ -211,5 +211,5 @@ def test_nothing_that_trains_imports_what_contacts_a_hub() -> None:
         if any(name in path.read_text() for name in ("huggingface_hub", "prepare.hub ", "prepare import hub"))
     ]
     assert importing
-    assert all(name.startswith("prepare/") or name in ("cli/prepare.py", "install/suite.py") for name in importing)
+    assert all(name.startswith("prepare/") or name == "cli/prepare.py" for name in importing)
     assert "prepare/hub.py" in importing

@@ -107,13 +107,6 @@ class Answers(Record):
     checkpoint_source: Annotated[
         str | None, _data(help="Folder of the Hugging Face model, in place of the hub.", folder=True)
     ] = None
-    tokenizer_source: Annotated[
-        str | None,
-        _data(
-            help="Folder with vocab.json and merges.txt of GPT-2, for the suite's release 24.11, in place of the hub.",
-            folder=True,
-        ),
-    ] = None
     size: Annotated[str | None, _data(help="Model size to prepare. Default: that of the documents.")] = None
 
     @field_validator("workloads", "suite_releases", mode="before")
