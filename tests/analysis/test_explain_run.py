@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_steps import FIRST_STEP_S
 from recorded_runs import SXM, environment, gpu_record, times_around, write_run
+from shown_tables import shown_lines
 from typer.testing import CliRunner
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
@@ -21,7 +22,7 @@ from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
-from llmb.report.table import Table, plain_lines, table_lines
+from llmb.report.table import Table, plain_lines
 from llmb.report.verdict_report import explanation_tables
 from llmb.resources.node_settings import NodeSettings, together
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
@@ -180,8 +181,8 @@ def test_what_no_file_tells_is_not_known(tmp_path: Path) -> None:
     assert found
     assert found.causes == ()
     unknown = {item.name for item in found.not_known}
-    narrow = [line.text for line in table_lines(explanation_tables(found)[-1], 80)]
-    assert any("what tells llmb run -w pretrain_llama3.1 -s 8b" in line for line in narrow), "no column of single words"
+    narrow = shown_lines(explanation_tables(found)[-1])
+    assert any("metrics.jsonl with steps  pretrain_llama3.1 -s 8b" in line for line in narrow), "no column of one word"
     assert unknown == {"slow_rank", "exposed_communication", "host_bound", "data_bound", "logging", "throttled_clocks"}
 
 
@@ -204,7 +205,7 @@ def test_tables_fit_a_terminal_and_commands_are_complete(tmp_path: Path) -> None
     found = explain(run(tmp_path, data_wait_s=1.0, host_ahead_s=0.0))
     assert found
     tables: list[Table] = explanation_tables(found)
-    assert max(len(line.text) for table in tables for line in table_lines(table, 80)) <= 80
+    assert max(map(len, shown_lines(tables))) <= 80
     text = lines(found)
     assert any("waiting for data" in line and "≤ 1" in line for line in text)
     command = "llmb run -w pretrain_llama3.1 -s 8b --dtype bf16 --gpu-type h100 --scale 8 --synthetic"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from recorded_runs import gpu_record, times_around, write_run
+from shown_tables import shown_lines
 from step_lines import step_line
 from timed_runs import noisy_times
 from timed_runs import write_run as write_timed_run
@@ -23,7 +24,7 @@ from llmb.analysis.judge_run import judge_acceptance, judge_against, judge_publi
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.errors import LlmbError, NoVerdict, Regressed, UsageError
-from llmb.report.table import plain_lines, table_lines
+from llmb.report.table import plain_lines
 from llmb.report.verdict_report import acceptance_table, summary_table, verdict_table
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -352,7 +353,7 @@ def test_a_table_has_the_sentence_first_and_fits_80_columns(tmp_path: Path, monk
     assert second.startswith("7.2 % slower than published (")
     (run,) = find_ended_runs(str(tmp_path / "runs"), tmp_path, lambda _: None).runs
     table = verdict_table(judge_published(run))
-    assert max(len(line.text) for line in table_lines(table, 80)) <= 80
+    assert max(map(len, shown_lines(table))) <= 80
     assert next(plain_lines(table)) == first
     assert any(line.split() == ["step", "time", "s", "13.15", "12.27"] for line in rest)
     assert any(re.search(r"NeMo 25\.02\.01 +makes it soft", line) for line in rest)
@@ -375,7 +376,7 @@ def test_an_accepted_cluster_is_said_to_be_accepted(tmp_path: Path) -> None:
 
 
 def table_of(wanted: AcceptanceSet, found: Sequence[AnalyzedRun]) -> list[str]:
-    lines = [line.text for line in table_lines(acceptance_table(wanted, judge_acceptance(wanted, found)), 80)]
+    lines = shown_lines(acceptance_table(wanted, judge_acceptance(wanted, found)))
     assert max(map(len, lines)) <= 80
     return lines
 

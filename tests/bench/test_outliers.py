@@ -4,11 +4,12 @@
 import random
 
 import pytest
+from shown_tables import shown_lines
 
 from llmb.bench.gpus import OutlierRule, below_median_pct, compare_parts, outlier_rule, slow_ones
 from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import advice, gpus_document, gpus_tables
-from llmb.report.table import table_lines
+from llmb.report.table import plain_lines
 
 RULE = outlier_rule()
 
@@ -73,7 +74,7 @@ def test_slow_failed_and_silent_nodes_are_named_for_exclusion() -> None:
     assert document["exclude"] == "b,c,d" and document["rule"] == {"sigmas": 4, "below_pct": 5, "least_devices": 3}
     assert [one["local_rank"] for one in document["devices"] if one["slow"]] == [1]
     assert "llmb submit --exclude b,c,d" in (advice(parts) or "")
-    text = "\n".join(line.text for table in gpus_tables(parts, RULE) for line in table_lines(table, 80))
+    text = "\n".join(shown_lines(gpus_tables(parts, RULE)))
     assert "SLOW" in text and "GPU-b-1" in text and "the node reported nothing" in text
 
 
@@ -86,7 +87,7 @@ def test_of_many_devices_only_the_slow_ones_are_listed() -> None:
     files = [file_of(f"n{number}", *[700] * 8) for number in range(20)] + [file_of("bad", 500, *[700] * 7)]
     parts = compare_parts(files, [], RULE)
     (table,) = gpus_tables(parts, RULE)
-    text = "\n".join(line.text for line in table_lines(table))
+    text = "\n".join(plain_lines(table))
     assert "168 devices" in text and text.count("GPU-") == 1 and "GPU-bad-0" in text
     assert advice(compare_parts(files[:20], [], RULE)) is None
 

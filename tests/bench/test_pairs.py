@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from shown_tables import shown_lines
 
 from llmb.bench.pair_agent import PairFiles
 from llmb.bench.pair_verdict import Readings, decide, group_notes, members, pair_rule
@@ -26,7 +27,6 @@ from llmb.bench.pairs import (
 )
 from llmb.cli.main import app, exit_code_of
 from llmb.report.bench_report import pairs_document, pairs_tables
-from llmb.report.table import table_lines
 from llmb.schedulers.lookup import find_scheduler
 
 RULE = pair_rule("cuda")
@@ -229,7 +229,7 @@ def test_the_table_has_the_worst_first_and_the_lists_below() -> None:
     parts = {"nodes": tuple(verdicts), "notes": tuple(notes), "alone": alone, "pairs": tuple(readings.pairs)}
     result = PairwiseResult(started_at="2026-01-01T00:00:00+00:00", group=PairFigures(gb_per_s=44.0), **times, **parts)
     host_list = find_scheduler("slurm").host_list
-    lines = [line.text for table in pairs_tables(result, host_list) for line in table_lines(table, 80)]
+    lines = shown_lines(pairs_tables(result, host_list))
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
     assert text.index("n3 ") < text.index("n6 ") < text.index("n0 ")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shown_tables import shown_lines
 from typer.testing import CliRunner
 
 from llmb.bench.device_bench import raise_if_missing
@@ -20,7 +21,6 @@ from llmb.cli.main import app as main_app
 from llmb.cli.main import exit_code_of
 from llmb.errors import RunFailed
 from llmb.report.bench_report import history_tables, measurement_tables
-from llmb.report.table import table_lines
 from llmb.runs.folder import NotWritable
 from llmb.traces.nccl_tests import read_test_tables
 
@@ -181,8 +181,7 @@ def gpu_file(at="2026-11-22T10:00:00+00:00", **values):
 
 
 def test_tables_of_a_gpu_fit_80_columns_one_line_a_row() -> None:
-    shown = [line.text for table in measurement_tables(gpu_file(), "Matrix products of x") for line in table_lines(
-        table, 80)]  # fmt: skip
+    shown = shown_lines(measurement_tables(gpu_file(), "Matrix products of x"))
     assert max(map(len, shown)) <= 80
     (row,) = (line for line in shown if line.startswith("down_wgrad"))
     assert row.split()[-4:] == ["fp8", "71", "805.3", "81.4"]
@@ -195,7 +194,7 @@ def test_the_history_of_a_gpu_fits_80_columns_and_shows_the_change(tmp_path) -> 
     for file in (gpu_file(), faster.model_copy(update={"measurements": rows})):
         write_measurements(tmp_path, file)
     tables = history_tables(read_measurements(tmp_path), None, tmp_path)
-    shown = [line.text for table in tables for line in table_lines(table, 80)]
+    shown = shown_lines(tables)
     assert max(map(len, shown)) <= 80
     assert shown[0] == "gemm on node node-17, NVIDIA H100 80GB HBM3, 2026-11-23 10:00 UTC"
     assert [line.split()[-1] for line in shown if line.startswith("down_wgrad")] == ["+10.0"]

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 from recorded_node import RecordedNode
+from shown_tables import shown_lines
 
 from llmb.cli.main import app, exit_code_of
 from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.health.rules import AREAS, BETWEEN, names_of, rule_of, rules
 from llmb.report.doctor_report import doctor_document, node_tables
-from llmb.report.table import plain_lines, table_lines
+from llmb.report.table import plain_lines
 
 Program = Callable[[str, str], None]
 
@@ -250,7 +251,7 @@ def test_every_check_fits_80_columns() -> None:
         for text in filter(None, (rule.advice, *rule.advice_for.values()))
     ]
     tables = [*node_tables(report(checks=tuple(checks)))]
-    lines = [line.text for table in tables for line in table_lines(table, 80)]
+    lines = shown_lines(tables)
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if line.startswith("FAIL") and len(line.split()) < 3]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from job_rows import job_row
+from shown_tables import shown_lines
 
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import InfrastructureError, UsageError
@@ -34,7 +35,6 @@ from llmb.jobs.history import open_history
 from llmb.jobs.wait import PATIENCE_S
 from llmb.jobspec.options import JobOptions
 from llmb.report.doctor_report import nodes_document, nodes_tables
-from llmb.report.table import table_lines
 from llmb.runs.record import SubmittedJob
 from llmb.runs.record_file import BrokenRecord
 from llmb.schedulers.local.scheduler import LocalScheduler
@@ -529,7 +529,7 @@ def test_the_table_has_a_row_per_node_and_fits_80_columns() -> None:
         ("node001", "WARN"),
         ("node002", "WARN"),
     ]
-    text = "\n".join(line.text for table in (rows, lists) for line in table_lines(table, 80))
+    text = "\n".join(shown_lines((rows, lists)))
     assert text.count("never") == 1, "what all nodes have in common is told once"
     assert text.count("transparent_hugepage/enabled") == 1
     assert max(map(len, text.splitlines())) <= 80

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from job_rows import job_row
 from recorded_runs import gpu_record, times_around, write_run
+from shown_tables import shown_lines
 
 from llmb.catalogue.data_files import CatalogueError
 from llmb.errors import UsageError
@@ -16,7 +17,6 @@ from llmb.jobs.nodes import NodeRecord, node_records
 from llmb.jobs.refresh import faults_of, find_fault, matching, read_faults, worth_a_retry
 from llmb.jobs.wait import excluded, exit_code, repeated
 from llmb.report.jobs_report import job_document, job_table, jobs_table
-from llmb.report.output import terminal_lines
 from llmb.runs.failure import failure_line
 from llmb.schedulers.lookup import find_scheduler
 from llmb.schedulers.slurm.job_state import FIELD, RECORD, SlurmJob, parse_accounts, parse_queue
@@ -252,7 +252,7 @@ def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
         job_row(job_id="1234567", state="COMPLETED", status="success", **values),
         job_row(job_id="1234568", state="TIMEOUT", status="success", reason="after the last step", **values),
     ]
-    lines = terminal_lines(jobs_table(ended, 2), 80)
+    lines = shown_lines(jobs_table(ended, 2))
     text = "\n".join(lines)
     rows = [line for line in lines if line.startswith("12345")]
     assert [row.split()[:2] for row in rows] == [["1234567", "success"], ["1234568", "success:"]]

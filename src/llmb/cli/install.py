@@ -43,8 +43,8 @@ from llmb.report.install_report import (
     removal_table,
     steps_table,
 )
-from llmb.report.output import bold, print_output, terminal_lines
-from llmb.report.table import Column, Table, table_lines
+from llmb.report.output import bold, print_output, table_lines
+from llmb.report.table import Column, Table
 from llmb.schedulers.installer import Choice, Question
 from llmb.schedulers.lookup import SCHEDULERS
 
@@ -86,7 +86,7 @@ def _rows(choices: tuple[Choice, ...], width: int) -> list[str]:
     table = Table("", [Column("", right=True), Column("", wrap=False), Column("")])
     for number, choice in enumerate(choices, start=1):
         table.add_row(f" {number}", choice.value, choice.meaning)
-    return [line.text for line in table_lines(table, width) if line.text.strip()]
+    return [line for line in table_lines(table, width) if line.strip()]
 
 
 def _prompt(question: Question, choices: tuple[Choice, ...], assumed: str | None) -> str:
@@ -245,7 +245,7 @@ def _confirmed(answers: Answers, around: Surroundings) -> Answers:
 
 
 def _show(table: Table) -> None:
-    lines = terminal_lines(table, shutil.get_terminal_size().columns)
+    lines = table_lines(table, shutil.get_terminal_size().columns)
     sys.stderr.write("\n" + "".join(f"{line}\n" for line in lines) + "\n")
 
 

@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from llmb.errors import EnvironmentProblem
 from llmb.report.sparkline import PLAIN_BLOCKS
-from llmb.report.table import Table, table_lines
+from llmb.report.table import Table, plain_lines
 from llmb.shown_text import printable_lines
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
@@ -33,7 +33,7 @@ def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None
         case _:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             tables = [result] if isinstance(result, Table) else result
-            texts = ("".join(f"{line}\n" for line in terminal_lines(table, width)) for table in tables)
+            texts = ("".join(f"{line}\n" for line in table_lines(table, width)) for table in tables)
             _write("\n".join(texts), is_safe=True)
 
 
@@ -53,10 +53,13 @@ def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value)
     return text
 
 
-def terminal_lines(table: Table, width: int | None) -> list[str]:
-    """Lines for a terminal of ``width`` columns, where title and headers are bold; plain ones without a width."""
-    lines = table_lines(table, width)
-    return [bold(line.text) if line.is_heading and width is not None else line.text for line in lines]
+def table_lines(table: Table, width: int | None) -> Iterable[str]:
+    """Lines for a terminal of ``width`` columns; without a width, as wide as needed."""
+    if width is None:
+        return plain_lines(table)
+    from llmb.report.terminal_table import terminal_lines  # a pipe needs nothing of rich
+
+    return terminal_lines(table, width)
 
 
 def bold(text: str) -> str:

@@ -19,7 +19,7 @@ from llmb.verdict.sentence import headline, percent
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}
 READABLE = 24
-"""Sentences in a narrower column are hard to read: each row becomes a paragraph."""
+"""Sentences in a narrower column are hard to read."""
 NOTHING = "nothing that was measured costs 1 % of a step or more"
 
 
