@@ -206,7 +206,7 @@ def kernels_of(module: ModuleType) -> ModuleType:
 
 def without_kernels(module: ModuleType) -> AbstractContextManager[object]:
     """Within, functions of the module are traced as torch code."""
-    return mock.patch.object(module, "has_kernel", lambda _tensor, _module: False)
+    return mock.patch.object(module, "has_kernel", lambda _tensor: False)
 
 
 def moved_bytes(arguments: Iterable[object], results: object) -> int:

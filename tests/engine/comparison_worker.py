@@ -51,7 +51,7 @@ def main(folder: Path, broken: int, rank: int) -> None:
     ranks = arrange(rank, torch.device("cpu"), layout, plan.parallelism.replicas(layout))
     if rank == broken:
         break_kernels()
-    kernel_check.has_kernel = lambda _tensor, module: module == "fp8_cast_triton"
+    kernel_check.has_kernel = lambda _tensor: True
     report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
     kernels = compare_kernels(plan, ranks)
     problem = None

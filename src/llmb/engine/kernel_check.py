@@ -55,8 +55,6 @@ SCALE = 100.0
 class KernelTrial(NamedTuple):
     """One kernel at one shape; ``parts`` computes with random values."""
 
-    module: str
-    """The module of the package ``kernels`` that has it."""
     kernel: str
     shape: tuple[int, ...]
     parts: Callable[[], Parts]
@@ -100,7 +98,7 @@ def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
     """The results of the first rank, and wrong ones of others; empty without kernels, as on a CPU. A collective."""
     values, probe = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device)
     with torch.no_grad():
-        own = [result_of(each, ranks.rank) for each in checks(plan, ranks, values) if has_kernel(probe, each.module)]
+        own = [result_of(each, ranks.rank) for each in checks(plan, ranks, values)] if has_kernel(probe) else []
     forget_memory(ranks.device)
     told = of_every_rank([each for each in own if ranks.is_first or not each.right], ranks)
     return tuple(chain.from_iterable(told))
@@ -196,13 +194,13 @@ def cast_checks(sizes: RankShapes, activation: Activation, values: Values) -> It
     for name, which, shapes in (("", INPUT, taken), (" of gradients", GRADIENT, given)):
         for shape in sorted(shapes):
             compute = partial(cast_parts, values, shape, FORMATS[which])
-            yield KernelTrial("fp8_cast_triton", f"cast_both_ways{name}", shape, compute)
+            yield KernelTrial(f"cast_both_ways{name}", shape, compute)
     joined: set[tuple[int, ...]] = {(sizes.query, sizes.value, sizes.value)}
     if activation == "swiglu":
         joined |= {(each, each) for each in sizes.features}
     for parts in sorted(joined):
         compute = partial(joined_parts, values, parts, hidden)
-        yield KernelTrial("fp8_cast_triton", "cast_into", (sum(parts), hidden), compute)
+        yield KernelTrial("cast_into", (sum(parts), hidden), compute)
 
 
 def activation_checks(sizes: RankShapes, activation: Activation, values: Values) -> Iterator[KernelTrial]:
@@ -211,9 +209,9 @@ def activation_checks(sizes: RankShapes, activation: Activation, values: Values)
         shapes |= {(sizes.expert_rows, sizes.expert_features)}
     for shape in sorted(shapes):
         given = partial(activation_parts, values, shape, activation)
-        yield KernelTrial("fp8_cast_triton", "cast_activated", shape, given)
+        yield KernelTrial("cast_activated", shape, given)
         given = partial(activation_gradient_parts, values, shape, activation)
-        yield KernelTrial("fp8_cast_triton", "cast_activation_gradient", shape, given)
+        yield KernelTrial("cast_activation_gradient", shape, given)
 
 
 def rotation_checks(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: Values) -> Iterator[KernelTrial]:
@@ -221,7 +219,7 @@ def rotation_checks(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: V
         return
     shape = sizes.rows, sizes.query + 2 * sizes.value
     given = partial(rotation_gradient_parts, plan, ranks, sizes, values)
-    yield KernelTrial("rotary_triton", "cast_rotated_gradient", shape, given)
+    yield KernelTrial("cast_rotated_gradient", shape, given)
 
 
 def cast_parts(values: Values, shape: tuple[int, ...], dtype: torch.dtype) -> Parts:

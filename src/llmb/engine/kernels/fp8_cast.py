@@ -6,8 +6,6 @@ row-major values, the same transposed, both contiguous, and the largest absolute
 any value is NaN. ``scale`` is 0-d fp32; scaled values beyond the range of ``dtype`` are clamped.
 """
 
-from importlib import import_module
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,22 +17,9 @@ CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with FP8: casts and products."""
 
 
-def has_kernel(tensor: Tensor, module: str) -> bool:
-    """Whether kernels in ``module`` of this package run on the tensor's device; else the reference beside them does."""
-    return tensor.is_cuda and is_there(module) and _casts(tensor.device.index)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def is_there(module: str) -> bool:
-    """Whether neither ``module`` nor one that it builds on was deleted. That Triton is missing remains an error."""
-    package = __name__.rpartition(".")[0]
-    try:
-        import_module(f"{package}.{module}")
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith(package):
-            raise
-        return False
-    return True
+def has_kernel(tensor: Tensor) -> bool:
+    """Whether Triton kernels that cast run on the tensor's device; else the torch code beside them does."""
+    return tensor.is_cuda and _casts(tensor.device.index)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -56,7 +41,7 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
     """Casts [rows, columns], or each of several stacked matrices, which share the largest value."""
-    if has_kernel(values, "fp8_cast_triton"):
+    if has_kernel(values):
         from llmb.engine.kernels import fp8_cast_triton
 
         found: BothWays = fp8_cast_triton.cast_both_ways(values, scale, dtype)
@@ -67,7 +52,7 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWay
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
     """``cast_both_ways`` into given memory, whose rows may be part of longer ones; ``amax`` is overwritten."""
-    if has_kernel(source, "fp8_cast_triton"):
+    if has_kernel(source):
         from llmb.engine.kernels import fp8_cast_triton
 
         fp8_cast_triton.cast_into(source, scale, values, transposed, amax.zero_())
@@ -80,7 +65,7 @@ def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor,
 
 def transpose(values: Tensor) -> Tensor:
     """An FP8 matrix with rows for its columns, contiguous."""
-    if has_kernel(values, "fp8_cast_triton"):
+    if has_kernel(values):
         # Another copy of the values is written, by rows, which takes less time than copies whose stores are scattered.
         return cast_both_ways(values, torch.ones((), device=values.device), values.dtype)[1]
     return values.mT.contiguous()
@@ -106,7 +91,7 @@ def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) 
 
 def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype) -> BothWays:
     """``cast_both_ways`` of ``activate(inputs)``, which is not stored."""
-    if has_kernel(inputs, "fp8_cast_triton"):
+    if has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
 
         found: BothWays = fp8_cast_triton.cast_activated(inputs, scale, activation, dtype)
@@ -119,7 +104,7 @@ def cast_activation_gradient(
 ) -> BothWays:
     """``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which is not stored."""
     # Of other numbers of rows the assembler of CUDA 12.8, which Triton brings along, loses values: seen on an H200.
-    if inputs.shape[0] % ALIGNED_ROWS == 0 and has_kernel(inputs, "fp8_cast_triton"):
+    if inputs.shape[0] % ALIGNED_ROWS == 0 and has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
 
         found: BothWays = fp8_cast_triton.cast_activation_gradient(inputs, gradient, scale, activation, dtype)

@@ -32,7 +32,7 @@ def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
     """``cast_both_ways`` of the gradient of a product, from those of its rotated heads; it is not stored in bf16."""
-    if has_kernel(gradients.query, "rotary_triton"):
+    if has_kernel(gradients.query):
         from llmb.engine.kernels import rotary_triton
 
         return rotary_triton.cast_rotated_gradient(gradients, rotation, scale, dtype)
