@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb doctor --save`` and ``--against``: of this machine, of a run that it made, and of one that was changed."""
+"""``llmb doctor --against``: a run of this machine, one that was changed, and one of another node."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from recorded_node import RecordedNode
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
-from llmb.health.snapshots import SNAPSHOTS, Snapshot, settings_here
+from llmb.health.settings import settings_here
 from llmb.report.doctor_report import DriftReport, drift_tables
 from llmb.report.table import plain_lines
 from llmb.resources.node_settings import NodeSettings, together
@@ -30,46 +31,40 @@ def called(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict
     return code, json.loads(out) if out else {}, err
 
 
-def changed(install: Path, name: str, **values: str) -> None:
-    """A snapshot of this machine, as it was with other settings."""
-    path = install / SNAPSHOTS / "fast.json"
-    snapshot = Snapshot.model_validate_json(path.read_text())
-    settings = snapshot.settings.model_copy(update={"usual": {**snapshot.settings.usual, **values}})
-    text = snapshot.model_copy(update={"name": name, "settings": settings}).model_dump_json()
-    (path.parent / f"{name}.json").write_text(text)
+def run_with(install: Path, name: str, values: dict[str, str], node: str) -> str:
+    """The folder of a run of ``node`` with settings."""
+    settings = together({node: NodeSettings(values=values, missing={})})
+    record = gpu_record(scale=8, nodes=(node,)).model_copy(update={"settings": settings})
+    return str(write_run(install / name, record, times_around(10.0)))
 
 
 def test_this_machine_has_no_drift_until_it_is_changed(
     install: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, saved, err = called(capsys, "--save", "fast")
-    assert (code, saved["nodes"], saved["not_read"]) == (0, [host_name()], {}), err
-    code, _, err = called(capsys, "--save", "fast")
-    assert (code, "there is a snapshot 'fast'" in err) == (2, True)
-    assert called(capsys, "--save", "fast", "--force")[0] == 0
-    code, found, err = called(capsys, "--against", "fast", "--fail-on-drift")
-    assert (code, found["drift"], found["against"]) == (0, [], "snapshot fast"), err
-    changed(install, "slow", **{"sysctl.vm.swappiness": "0", "sysctl.vm.overcommit_memory": "7"})
+    here = settings_here(install, os.environ).values
+    code, found, err = called(capsys, "--against", run_with(install, "fast", here, host_name()), "--fail-on-drift")
+    assert (code, found["drift"], found["nodes"], found["not_read"]) == (0, [], [host_name()], {}), err
+    slow = run_with(
+        install, "slow", {**here, "sysctl.vm.swappiness": "0", "sysctl.vm.overcommit_memory": "7"}, host_name()
+    )
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    code, found, err = called(capsys, "--against", "slow", "--fail-on-drift")
+    code, found, err = called(capsys, "--against", slow, "--fail-on-drift")
     assert code == 4
-    assert "settings have changed since snapshot slow: sysctl.vm.swappiness, variables.NCCL_ALGO" in err
+    assert f"settings have changed since {found['against']}: sysctl.vm.swappiness, variables.NCCL_ALGO" in err
     keys = [(one["key"], one["important"]) for one in found["drift"]]
     assert keys == [
         ("sysctl.vm.swappiness", True),
         ("variables.NCCL_ALGO", True),
         ("sysctl.vm.overcommit_memory", False),
     ]
-    assert called(capsys, "--against", "slow")[0] == 0, "without --fail-on-drift"
+    assert called(capsys, "--against", slow)[0] == 0, "without --fail-on-drift"
 
 
-def test_a_run_is_what_its_record_says(install: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here = settings_here(install, {})
-    now = here.values | {"kernel.release": "5.4", "variables.NCCL_NVLS_ENABLE": "0"}
-    settings = together({"gone": NodeSettings(values=now, missing={})})
-    record = gpu_record(scale=8, nodes=("gone",)).model_copy(update={"settings": settings})
-    path = write_run(install / "runs", record, times_around(10.0))
-    code, found, err = called(capsys, "--against", str(path), "--fail-on-drift")
+def test_another_node_is_compared_with_what_is_usual_in_a_run(
+    install: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = settings_here(install, {}).values | {"kernel.release": "5.4", "variables.NCCL_NVLS_ENABLE": "0"}
+    code, found, err = called(capsys, "--against", run_with(install, "runs", now, "gone"), "--fail-on-drift")
     assert (code, found["unknown_nodes"]) == (4, [host_name()]), err
     assert [one["key"] for one in found["drift"]] == ["kernel.release"], "its recipe may have set the variable"
     plain = write_run(install / "others", gpu_record(scale=8), times_around(10.0))
@@ -80,11 +75,9 @@ def test_a_run_is_what_its_record_says(install: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (("--against", "nowhere"), "no snapshot has the name 'nowhere'"),
-        (("--save", "a/b"), "'a/b' cannot be the name of a snapshot"),
-        (("--save", "a", "--only", "gpu"), "--only cannot be combined with --save or --against"),
-        (("--save", "a", "--against", "b"), "--save and --against cannot be combined"),
-        (("--fail-on-drift",), "--fail-on-drift for --against"),
+        (("--against", "nowhere"), "nowhere"),
+        (("--against", "a", "--only", "gpu"), "--only cannot be combined with --against"),
+        (("--fail-on-drift",), "--fail-on-drift is for --against"),
     ],
 )
 def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str], options: tuple[str, ...], what: str) -> None:
@@ -92,24 +85,22 @@ def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str], options: tup
     assert (code, what in err) == (2, True), err
 
 
-def test_settings_of_gpus_and_of_the_image_are_kept(install: Path, tmp_path: Path) -> None:
+def test_settings_of_gpus_and_of_the_image_are_read(install: Path, tmp_path: Path) -> None:
     node = RecordedNode(tmp_path / "node")
     node.gpus[3]["power.limit"] = "500.00"
     image = tmp_path / "nemo.sqsh"
-    image.write_bytes(b"12")
     (install / "cluster_config.yaml").write_text(f"container: {{runtime: pyxis, image: {image}}}\n")
     found = settings_here(install, {}, node.source).values
     assert found["hardware.power_limit_w"] == "500, 700"
     assert found["hardware.persistence_mode"] == "Enabled"
     assert found["software.image"] == str(image)
-    assert found["image.file"].startswith("2 bytes of ")
 
 
 def test_the_table_has_equal_changes_of_nodes_in_a_row_and_fits_80_columns() -> None:
     nodes = [f"node{number}" for number in range(1, 4)]
     values = {"key": "sysctl.net.ipv4.tcp_congestion_control", "before": "bbr", "after": "cubic", "important": True}
     report = DriftReport(
-        against="snapshot fast",
+        against="run fast",
         saved_at="2026-11-20T00:00:00+00:00",
         nodes=tuple(nodes),
         unknown_nodes=("node3",),
@@ -119,6 +110,6 @@ def test_the_table_has_equal_changes_of_nodes_in_a_row_and_fits_80_columns() -> 
     )
     lines = [line for table in drift_tables(report, ",".join) for line in plain_lines(table)]
     assert lines[2].split() == ["sysctl.net.ipv4.tcp_congestion_control", "bbr", "cubic", "node1,node2,node3"]
-    assert "node3: not in snapshot fast, so compared with what most of its nodes have" in lines
+    assert "node3: not in run fast, so compared with what most of its nodes have" in lines
     assert "node4 was not read: down" in lines
     assert max(map(len, lines[:3])) <= 80

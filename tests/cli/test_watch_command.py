@@ -93,7 +93,7 @@ def test_the_log_of_another_program_is_for_parse(called: Called, tmp_path: Path)
     log = tmp_path / "slurm-4711.out"
     log.write_text("step 1\n")
     said = called("watch", str(log), code=2)[1]
-    assert "this is no run of llmb" in said and f"'llmb parse {log}'" in said
+    assert "llmb did not make this" in said and f"'llmb parse {log}'" in said
 
 
 @contextmanager

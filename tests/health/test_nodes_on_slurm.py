@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_runs import gpu_record, times_around, write_run
 from slurm_cluster import SlurmCluster
+
+from llmb.health.settings import settings_here
+from llmb.resources.node_settings import together
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 WITHIN_S = 600
@@ -180,13 +184,14 @@ def test_a_rejected_job_and_an_unknown_node_are_errors(client: Client) -> None:
 
 def test_the_node_whose_settings_have_changed_is_named(client: Client) -> None:
     nodes = ("--nodes", "node[1-2]")
-    code, out, err = client.call("doctor", *nodes, "--save", "fast", "--json")
-    assert code == 0, err
-    assert json.loads(out)["nodes"] == ["node1", "node2"]
-    code, out, err = client.call("doctor", *nodes, "--against", "fast", "--fail-on-drift", "--json")
+    here = settings_here(client.install, {})
+    settings = together({"node1": here, "node2": here})
+    record = gpu_record(scale=8, nodes=("node1", "node2")).model_copy(update={"settings": settings})
+    fast = str(write_run(client.install / "runs", record, times_around(10.0)))
+    code, out, err = client.call("doctor", *nodes, "--against", fast, "--fail-on-drift", "--json")
     assert (code, json.loads(out)["drift"]) == (0, []), err
     client.per_node("node2", "export NCCL_ALGO=Ring")
-    code, out, err = client.call("doctor", *nodes, "--against", "fast", "--fail-on-drift", "--json")
+    code, out, err = client.call("doctor", *nodes, "--against", fast, "--fail-on-drift", "--json")
     changed = {"key": "variables.NCCL_ALGO", "before": None, "after": "Ring", "important": True}
     assert (code, json.loads(out)["drift"]) == (4, [{"node": "node2", **changed}]), err
     code, _, err = client.call("doctor", "--last")

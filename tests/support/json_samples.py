@@ -36,7 +36,7 @@ from llmb.predict.search import Candidate
 from llmb.prepare.hub_access import NeededRepository, RepositoryAccess
 from llmb.programs.conclude import EndedRun
 from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
-from llmb.report.doctor_report import DriftReport, SavedReport
+from llmb.report.doctor_report import DriftReport
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import checked_document, image_document, install_document, settings_document
 from llmb.report.jobs_report import jobs_document, runs_document
@@ -87,7 +87,6 @@ def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
         "config check": checked_document(Path("suite"), [CheckedFile(launch_scripts()[0], "launch.sh", "as released")]),
         "config show": settings_document(sample_settings()),
         "doctor": sample_doctor(),
-        "doctor --save": sample_saved(),
         "doctor --against": sample_drift(),
         "install": sample_installation(),
         "prepare access": access_document([sample_access()], "environment"),
@@ -131,15 +130,10 @@ def sample_doctor() -> Mapping[str, Any]:
     return checked_nodes_document(result, "", find_scheduler("slurm").host_list)
 
 
-def sample_saved() -> Mapping[str, Any]:
-    found = SavedReport(saved="fast", file="", nodes=("node1",), settings=1, not_read={}, missing={"bios": ""})
-    return found.model_dump(mode="json")
-
-
 def sample_drift() -> Mapping[str, Any]:
     drift = Drift(node="node1", key="sysctl.vm.swappiness", before="1", after="60", important=True)
     found = DriftReport(
-        against="snapshot fast",
+        against="run fast",
         saved_at=None,
         nodes=("node1",),
         unknown_nodes=(),

@@ -25,7 +25,7 @@ from llmb.predict.search import Goal
 from llmb.prepare.hub import AccessState
 from llmb.prepare.hub_access import NeededRepository, TokenSource
 from llmb.reference_suite.launch_scripts import FileState
-from llmb.report.doctor_report import DriftReport, SavedReport
+from llmb.report.doctor_report import DriftReport
 from llmb.runs.choices import Recompute
 from llmb.runs.network import NetworkUse
 from llmb.runs.parallelism import DpSharding
@@ -237,7 +237,6 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "left_out": tuple[LeftOut, ...],
     },
     "doctor": {"": CheckedNodes},
-    "doctor --save": {"": SavedReport},
     "doctor --against": {"": DriftReport},
     "install": {
         "status": Literal["installed", "planned"],

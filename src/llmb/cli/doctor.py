@@ -14,7 +14,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.cli.common import Json, Junit, is_verbose
 from llmb.cli.completion import gpu_types
-from llmb.cli.doctor_drift import ReadNodes, compare_settings, read_here, save_settings
+from llmb.cli.doctor_drift import ReadNodes, compare_settings, read_here
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
@@ -254,15 +254,11 @@ Last = Annotated[bool, _several("--last", help="Show the last check of several n
 
 SETTINGS = "Settings of nodes, in place of checks"
 _settings = partial(typer.Option, rich_help_panel=SETTINGS)
-Save = Annotated[str | None, _settings(metavar="NAME", help="Keep them, of this node or of a list, under this name.")]
 Against = Annotated[
     str | None,
-    _settings(
-        metavar="NAME|RUN", help="List what has changed since they were kept, or since a run: its id, 'latest', ..."
-    ),
+    _settings(metavar="RUN", help="List what has changed on this node or on a list since a run: its id, 'latest', ..."),
 ]
 FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit code 4 if an important one has changed.")]
-Replace = Annotated[bool, _settings("--force", help="Replace what is kept under the name.")]
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 MIB = 2**20
@@ -285,10 +281,8 @@ def doctor(
     time_limit: TimeLimit = TIME_LIMIT_MIN,
     max_wait: MaxWait = MAX_WAIT_MIN,
     last: Last = False,
-    save: Save = None,
     against: Against = None,
     fail_on_drift: FailOnDrift = False,
-    force: Replace = False,
     junit: Junit = None,
     json: Json = False,
 ) -> None:
@@ -302,8 +296,8 @@ def doctor(
     does not answer or dies is unfit, with the reason; so the others are reported all the same. Nodes unlike most are
     named. The result is kept, and `llmb submit --exclude unfit` leaves its unfit nodes out.
 
-    With --save and --against nothing is checked: settings of nodes that may change how fast a step is, such as driver,
-    firmware, sysctl, links and NCCL's variables, are kept, or compared with what they were. A run keeps its own.
+    With --against nothing is checked: settings of nodes that may change how fast a step is, such as driver, firmware,
+    sysctl, links and NCCL's variables, are compared with those that a run has kept.
 
     Exit codes: 0 every check passes or warns, 4 one fails.
 
@@ -321,9 +315,9 @@ def doctor(
 
     - `llmb doctor --last --nodes node7`
 
-    - `llmb doctor --partition batch --save fast`
+    - `llmb doctor --against latest`
 
-    - `llmb doctor --against fast --fail-on-drift`
+    - `llmb doctor --partition batch --against fast --fail-on-drift`
     """
     names = tuple(_known_names(only or ()))
     if no_disk and disk_size != DISK_BYTES // MIB:
@@ -333,18 +327,13 @@ def doctor(
     chosen = Chosen(nodes=nodes, file=nodelist_file, partition=partition, every=every)
     flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
     limits = Limits(time_limit, max_wait)
-    if save is not None or against is not None:
+    if against is not None:
         checks = {"--only": names, "--gpu-type": gpu_type, "--gpus": gpus, "--no-disk": no_disk, "--last": last}
-        _refuse({**checks, "--junit": junit, "--force": force and not save, "--fail-on-drift": fail_on_drift and save})
+        _refuse({**checks, "--junit": junit})
         read = partial(read_nodes, install, chosen, flags, limits) if chosen.any else partial(read_here, install)
-        if save is None:
-            compare_settings(install, str(against), read, fail_on_drift=fail_on_drift, json=json)
-        elif against is None:
-            save_settings(install, save, read, replace=force, json=json)
-        else:
-            raise UsageError("--save and --against cannot be combined", do="compare first, then save")
-    elif force or fail_on_drift:
-        raise UsageError("--force is for --save, and --fail-on-drift for --against", do="add it, or leave this out")
+        compare_settings(install, against, read, fail_on_drift=fail_on_drift, json=json)
+    elif fail_on_drift:
+        raise UsageError("--fail-on-drift is for --against", do="add it, or leave this out")
     elif last:
         show_last(install, chosen, output)
     elif chosen.any:
@@ -357,7 +346,7 @@ def doctor(
 def _refuse(options: Mapping[str, object]) -> None:
     """Raises UsageError for those that have no effect where settings are read in place of checks."""
     if given := [name for name, value in options.items() if value]:
-        raise UsageError(f"{', '.join(given)} cannot be combined with --save or --against", do="leave it out")
+        raise UsageError(f"{', '.join(given)} cannot be combined with --against", do="leave it out")
 
 
 def _known_names(texts: Iterable[str]) -> Iterator[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb doctor --save`` and ``--against``: settings of nodes, kept and compared."""
+"""``llmb doctor --against``: settings of nodes now and in a run."""
 
 import os
 from collections.abc import Callable
@@ -10,20 +10,12 @@ from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.cli.root import say
 from llmb.errors import RunFailed, UsageError
-from llmb.health.snapshots import (
-    Snapshot,
-    new_snapshot,
-    read_snapshot,
-    settings_here,
-    snapshot_names,
-    write_snapshot,
-)
-from llmb.report.doctor_report import DriftReport, HostList, SavedReport, drift_tables, saved_table
+from llmb.health.settings import settings_here
+from llmb.report.doctor_report import DriftReport, HostList, drift_tables
 from llmb.report.output import print_output
 from llmb.resources.node_settings import NodesSettings, together
 from llmb.runs.drift import Drift, find_drift, settings_of_run
 from llmb.runs.host import host_name
-from llmb.runs.record import now
 
 
 class ReadNodes(NamedTuple):
@@ -35,42 +27,20 @@ class ReadNodes(NamedTuple):
 
 
 class DriftReference(NamedTuple):
-    """What nodes are compared with."""
+    """The run that nodes are compared with."""
 
     title: str
-    saved_at: str | None
+    started_at: str | None
     settings: NodesSettings
-    of_run: bool = False
 
     def drift(self, now: NodesSettings) -> tuple[Drift, ...]:
         """A run has variables that its recipe and llmb set: that a shell has none says nothing."""
-        found = find_drift(self.settings, now)
-        return tuple(one for one in found if not (self.of_run and one.after is None))
+        return tuple(one for one in find_drift(self.settings, now) if one.after is not None)
 
 
 def read_here(install: Path) -> ReadNodes:
     """Raises UsageError."""
     return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
-
-
-def save_settings(install: Path, name: str, read: Callable[[], ReadNodes], *, replace: bool, json: bool) -> None:
-    """Raises UsageError, before anything is read if the name cannot be taken, and RunFailed if a node was not read."""
-    path = new_snapshot(install, name, replace=replace)
-    found = read()
-    if not found.settings.nodes:
-        raise _not_read(found)
-    write_snapshot(path, Snapshot(name=name, saved_at=now(), settings=found.settings))
-    report = SavedReport(
-        saved=name,
-        file=str(path),
-        nodes=found.settings.nodes,
-        settings=len(found.settings.usual),
-        not_read=found.not_read,
-        missing=found.settings.missing,
-    )
-    print_output(report.model_dump(mode="json") if json else saved_table(report, found.host_list))
-    if found.not_read:
-        raise _not_read(found)
 
 
 def compare_settings(
@@ -81,7 +51,7 @@ def compare_settings(
     found = read()
     report = DriftReport(
         against=reference.title,
-        saved_at=reference.saved_at,
+        saved_at=reference.started_at,
         nodes=found.settings.nodes,
         unknown_nodes=tuple(node for node in found.settings.nodes if node not in reference.settings.nodes),
         not_read=found.not_read,
@@ -102,19 +72,12 @@ def _not_read(found: ReadNodes) -> RunFailed:
 
 
 def find_reference(install: Path, text: str) -> DriftReference:
-    """A snapshot, or the newest run that ``text`` stands for and that has settings. Raises UsageError for neither."""
-    if snapshot := read_snapshot(install, text):
-        return DriftReference(f"snapshot {text}", snapshot.saved_at, snapshot.settings)
-    try:
-        runs = find_ended_runs(text, install, say).runs
-    except UsageError as error:
-        what = f"no snapshot has the name '{text}', and as a run: {error.what}"
-        do = "'llmb doctor --save NAME' makes a snapshot; 'llmb runs' lists runs"
-        raise UsageError(what, where=error.where, choices=snapshot_names(install), do=do) from error
+    """The newest run that ``text`` stands for and that has settings. Raises UsageError if there is none."""
+    runs = find_ended_runs(text, install, say).runs
     found = [reference for run in runs if (reference := _of_run(run))]
     if not found:
-        do = "runs whose nodes are sampled have them: give another, or make a snapshot with 'llmb doctor --save NAME'"
-        raise UsageError(f"no run of '{text}' has settings of its nodes", do=do)
+        what = f"no run of '{text}' has settings of its nodes"
+        raise UsageError(what, do="runs whose nodes are sampled have them: give another")
     return found[-1]
 
 
@@ -125,4 +88,4 @@ def _of_run(run: AnalyzedRun) -> DriftReference | None:
         return None
     if record.image:
         settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": record.image}})
-    return DriftReference(f"run {run.id}", record.started_at, settings, of_run=True)
+    return DriftReference(f"run {run.id}", record.started_at, settings)

@@ -100,7 +100,7 @@ def _run_folder(path: Path) -> RunFolder:
         return folder
     if not path.is_file():
         raise UsageError("there is no such file or folder", where=str(path), do="'llmb jobs list' shows all jobs")
-    raise UsageError("this is no run of llmb", where=str(path), do=f"'llmb parse {path}' reads the steps of a log")
+    raise UsageError("llmb did not make this", where=str(path), do=f"'llmb parse {path}' reads the steps of a log")
 
 
 @app.command()

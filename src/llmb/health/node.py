@@ -33,7 +33,7 @@ from llmb.health.checks.software import container_checks, software_checks
 from llmb.health.kept_checks import CheckFolder
 from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
-from llmb.health.snapshots import settings_here
+from llmb.health.settings import settings_here
 from llmb.health.source import FactSource
 from llmb.health.wanted import WantedFacts, named_places, wanted_of
 from llmb.missing import Missing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of nodes, snapshots of their settings, and what has changed since, as tables and JSON."""
+"""Checks of nodes, and which of their settings have changed, as tables and JSON."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -193,40 +193,18 @@ def _text(checks: Collection[Check], given: set[str]) -> str:
     return "\n".join(lines)
 
 
-class SavedReport(Record):
-    """What ``llmb doctor --save`` prints."""
-
-    saved: str
-    file: str
-    nodes: tuple[str, ...]
-    settings: int
-    """How many most nodes have."""
-    not_read: dict[str, str]
-    missing: dict[str, str]
-
-
 class DriftReport(Record):
     """What ``llmb doctor --against`` prints."""
 
     against: str
     saved_at: str | None
+    """When the run began."""
     nodes: tuple[str, ...]
     unknown_nodes: tuple[str, ...]
     """Nodes that it does not have, and that are compared with what was usual."""
     not_read: dict[str, str]
     missing: dict[str, str]
     drift: tuple[Drift, ...]
-
-
-def saved_table(report: SavedReport, host_list: HostList) -> Table:
-    table = result_table(f"Snapshot {report.saved}", "", "", "")
-    table.add_row("nodes", str(len(report.nodes)), printable(host_list([*report.nodes])))
-    table.add_row("settings", str(report.settings), printable(report.file))
-    for name, reason in report.missing.items():
-        table.add_row(name, "none", printable(reason))
-    for node, reason in report.not_read.items():
-        table.add_row(printable(node), "not read", printable(reason))
-    return table
 
 
 def drift_tables(report: DriftReport, host_list: HostList) -> Iterator[Table]:
