@@ -393,6 +393,15 @@ def test_nodes_at_fault_in_runs_since_the_check_are_unfit_too(tmp_path: Path) ->
     assert said[1].startswith("unfit: at fault in runs since ") and said[1].endswith(": node[8-9]")
 
 
+def test_the_newest_check_and_the_one_before_are_kept(tmp_path: Path) -> None:
+    folders = [kept(tmp_path, f"2026-11-20T00:00:0{second}+00:00", node1="pass") for second in range(5)]
+    running = new_check(tmp_path, NodesRequest(started_at=WHEN, nodes=("node1",), disk_bytes=0))
+    left = {path.name for path in (tmp_path / ".llmb" / "health").iterdir()}
+    assert left == {folders[-1].path.name, running.path.name}
+    new_check(tmp_path, NodesRequest(started_at=WHEN, nodes=("node1",), disk_bytes=0))
+    assert running.path.exists(), "it has not ended"
+
+
 def test_a_pairwise_measurement_counts_beside_the_check(tmp_path: Path) -> None:
     said: list[str] = []
     older = JudgedNodes(started_at="2026-11-20T00:00:00+00:00", fit=(), unfit=("node9",), undecided=())
@@ -409,7 +418,7 @@ def test_a_pairwise_measurement_counts_beside_the_check(tmp_path: Path) -> None:
     assert excluded_nodes("unfit", tmp_path, SLURM, said.append) == "node[1-2,4]"
     told = [text.partition(" in the ")[2].partition(" of ")[0] for text in said if text.startswith("unfit:")]
     assert told == ["check", "pairwise measurement"]
-    (tmp_path / ".llmb" / "pairwise" / "20991120T000000Z.json").write_text("{}")
+    (tmp_path / ".llmb" / "pairwise.json").write_text("{}")
     with pytest.raises(BrokenRecord, match="damaged"):
         excluded_nodes("unfit", tmp_path, SLURM, said.append)
 

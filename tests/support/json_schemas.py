@@ -155,7 +155,6 @@ class MeasuredChange(TypedDict):
     previous_at: str | None
     previous: Measurement | None
     change_pct: float | None
-    times_measured: int
 
 
 class MeasuredDevice(TypedDict):

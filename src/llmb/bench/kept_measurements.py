@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements that are kept below the root of installation, a folder per node and a file per call."""
+"""Measurements that are kept below the root of installation: of each node, benchmark and recipe the newest file and the
+one before.
+"""
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -9,13 +12,13 @@ from pathlib import Path
 from llmb.bench.records import MeasurementFile
 from llmb.errors import UsageError
 from llmb.input_files import MOST_JSON_BYTES, read_text_file
-from llmb.runs.folder import create_numbered, write_atomically, writing
+from llmb.runs.folder import BEFORE, write_newest
 from llmb.trust import STATE_FOLDER
 
 BENCH = Path(STATE_FOLDER) / "bench"
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 """Characters of a node's name that are not used in the name of its folder."""
-_KEPT = re.compile(r"\d{8}T\d{6}Z_[a-z-]+(-\d+)?\.json")
+_KEPT = re.compile(rf"[a-z-]+_[0-9a-f]{{8}}({BEFORE})?\.json")
 
 
 def bench_folder(install: Path) -> Path:
@@ -23,23 +26,18 @@ def bench_folder(install: Path) -> Path:
 
 
 def write_measurements(install: Path, measured: MeasurementFile) -> Path:
-    """Raises NotWritable. A file is never replaced: the second one of the same second gets a number."""
+    """Raises NotWritable."""
     folder = bench_folder(install) / (UNSAFE.sub("-", measured.node).lstrip(".") or "node")
-    stamp = datetime.fromisoformat(measured.measured_at).strftime("%Y%m%dT%H%M%SZ")
     names = sorted({row.benchmark for row in measured.measurements}) or ["nothing"]
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"{stamp}_{'-'.join(names)}"
-        path = create_numbered(folder, name, lambda path: path.touch(exist_ok=False), suffix=".json")
-        write_atomically(path, measured.model_dump_json(indent=2) + "\n")
+    recipe = hashlib.sha256((measured.recipe or "").encode()).hexdigest()[:8]
+    path = folder / f"{'-'.join(names)}_{recipe}.json"
+    write_newest(path, measured.model_dump_json(indent=2) + "\n")
     return path
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """All that are kept, or those of ``node``, the oldest first. Those of the same benchmarks, node and second have the
-    order they were written in. Raises UsageError for a file that is damaged or cannot be read.
-
-    An empty file is one that is being written.
+    """All that are kept, or those of ``node``, the oldest first. Raises UsageError for a file that is damaged or cannot
+    be read.
     """
     found = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]
     return sorted(found, key=_moment)
@@ -63,22 +61,14 @@ def _printed(path: Path) -> list[MeasurementFile]:
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
-    for path in sorted(paths, key=_name_and_number):
-        text = read_text_file(path, MOST_JSON_BYTES)
-        if not text:
-            continue
+    for path in sorted(paths):  # of two files of the same second, the one before is first
         try:
-            found = MeasurementFile.model_validate_json(text)
+            found = MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))
             _moment(found)
         except ValueError as error:  # pydantic's is one
             do = "remove it, or read it with the version of llmb that wrote it"
             raise UsageError("not a file of measurements of llmb bench", where=str(path), do=do) from error
         yield found
-
-
-def _name_and_number(path: Path) -> tuple[Path, int]:
-    name, _, number = path.stem.rpartition("-")
-    return (path.with_name(name), int(number)) if name and number.isdecimal() else (path.with_suffix(""), 1)
 
 
 def _moment(measured: MeasurementFile) -> datetime:

@@ -128,8 +128,6 @@ class FigureChange:
     measured_at: str
     previous: Measurement | None
     previous_at: str | None
-    times: int
-    """How often it was measured."""
 
     @property
     def speed_pct(self) -> float | None:
@@ -151,4 +149,4 @@ def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> l
 def _change(rows: list[tuple[str, Measurement]]) -> FigureChange:
     measured_at, latest = rows[-1]
     previous_at, previous = rows[-2] if len(rows) > 1 else (None, None)
-    return FigureChange(latest, measured_at, previous, previous_at, len(rows))
+    return FigureChange(latest, measured_at, previous, previous_at)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of several nodes, kept below the root of installation: a folder per check, with a report per node."""
+"""Checks of several nodes, kept below the root of installation: a folder per check, with a report per node. The newest
+and the one before are kept.
+"""
 
 import shutil
 from datetime import UTC, datetime
@@ -11,13 +13,13 @@ from llmb.errors import UsageError
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.jobs.task import CHECKS
 from llmb.resources.node_settings import NodeSettings
-from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
+from llmb.runs.folder import RunFolder, create_numbered, write_atomically, write_newest, writing
 from llmb.runs.record_file import read_record_file
 from llmb.trust import STATE_FOLDER
 
 OF_SETTINGS = "settings-"
 """How folders begin in which nothing was checked."""
-PAIRWISE = Path(STATE_FOLDER) / "pairwise"
+PAIRWISE = Path(STATE_FOLDER) / "pairwise.json"
 STAMP = "%Y%m%dT%H%M%SZ"
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
 HOW_TO_MEASURE = "measure again with 'llmb bench collectives --pairwise --nodes N'"
@@ -100,7 +102,7 @@ class CheckFolder:
 
 
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
-    """Raises NotWritable. The second check of a second gets a number."""
+    """Raises NotWritable. The second check of a second gets a number. Of those that have ended, one is left."""
     parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime(STAMP)
     name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
@@ -108,6 +110,9 @@ def new_check(install: Path, request: NodesRequest) -> CheckFolder:
         parent.mkdir(parents=True, exist_ok=True)
         folder = CheckFolder(create_numbered(parent, name, Path.mkdir))
         write_atomically(folder.request, request.model_dump_json(indent=2) + "\n")
+    ended = [path for path in _checks(install, settings=request.settings) if CheckFolder(path).result.exists()]
+    for path in ended[:-1]:
+        shutil.rmtree(path, ignore_errors=True)
     return folder
 
 
@@ -123,34 +128,34 @@ def discard(folder: CheckFolder) -> None:
 
 
 def write_judged(install: Path, judged: JudgedNodes) -> Path:
-    """Raises NotWritable. A file is never replaced."""
-    parent = install / PAIRWISE
-    stamp = datetime.fromisoformat(judged.started_at).strftime(STAMP)
-    with writing(parent):
-        parent.mkdir(parents=True, exist_ok=True)
-        path = create_numbered(parent, stamp, lambda path: path.touch(exist_ok=False), suffix=".json")
-        write_atomically(path, judged.model_dump_json(indent=2) + "\n")
+    """Raises NotWritable."""
+    path = install / PAIRWISE
+    write_newest(path, judged.model_dump_json(indent=2) + "\n")
     return path
 
 
 def last_judged(install: Path) -> JudgedNodes | None:
     """None if nothing is kept. Raises BrokenRecord, and OSError for a file that cannot be read."""
-    paths = (path for path in (install / PAIRWISE).glob("*.json") if path.stat().st_size)
-    newest = max(paths, key=_stamp, default=None)
-    return read_record_file(newest, JudgedNodes) if newest else None
+    path = install / PAIRWISE
+    return read_record_file(path, JudgedNodes) if path.exists() else None
 
 
 def last_check(install: Path) -> CheckFolder:
     """Raises NoCheck if none is kept."""
-    made = (path for path in sorted((install / CHECKS).glob("*")) if not path.name.startswith(OF_SETTINGS))
-    folders = [CheckFolder(path) for path in made if (path / ".request.json").is_file()]
+    folders = [path for path in _checks(install, settings=False) if (path / ".request.json").is_file()]
     if not folders:
         raise NoCheck("no check of nodes is kept", where=str(install / CHECKS), do=HOW_TO_CHECK)
-    return max(folders, key=lambda folder: (_stamp(folder.path), folder.path.name))
+    return CheckFolder(folders[-1])
+
+
+def _checks(install: Path, *, settings: bool) -> list[Path]:
+    """The oldest first."""
+    made = (install / CHECKS).glob("*")
+    return sorted((path for path in made if path.name.startswith(OF_SETTINGS) is settings), key=_stamp)
 
 
 def _stamp(path: Path) -> tuple[str, int]:
-    stamp, _, number = path.name.removesuffix(".json").partition("-")
+    stamp, _, number = path.name.removeprefix(OF_SETTINGS).partition("-")
     return stamp, int(number) if number.isdecimal() else 1
 
 

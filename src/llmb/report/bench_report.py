@@ -119,7 +119,6 @@ def history_document(files: Sequence[MeasurementFile], benchmark: str | None) ->
             "previous_at": change.previous_at,
             "previous": change.previous and change.previous.model_dump(mode="json"),
             "change_pct": change.speed_pct,
-            "times_measured": change.times,
         }
         for change in changes(files, benchmark)
     ]

@@ -259,11 +259,24 @@ def new_file(path: Path) -> Iterator[Path]:
             partial.unlink()
 
 
-def create_numbered(folder: Path, name: str, create: Callable[[Path], object], *, suffix: str = "") -> Path:
+BEFORE = ".before"
+"""Before the suffix of a file that another one has replaced."""
+
+
+def write_newest(path: Path, text: str) -> None:
+    """Keeps the file that was there as the one before, and no other. Raises NotWritable."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.replace(path.with_name(f"{path.stem}{BEFORE}{path.suffix}"))
+        write_atomically(path, text)
+
+
+def create_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> Path:
     """The first of ``name``, ``name-2``, ... in ``folder`` for which ``create`` raises no FileExistsError."""
     number = 1
     while True:
-        path = folder / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
+        path = folder / (name if number == 1 else f"{name}-{number}")
         try:
             create(path)
         except FileExistsError:
