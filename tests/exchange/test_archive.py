@@ -251,6 +251,13 @@ def test_commands_take_an_archive(llmb: Run, archive: Path, folders: list[RunFol
     assert not (tmp_path / "empty").exists(), "nothing is added"
 
 
+def test_a_run_is_packed_although_its_job_cannot_be_read(llmb: Run, folders: list[RunFolder], tmp_path: Path) -> None:
+    folders[0].job.write_text("")
+    archive = tmp_path / packed(llmb)
+    assert json.loads(content(archive)["manifest.json"])["runs"][0]["campaign"] is None
+    assert len(import_archive(archive, archive.parent / "there", say=print).added) == len(folders)
+
+
 def tar_of(entries: list[tuple[Any, bytes]]) -> bytes:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.GNU_FORMAT) as tar:

@@ -65,6 +65,14 @@ def test_a_run_without_machine_samples_or_profile_names_what_lacks(page: Callabl
     assert "<b>No history</b>" in html
 
 
+def test_a_node_without_a_name_hides_no_other_text(page: Callable[..., str], tmp_path: Path) -> None:
+    record = gpu_record()
+    assert record.environment
+    record = record.model_copy(update={"environment": record.environment.model_copy(update={"nodes": ("",)})})
+    write_run(tmp_path / "runs", record, times_around(12.0))
+    assert "<h1>" in page("./runs")
+
+
 def test_damaged_steps_of_a_failed_run_leave_the_rest(page: Callable[..., str], tmp_path: Path) -> None:
     path = write_run(tmp_path / "runs", gpu_record(), times_around(12.0)[:9], exit_code=1)
     write_run(tmp_path / "runs", gpu_record(scale=16), times_around(12.0))

@@ -17,7 +17,7 @@ from llmb.runs.attempts import cut, window_began, with_steady_window
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record, seconds_of
+from llmb.runs.record import RunRecord, SubmittedJob, read_job_if_whole, read_record, seconds_of
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.recorded_identity import conditions_of, identity_of
 from llmb.runs.result import (
@@ -70,12 +70,7 @@ class RecordedRun:
 
 def read_folder(folder: RunFolder) -> RecordedRun:
     """Raises BrokenRecord, or OSError if the record cannot be read."""
-    record = read_record(folder)
-    try:
-        job = read_job(folder)
-    except (OSError, BrokenRecord):
-        job = None  # the run is what its record says; only its campaign is not known
-    return RecordedRun(folder, record, job)
+    return RecordedRun(folder, read_record(folder), read_job_if_whole(folder))
 
 
 def recorded_run(run: RecordedRun) -> AnalyzedRun:

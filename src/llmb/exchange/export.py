@@ -27,8 +27,7 @@ from llmb.exchange.tables import (
 )
 from llmb.programs.conclude import read_ended_run
 from llmb.runs.folder import RunFolder, new_file
-from llmb.runs.record import read_job
-from llmb.runs.record_file import BrokenRecord
+from llmb.runs.record import read_job_if_whole
 from llmb.runs.recorded_identity import identity_of
 from llmb.runs.steps import Step, read_steps
 from llmb.scratch import scratch_folder
@@ -219,10 +218,7 @@ FORMS = {
 def exported_run(folder: RunFolder) -> ExportedRun:
     """A run that has ended, with its steps. Raises UsageError, or EnvironmentProblem if it cannot be read."""
     run = read_ended_run(folder)
-    try:
-        job = read_job(folder)
-    except (OSError, BrokenRecord):
-        job = None  # only its campaign is not known
+    job = read_job_if_whole(folder)
     return ExportedRun(run, job.campaign if job else None, read_steps(folder.steps))
 
 

@@ -24,7 +24,7 @@ from llmb.exchange.manifest import (
 )
 from llmb.input_files import open_regular
 from llmb.runs.folder import RunFolder, new_file
-from llmb.runs.record import now, read_job, read_record
+from llmb.runs.record import now, read_job_if_whole, read_record
 from llmb.secrets import HIDDEN, has_secret_in_log, secret_spans
 
 BLOCK = 512
@@ -86,7 +86,7 @@ def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Arc
 
 
 def _archived_run(folder: RunFolder) -> ArchivedRun:
-    record, job = read_record(folder), read_job(folder)
+    record, job = read_record(folder), read_job_if_whole(folder)
     started_s = int(datetime.fromisoformat(record.started_at).timestamp()) if record.started_at else 0
     return ArchivedRun(
         run_id=record.run_id,

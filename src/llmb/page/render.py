@@ -153,7 +153,7 @@ NO_HOST = ("localhost",)
 
 def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]:
     """A function that returns a text as a page shows it without ``--full``."""
-    hosts = dict.fromkeys(name for run in runs for name in _hosts(run))
+    hosts = dict.fromkeys(name for run in runs for name in _hosts(run) if name)
     hosts |= dict.fromkeys((socket.gethostname(), socket.getfqdn()))
     named = {name: f"host-{number}" for number, name in enumerate((h for h in hosts if h not in NO_HOST), start=1)}
     user = _user()
@@ -176,7 +176,7 @@ def _hosts(run: AnalyzedRun) -> Iterator[str]:
     if run.record and run.record.job:
         yield run.record.job.nodes
     if run.record and run.record.result and (network := run.record.result.network):
-        yield from (name for group in network.nodes for name in group.nodes if name)
+        yield from (name for group in network.nodes for name in group.nodes)
 
 
 def _user() -> str | None:

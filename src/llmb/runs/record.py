@@ -22,7 +22,7 @@ from llmb.runs.experiment import ENGINE as ENGINE
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.identity import short_id
 from llmb.runs.plan import EnginePlan, Plan, Start
-from llmb.runs.record_file import read_record_file
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.result import Result, Status
 from llmb.runs.source_version import source_version
 from llmb.trust import foreign_link
@@ -295,6 +295,14 @@ def read_job(folder: RunFolder) -> SubmittedJob | None:
     """None if the run was not submitted, or the client was killed before it could record this. Raises as above."""
     _check_links(folder)
     return read_record_file(folder.job, SubmittedJob) if folder.job.exists() else None
+
+
+def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
+    """None also if it cannot be read: a run is what its record says, and only its campaign is not known then."""
+    try:
+        return read_job(folder)
+    except (OSError, BrokenRecord):
+        return None
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
