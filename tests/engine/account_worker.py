@@ -8,15 +8,13 @@ allocator was asked for.
 
 import gc
 import json
-import os
-import sys
-import warnings
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import joined, plan_in, ranks_of, run
 from torch import Tensor
 
 from llmb.engine.account.ledger import Ledger
@@ -27,18 +25,8 @@ from llmb.engine.model.initialize import initialize
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import pretend_others
-from llmb.engine.parallel.gloo import gloo_backend
-from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import EnginePlan, pretending
-
-CPU = torch.device("cpu")
-
-
-def real_ranks(plan: EnginePlan, rank: int, store: Path) -> Ranks:
-    layout = plan.recipe.layout
-    dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=f"file://{store}")
-    replicas = plan.parallelism.replicas(layout)
-    return arrange(rank, CPU, layout, replicas, experts=plan.recipe.model.moe is not None)
 
 
 def allocated_at_peak(plan: EnginePlan, ranks: Ranks) -> int:
@@ -89,25 +77,21 @@ def real(plan: EnginePlan, ranks: Ranks, *, allocates: bool) -> dict[str, Any]:
             initialize(stage, plan.recipe.model, plan.seed)
         ledger.follow(stages)
         account = account_of(plan, stages, ranks, ledger, extends=False)
-    found = {"account": account.model_dump(), "sequence": sequence(ledger), "allocated": allocated}
-    dist.barrier()
-    dist.destroy_process_group()
-    return found
+    return {"account": account.model_dump(), "sequence": sequence(ledger), "allocated": allocated}
 
 
 def main(folder: Path, way: str, rank: int) -> None:
-    plan = EnginePlan(**json.loads((folder / "plan.json").read_text()))
+    plan = plan_in(folder)
     if way == "fake":
         found = fake(plan, rank)
     elif way == "pretended":
         alone = plan.model_copy(update={"recipe": pretending(plan.recipe, rank)})
         found = real(alone, pretend_others(alone), allocates=False)
     else:
-        found = real(plan, real_ranks(plan, rank, folder / "store"), allocates=way == "allocated")
+        with joined(folder, rank, plan.recipe.layout.gpus):
+            ranks = ranks_of(plan, rank, experts=plan.recipe.model.moe is not None)
+            found = real(plan, ranks, allocates=way == "allocated")
     print(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
 
 
-warnings.simplefilter("ignore")
-main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+run(main)

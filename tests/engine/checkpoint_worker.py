@@ -7,13 +7,11 @@ rank.
 
 import hashlib
 import json
-import os
-import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from cut_by_hand import cut_tensors
+from ranks import CPU, joined, run
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -27,7 +25,6 @@ from llmb.engine.checkpoint.state import RANDOM, training_state
 from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.model.decoder import build_model
 from llmb.engine.optimizer import build_optimizer
-from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 
 
@@ -48,37 +45,31 @@ def place(values: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)
 
 
+@torch.no_grad()
 def main(action: str, folder: Path, dp: int, tp: int, rank: int) -> None:
-    store = f"file://{folder}/store-{action.split()[0]}-{dp}-{tp}"
-    dist.init_process_group(gloo_backend(), init_method=store, rank=rank, world_size=dp * tp)
-    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
-    ranks = Ranks(rank, dp * tp, torch.device("cpu"), mesh, fsdp=mesh["dp"], expert_mesh=mesh, expert_fsdp=mesh["dp"])
-    training = Catalogue().workloads["pretrain_llama3.1"].training_for("tiny")
-    wrong = []
-    for number, fields in enumerate(json.loads((folder / "models.json").read_text())):
-        decoder = build_model(Model(**fields))
-        cut_tensors(decoder, mesh["tp"])
-        for block in (*decoder.layers.values(), decoder):
-            fully_shard(block, mesh=mesh["dp"])
-        optimizer = build_optimizer(decoder, training)
-        if action != "load":
-            state = training_state([decoder], [optimizer], ranks.device)
-            for name, tensor in state.items():
-                if not name.startswith(RANDOM):
-                    tensor.copy_(place(named_values(name, tensor), tensor))
-            save(state, storage_writer=Writer(folder / str(number) / "weights"))
-            continue
-        load_checkpoint(folder / str(number), [decoder], [optimizer], ranks)
-        for name, tensor in training_state([decoder], [optimizer], ranks.device).items():
-            if not name.startswith(RANDOM) and not torch.equal(whole(tensor), named_values(name, tensor)):
-                wrong.append(f"{fields['model']} {name}")
-    print("wrong:", wrong)
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+    with joined(folder, rank, dp * tp, f"store-{action.split()[0]}-{dp}-{tp}"):
+        mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+        ranks = Ranks(rank, dp * tp, CPU, mesh, fsdp=mesh["dp"], expert_mesh=mesh, expert_fsdp=mesh["dp"])
+        training = Catalogue().workloads["pretrain_llama3.1"].training_for("tiny")
+        wrong = []
+        for number, fields in enumerate(json.loads((folder / "models.json").read_text())):
+            decoder = build_model(Model(**fields))
+            cut_tensors(decoder, mesh["tp"])
+            for block in (*decoder.layers.values(), decoder):
+                fully_shard(block, mesh=mesh["dp"])
+            optimizer = build_optimizer(decoder, training)
+            if action != "load":
+                state = training_state([decoder], [optimizer], ranks.device)
+                for name, tensor in state.items():
+                    if not name.startswith(RANDOM):
+                        tensor.copy_(place(named_values(name, tensor), tensor))
+                save(state, storage_writer=Writer(folder / str(number) / "weights"))
+                continue
+            load_checkpoint(folder / str(number), [decoder], [optimizer], ranks)
+            for name, tensor in training_state([decoder], [optimizer], ranks.device).items():
+                if not name.startswith(RANDOM) and not torch.equal(whole(tensor), named_values(name, tensor)):
+                    wrong.append(f"{fields['model']} {name}")
+        print("wrong:", wrong)
 
 
-torch.set_num_threads(1)
-with torch.no_grad():
-    main(sys.argv[1], Path(sys.argv[2]), *(int(number) for number in sys.argv[3:]))
+run(main)

@@ -6,15 +6,12 @@ attention, the results of kernels, and why the run ends, as JSON.
 """
 
 import json
-import os
-import sys
-import warnings
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from ranks import joined, plan_in, ranks_of, run
 from torch import Tensor
 
 from llmb.engine import kernel_check
@@ -23,10 +20,7 @@ from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.kernels import span_attention
 from llmb.engine.kernels.fp8_cast import cast_both_ways
 from llmb.engine.loop import prepare_stages
-from llmb.engine.parallel.gloo import gloo_backend
-from llmb.engine.parallel.mesh import arrange
 from llmb.errors import EnvironmentProblem
-from llmb.runs.plan import EnginePlan
 
 
 def break_kernels() -> None:
@@ -45,27 +39,28 @@ def break_kernels() -> None:
 
 
 def main(folder: Path, broken: int, rank: int) -> None:
-    plan = EnginePlan(**json.loads((folder / "plan.json").read_text()))
-    layout = plan.recipe.layout
-    dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
-    ranks = arrange(rank, torch.device("cpu"), layout, plan.parallelism.replicas(layout))
-    if rank == broken:
-        break_kernels()
-    kernel_check.has_kernel = lambda _tensor: True
-    report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
-    kernels = compare_kernels(plan, ranks)
-    problem = None
-    try:
-        refuse_wrong(kernels, "12.8.93")
-    except EnvironmentProblem as error:
-        problem = str(error)
-    found = {"attention": report.model_dump(), "kernels": [each.model_dump() for each in kernels], "problem": problem}
-    print(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+    plan = plan_in(folder)
+    with joined(folder, rank, plan.recipe.layout.gpus):
+        ranks = ranks_of(plan, rank)
+        if rank == broken:
+            break_kernels()
+        kernel_check.has_kernel = lambda _tensor: True
+        report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
+        kernels = compare_kernels(plan, ranks)
+        problem = None
+        try:
+            refuse_wrong(kernels, "12.8.93")
+        except EnvironmentProblem as error:
+            problem = str(error)
+        print(
+            json.dumps(
+                {
+                    "attention": report.model_dump(),
+                    "kernels": [each.model_dump() for each in kernels],
+                    "problem": problem,
+                }
+            )
+        )
 
 
-warnings.simplefilter("ignore")
-main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+run(main)

@@ -119,10 +119,11 @@ def run_ranks(forked_python: str) -> Callable[..., list[str]]:
     """Runs a script once for every rank, which it is given last, and returns what each printed; or from one rank on."""
 
     def run(script: Path, ranks: int, *arguments: object, first: int = 0, limit_s: int = 600) -> list[str]:
+        path = os.pathsep.join(filter(None, [str(HERE.parent / "support"), os.environ.get("PYTHONPATH")]))
         workers = [
             subprocess.Popen(
                 [forked_python, script, *map(str, arguments), str(rank)],
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -184,7 +185,7 @@ def train_plans(
     def train(plans: Sequence[Plan], backend: str = "aot_eager", *, late: bool = False) -> list[dict[str, Any]]:
         folder, ranks = tmp_path_factory.mktemp("trained"), plans[0].recipe.layout.gpus
         (folder / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
-        run_ranks(HERE / "training_worker.py", ranks, folder, ranks, backend, *(["late"] if late else []))
+        run_ranks(HERE / "training_worker.py", ranks, folder, ranks, backend, "late" if late else "soon")
         return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(len(plans))]
 
     return train

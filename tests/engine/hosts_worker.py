@@ -9,23 +9,21 @@ what they are for, and seconds since its start.
 import errno
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ranks import plan_in, ranks_of, run
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 (registers the backend)
 
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.loop import prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.gloo import Hosts
-from llmb.engine.parallel.mesh import arrange
 from llmb.engine.parallel.store import host_store
 from llmb.engine.watchdog.heartbeat import Heartbeats
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import EnginePlan
 
 
 def connections(port: str) -> dict[str, int]:
@@ -71,7 +69,7 @@ def fail_on_last(rank: int, ranks: int) -> None:
 
 def main(folder: Path, port: str, per_node: int, rank: int) -> None:
     began = time.monotonic()
-    plan = EnginePlan.model_validate_json((folder / "plan.json").read_text())
+    plan = plan_in(folder)
     layout = plan.recipe.layout
     os.environ |= {
         "RANK": str(rank),
@@ -89,7 +87,7 @@ def main(folder: Path, port: str, per_node: int, rank: int) -> None:
     took_s["heartbeats"] = time.monotonic() - began
     exchange(Hosts(rank, layout.gpus, per_node, "figures"))
     took_s["figures"] = time.monotonic() - began
-    ranks = arrange(rank, torch.device("cpu"), layout, plan.parallelism.replicas(layout), experts=False)
+    ranks = ranks_of(plan, rank, experts=False)
     stages = prepare_stages(plan, ranks)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     saver = Saver(plan, RunFolder(folder), ranks, stages, optimizers)
@@ -101,7 +99,6 @@ def main(folder: Path, port: str, per_node: int, rank: int) -> None:
     while store.add("done", 0) < layout.gpus:  # a connection that is closed is not counted
         time.sleep(0.05)
     time.sleep(0.5 * (rank == 0))  # the others ask it
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
 
 
-main(Path(sys.argv[1]), sys.argv[2], *(int(number) for number in sys.argv[3:]))
+run(main)

@@ -6,13 +6,12 @@ rendezvous, rank, data and tensor parallel size.
 """
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from cut_by_hand import cut_tensors, tensor_dimension
+from ranks import joined, run
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,7 +21,6 @@ from llmb.catalogue.records import Model
 from llmb.engine.model import initialize as initialize_module
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialize import initialize
-from llmb.engine.parallel.gloo import gloo_backend
 
 
 def expected_shard(full: Tensor, name: str, mesh: DeviceMesh) -> Tensor:
@@ -52,18 +50,21 @@ def differing(model: Model, mesh: DeviceMesh) -> list[str]:
 
 
 def main(backend: str, folder: Path, dp: int, tp: int, rank: int) -> None:
-    meeting = {"store": FakeStore()} if backend == "fake" else {"init_method": f"file://{folder}/store"}
-    dist.init_process_group(gloo_backend() if backend == "gloo" else backend, rank=rank, world_size=dp * tp, **meeting)
+    if backend == "fake":
+        dist.init_process_group(backend, rank=rank, world_size=dp * tp, store=FakeStore())
+        compare(folder, dp, tp)
+        return
+    with joined(folder, rank, dp * tp):
+        compare(folder, dp, tp)
+
+
+def compare(folder: Path, dp: int, tp: int) -> None:
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
     models = [Model(**fields) for fields in json.loads((folder / "models.json").read_text())]
     found = []
     for initialize_module.BLOCK_ELEMENTS in (2**24, 1000):
         found += [name for model in models for name in differing(model, mesh)]
     print("differing:", found)
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
 
 
-main(sys.argv[1], Path(sys.argv[2]), *(int(number) for number in sys.argv[3:]))
+run(main)

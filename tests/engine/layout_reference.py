@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import megatron_moe
 import torch
 from layout_values import spread
 from torch import Tensor
@@ -22,9 +23,6 @@ from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
 from llmb.engine.transformations import add_dropout, apply_lora, token_keys
 from llmb.runs.plan import EnginePlan
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-import megatron_moe
 
 
 def drop_tokens(

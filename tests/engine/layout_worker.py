@@ -6,15 +6,13 @@ rank prints, as JSON, how far the worst initial value, gradient, loss and gradie
 """
 
 import json
-import os
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from layout_values import error, gradients, mean_loss, spread, whole
+from ranks import joined, ranks_of, run
 from torch import Tensor
 
 from llmb.engine import transformations
@@ -24,12 +22,9 @@ from llmb.engine.data.steps import rank_data
 from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
-from llmb.engine.parallel.gloo import gloo_backend
-from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.transformations import apply_compile
 from llmb.runs.plan import EnginePlan
-
-CPU = torch.device("cpu")
 
 
 def compare(plan: EnginePlan, ranks: Ranks, expected: dict[str, Any]) -> dict[str, float]:
@@ -73,19 +68,12 @@ def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
 def main(folder: Path, rank: int) -> None:
     case = json.loads((folder / "case.json").read_text())
     plan = EnginePlan(**case["plan"])
-    layout = plan.recipe.layout
-    dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
-    ranks = arrange(rank, CPU, layout, plan.parallelism.replicas(layout))
-    found = compare(plan, ranks, torch.load(case["reference"], weights_only=True))
-    if rank == 0:
-        print(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+    with joined(folder, rank, plan.recipe.layout.gpus):
+        found = compare(plan, ranks_of(plan, rank), torch.load(case["reference"], weights_only=True))
+        if rank == 0:
+            print(json.dumps(found))
 
 
-warnings.simplefilter("ignore")
 # The same graphs as compiled code without the minutes that it takes to make it.
 transformations.apply_compile = lambda stage, _backend: apply_compile(stage, "aot_eager")
-main(Path(sys.argv[1]), int(sys.argv[2]))
+run(main)

@@ -7,14 +7,12 @@ reduced and scattered, and reduced, and how many of its own reductions began bef
 """
 
 import json
-import os
-import sys
-import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from layout_values import gradients
+from ranks import joined, ranks_of, run
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -25,11 +23,9 @@ from llmb.engine.data.steps import rank_data
 from llmb.engine.loop import add_gradients, build_passes, prepare_stages
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialize import initialize
-from llmb.engine.parallel.gloo import gloo_backend
-from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import EnginePlan
 
-CPU = torch.device("cpu")
 TRAFFIC = (
     ("c10d::_allgather_base_", "_c10d_functional::all_gather_into_tensor_out"),
     ("c10d::_reduce_scatter_base_", "_c10d_functional::reduce_scatter_tensor"),
@@ -88,18 +84,10 @@ def early_reductions(profiled: profile) -> int:
 
 def main(folder: Path, rank: int) -> None:
     plans = [EnginePlan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
-    dist.init_process_group(gloo_backend(), rank=rank, world_size=2, init_method=f"file://{folder}/store")
-    found = []
-    for plan in plans:
-        layout = plan.recipe.layout
-        found.append(compare(plan, arrange(rank, CPU, layout, plan.parallelism.replicas(layout))))
-    if rank == 0:
-        print(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+    with joined(folder, rank, 2):
+        found = [compare(plan, ranks_of(plan, rank)) for plan in plans]
+        if rank == 0:
+            print(json.dumps(found))
 
 
-warnings.simplefilter("ignore")
-main(Path(sys.argv[1]), int(sys.argv[2]))
+run(main)

@@ -8,15 +8,12 @@ those of a block that gathers its layers' inputs before them.
 """
 
 import json
-import os
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from layout_values import error
+from ranks import joined, ranks_of, run
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
@@ -31,13 +28,10 @@ from llmb.engine.model.linear import Linear
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.parallel.collectives import all_gather
 from llmb.engine.parallel.data_parallel import compute_dtype
-from llmb.engine.parallel.gloo import gloo_backend
-from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.step import fp8_step
 from llmb.engine.transformations import token_keys
 from llmb.runs.plan import EnginePlan
-
-CPU = torch.device("cpu")
 
 
 def traffic(action: Callable[[], Tensor | None]) -> tuple[Tensor | None, list[int]]:
@@ -112,18 +106,10 @@ def gather_before(stage: Decoder) -> None:
 
 def main(folder: Path, rank: int) -> None:
     plans = [EnginePlan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
-    dist.init_process_group(gloo_backend(), rank=rank, world_size=2, init_method=f"file://{folder}/store")
-    found = []
-    for plan in plans:
-        layout = plan.recipe.layout
-        found.append(passes(plan, arrange(rank, CPU, layout, plan.parallelism.replicas(layout))))
-    if rank == 0:
-        print(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+    with joined(folder, rank, 2):
+        found = [passes(plan, ranks_of(plan, rank)) for plan in plans]
+        if rank == 0:
+            print(json.dumps(found))
 
 
-warnings.simplefilter("ignore")
-main(Path(sys.argv[1]), int(sys.argv[2]))
+run(main)

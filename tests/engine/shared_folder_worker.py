@@ -8,32 +8,25 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
+from ranks import CPU, joined, plan_in, run
 from torch.distributed.device_mesh import init_device_mesh
 
 from llmb.engine.checkpoint.save import check_shared_folder
-from llmb.engine.parallel.gloo import Hosts, gloo_backend
+from llmb.engine.parallel.gloo import Hosts
 from llmb.engine.parallel.mesh import Ranks
 from llmb.errors import EnvironmentProblem
-from llmb.runs.plan import EnginePlan
 
 
-def main(place: Path, folders: list[Path], rank: int) -> None:
+def main(place: Path, folders: str, rank: int) -> None:
     os.environ["LOCAL_RANK"] = "0"
-    world_size = len(folders)
-    dist.init_process_group(gloo_backend(), init_method=f"file://{place}/store", rank=rank, world_size=world_size)
-    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
-    ranks = Ranks(rank, world_size, torch.device("cpu"), mesh, fsdp=mesh, expert_mesh=mesh, expert_fsdp=mesh)
-    plan = EnginePlan.model_validate_json((place / "plan.json").read_text())
-    try:
-        check_shared_folder(plan, folders[rank], ranks, Hosts(rank, world_size, 1, "checkpoint"))
-    except EnvironmentProblem as error:
-        sys.stdout.write(str(error))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+    own = [Path(name) for name in folders.split(",")]
+    with joined(place, rank, len(own)):
+        mesh = init_device_mesh("cpu", (len(own),), mesh_dim_names=("dp",))
+        ranks = Ranks(rank, len(own), CPU, mesh, fsdp=mesh, expert_mesh=mesh, expert_fsdp=mesh)
+        try:
+            check_shared_folder(plan_in(place), own[rank], ranks, Hosts(rank, len(own), 1, "checkpoint"))
+        except EnvironmentProblem as error:
+            sys.stdout.write(str(error))
 
 
-main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2].split(",")], int(sys.argv[3]))
+run(main)

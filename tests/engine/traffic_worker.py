@@ -7,13 +7,12 @@ ranks, and how many products were computed during each exchange.
 """
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import joined, run
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -23,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.engine.model.moe import BalancedRouter, MoELayer
 from llmb.engine.parallel.expert_parallel import ParallelExperts, rank_places
-from llmb.engine.parallel.gloo import gloo_backend
 
 MOE = MixtureOfExperts(
     router="sigmoid-scaled-inputs", experts=6, top_k=2, ffn_hidden_size=16, shared_ffn_hidden_size=16, interleave=1
@@ -68,34 +66,30 @@ def passes(layer: MoELayer, hidden: Tensor) -> tuple[int, list[Tensor]]:
 
 
 def main(folder: Path, routing: str, rank: int) -> None:
-    dist.init_process_group(gloo_backend(), rank=rank, world_size=4, init_method=f"file://{folder}/store")
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "etp"))
-    torch.manual_seed(1)
-    layer = MoELayer(16, MOE)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    if routing == "balanced":
-        layer.router = BalancedRouter(layer.router, rank)
-    else:
-        layer.capacity_factor = 1.25
-    whole = layer.experts
-    hidden = torch.randn(4, 1, 25, 16)[rank]  # 25 x 2 rows for 6 experts: no rank sends the same as another
-    found = []
-    for places in (None, rank_places(mesh, layer.router)):
-        layer.experts = ParallelExperts(whole, mesh, MOE.experts, places)
-        passes(layer, hidden)
-        for parameter in layer.experts.parameters():
-            parameter.grad = None
-        found.append(passes(layer, hidden))
-    same = torch.tensor(all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True)))
-    dist.all_reduce(same, op=dist.ReduceOp.MIN)
-    beside = during_exchanges(layer, hidden)
-    if rank == 0:
-        print(json.dumps({"collectives": [calls for calls, _ in found], "same": bool(same), "beside": beside}))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+    with joined(folder, rank, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "etp"))
+        torch.manual_seed(1)
+        layer = MoELayer(16, MOE)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        if routing == "balanced":
+            layer.router = BalancedRouter(layer.router, rank)
+        else:
+            layer.capacity_factor = 1.25
+        whole = layer.experts
+        hidden = torch.randn(4, 1, 25, 16)[rank]  # 25 x 2 rows for 6 experts: no rank sends the same as another
+        found = []
+        for places in (None, rank_places(mesh, layer.router)):
+            layer.experts = ParallelExperts(whole, mesh, MOE.experts, places)
+            passes(layer, hidden)
+            for parameter in layer.experts.parameters():
+                parameter.grad = None
+            found.append(passes(layer, hidden))
+        same = torch.tensor(all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True)))
+        dist.all_reduce(same, op=dist.ReduceOp.MIN)
+        beside = during_exchanges(layer, hidden)
+        if rank == 0:
+            print(json.dumps({"collectives": [calls for calls, _ in found], "same": bool(same), "beside": beside}))
 
 
-main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+run(main)

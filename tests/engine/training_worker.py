@@ -2,14 +2,11 @@
 """One rank that trains as plans say, one after the other, and writes what it found.
 
 Arguments: folder with plans.json and room for the rendezvous, number of ranks, compiler, "late" for collectives that
-complete when they are waited for, rank. For the plan number N the first rank writes N.pt, with losses, gradient norms
-and counts of every step, the first and the last step's gradients, and the last scales.
+complete when they are waited for or "soon", rank. For the plan number N the first rank writes N.pt, with losses,
+gradient norms and counts of every step, the first and the last step's gradients, and the last scales.
 """
 
 import json
-import os
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import torch
 import torch.distributed as dist
 from late_collectives import Late, make_collectives_late
 from layout_values import gradients, mean_loss
+from ranks import joined, ranks_of, run
 
 from llmb.engine import transformations
 from llmb.engine.attention_backend import attention_kernel, choose_attention
@@ -27,8 +25,7 @@ from llmb.engine.data.steps import RankData, rank_data
 from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
-from llmb.engine.parallel.gloo import gloo_backend
-from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.step import fp8_counts, scale_state
 from llmb.engine.transformations import apply_compile
 from llmb.runs.folder import RunFolder
@@ -79,24 +76,18 @@ def everybody(found: dict[str, dict[str, Any]], ranks: Ranks) -> dict[str, dict[
     return {kind: {name: value for each in gathered for name, value in each[kind].items()} for kind in found}
 
 
-def main(folder: Path, rank: int, world_size: int) -> None:
+def main(folder: Path, world_size: int, compiler: str, late: str, rank: int) -> None:
+    transformations.apply_compile = lambda stage, _backend: apply_compile(stage, compiler)
+    if late == "late":
+        make_collectives_late()
     plans = [EnginePlan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
-    dist.init_process_group(gloo_backend(), rank=rank, world_size=world_size, init_method=f"file://{folder}/store")
-    for number, plan in enumerate(plans):
-        layout = plan.recipe.layout
-        ranks = arrange(rank, torch.device("cpu"), layout, plan.parallelism.replicas(layout))
-        found = train(plan, ranks, folder / str(number))
-        if rank == 0:
-            torch.save(found, folder / f"{number}.pt")
-    dist.barrier()
-    assert [late.name for late in Late.unfinished.values()] == [], "nobody waits for these"
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+    with joined(folder, rank, world_size):
+        for number, plan in enumerate(plans):
+            found = train(plan, ranks_of(plan, rank), folder / str(number))
+            if rank == 0:
+                torch.save(found, folder / f"{number}.pt")
+        dist.barrier()
+        assert [each.name for each in Late.unfinished.values()] == [], "nobody waits for these"
 
 
-warnings.simplefilter("ignore")
-transformations.apply_compile = lambda stage, _backend: apply_compile(stage, sys.argv[3])
-if "late" in sys.argv[4:]:
-    make_collectives_late()
-main(Path(sys.argv[1]), rank=int(sys.argv[-1]), world_size=int(sys.argv[2]))
+run(main)
