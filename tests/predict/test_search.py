@@ -65,13 +65,8 @@ def test_experts_are_spread() -> None:
 
 
 @pytest.mark.slow
-def test_goals_order_by_what_they_say() -> None:
-    plan = planned("8b", 8)
-    prices = [one.prediction.seconds * one.plan.recipe.scale for one in search_for("token", plan, predicted).found]
+def test_the_cheapest_token_comes_first() -> None:
+    found = search_for("token", planned("8b", 8), predicted).found
+    prices = [one.prediction.seconds * one.plan.recipe.scale for one in found]
     assert prices == sorted(prices)
-    lengths = [one.plan.recipe.layout.seq_len for one in search_for("seq-len", plan, predicted).found]
-    assert lengths == sorted(set(lengths), reverse=True)
-    assert lengths[0] > 8192
-    batches = [one.plan.recipe.layout.mbs for one in search_for("micro-batch", plan, predicted).found]
-    assert batches == sorted(set(batches), reverse=True)
-    assert batches[0] > 1
+    assert {one.plan.recipe.scale for one in found} == {2, 4, 8}

@@ -207,8 +207,7 @@ def plan(
         Goal,
         typer.Option(
             "--goal",
-            help="step: the fastest step; token: the cheapest token, on as many GPUs or fewer; seq-len: the longest "
-            "sequence; micro-batch: the largest.",
+            help="step: the fastest step; token: the cheapest token, on as many GPUs or fewer.",
         ),
     ] = "step",
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Layouts that are listed.")] = 10,

@@ -52,26 +52,17 @@ class LayoutSearch:
 
 
 Predicted = Callable[[EnginePlan], Prediction]
-Goal = Literal["step", "token", "seq-len", "micro-batch"]
+Goal = Literal["step", "token"]
 
 
 def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted) -> LayoutSearch:
-    """The fastest step; the cheapest token on as many GPUs or fewer; the fastest step of each sequence length or
-    micro-batch, the longest or largest first."""
+    """The fastest step, or the cheapest token on as many GPUs or fewer."""
     if goal == "step":
         return search(plan, predicted)
-    plans = {"token": at_fewer_gpus, "seq-len": at_longer_sequences}.get(goal, lambda one: iter([one]))(plan)
-    searches = [search(each, predicted) for each in plans]
+    searches = [search(each, predicted) for each in at_fewer_gpus(plan)]
     left_out: Counter[str] = sum((Counter(each.left_out) for each in searches), Counter())
     found = [one for each in searches for one in each.found]
-    if goal == "token":
-        found.sort(key=lambda one: one.prediction.seconds * one.plan.recipe.layout.gpus)
-    else:
-        size = "seq_len" if goal == "seq-len" else "mbs"
-        fastest: dict[int, Candidate] = {}
-        for one in found:  # of each search the fastest first
-            fastest.setdefault(getattr(one.plan.recipe.layout, size), one)
-        found = [fastest[each] for each in sorted(fastest, reverse=True)]
+    found.sort(key=lambda one: one.prediction.seconds * one.plan.recipe.layout.gpus)
     return LayoutSearch(tuple(found), sum(each.searched for each in searches), left_out)
 
 
@@ -107,25 +98,13 @@ def _memory(plan: EnginePlan) -> MemoryUse:
 
 def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
     """One training on all GPUs, on half of them, and so on."""
-    gpus = plan.recipe.layout.gpus
+    recipe, gpus = plan.recipe, plan.recipe.layout.gpus
     while True:
-        yield _resized(plan, {"gpus": gpus})
+        layout = recipe.layout.model_copy(update={"gpus": gpus})
+        yield plan.model_copy(update={"recipe": recipe.model_copy(update={"layout": layout, "scale": gpus})})
         if gpus % 2:
             return
         gpus //= 2
-
-
-def at_longer_sequences(plan: EnginePlan) -> Iterator[EnginePlan]:
-    """As many sequences of one length, of twice the length, and so on, up to what the model is for."""
-    length = plan.recipe.layout.seq_len
-    while length <= plan.recipe.model.max_seq_len:
-        yield _resized(plan, {"seq_len": length})
-        length *= 2
-
-
-def _resized(plan: EnginePlan, sizes: dict[str, int]) -> EnginePlan:
-    layout = plan.recipe.layout.model_copy(update=sizes)
-    return plan.model_copy(update={"recipe": plan.recipe.model_copy(update={"layout": layout, "scale": layout.gpus})})
 
 
 def layouts(plan: EnginePlan, left_out: Counter[str]) -> Iterator[Layout]:
