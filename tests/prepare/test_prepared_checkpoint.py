@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import partial_path, read_checkpoint
-from llmb.checkpoints.import_journal import FinishedFile, ImportKey
+from llmb.checkpoints.conversion import IMPORTED, FinishedFile
 from llmb.cli.prepare import app
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
@@ -224,12 +224,9 @@ def test_an_import_that_was_interrupted_is_incomplete(root: Path, folders: Prepa
     path = folders.model(MODEL_NAME)
     path.rename(partial_path(path))
     weights = partial_path(path) / "weights" / "__0_0.distcp"
-    key = ImportKey(
-        source="/source", source_files={}, model=find_model(Catalogue(), WORKLOAD, "tiny"), largest_file_bytes=1
-    )
     file = FinishedFile(name=weights.name, bytes=weights.stat().st_size, crc32="", places=())
-    lines = "".join(f"{record.model_dump_json()}\n" for record in (key, file))
-    (partial_path(path) / "import.jsonl").write_text(lines)
+    (partial_path(path) / IMPORTED).mkdir()
+    (partial_path(path) / IMPORTED / weights.name).write_text(file.model_dump_json())
     (item,) = [item for item in verify()["items"] if item["command"]]
     assert item["state"] == "incomplete"
     assert item["problem"] == "the import was interrupted; the command resumes it"

@@ -2,12 +2,13 @@
 """The protocol of the program that converts weights: one JSON document in, one per line out."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from llmb.catalogue.records import Lora, Model, Record
-from llmb.checkpoints.checkpoint import SourceFormat, StoredDtype
+from llmb.checkpoints.checkpoint import WEIGHTS, SourceFormat, StoredDtype
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.huggingface.config import ExportDtype
 
@@ -22,6 +23,26 @@ Checksums = dict[str, str]
 OnProgress = Callable[[int, int], None]
 """Called with the number of bytes done and in all."""
 OnNote = Callable[[str], None]
+
+
+IMPORTED = "imported"
+"""Folder of an import that has not ended: what is imported, and a record of each file that is finished."""
+
+
+class FinishedFile(Record):
+    """A file of the checkpoint that is on disk; ``places`` are offset and length of each of its chunks."""
+
+    name: str
+    bytes: int
+    crc32: str
+    places: tuple[tuple[int, int], ...]
+
+
+def finished_files(folder: Path) -> list[FinishedFile]:
+    """What an import into ``folder`` would keep. Raises OSError, ValueError."""
+    records = [FinishedFile.model_validate_json(path.read_bytes()) for path in (folder / IMPORTED).glob("*.distcp")]
+    places = {record.name: folder / WEIGHTS / record.name for record in records}
+    return [one for one in records if places[one.name].is_file() and places[one.name].stat().st_size == one.bytes]
 
 
 class MergedAdapters(Record):

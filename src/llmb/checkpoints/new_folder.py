@@ -34,7 +34,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def resumable_folder(target: Path, is_worth_keeping: Callable[[Path], bool]) -> Iterator[Path]:
+def resumable_folder(target: Path, is_worth_keeping: Callable[[Path], object]) -> Iterator[Path]:
     """Like ``new_folder``, with what an earlier attempt left; kept on failure if ``is_worth_keeping`` says so."""
     with _as_problems(target), _resumed_folder(target) as partial:
         try:

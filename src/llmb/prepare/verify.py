@@ -15,8 +15,7 @@ from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, find_workload, releases_of
 from llmb.checkpoints.checkpoint import RECORD, model_differences, partial_path, read_checkpoint
 from llmb.checkpoints.checksums import BLOCK, damaged_files
-from llmb.checkpoints.conversion import OnProgress
-from llmb.checkpoints.import_journal import has_finished_files
+from llmb.checkpoints.conversion import OnProgress, finished_files
 from llmb.checkpoints.nemo_folder import is_nemo_folder
 from llmb.errors import UsageError
 from llmb.metrics.model_counts import parameter_count
@@ -146,7 +145,7 @@ def _checkpoint(wanted: _Wanted, documented_gib: float | None) -> _Found:
     item = Item(f"models/{wanted.source.model}", path, "missing", make, repair, documented_gib=documented_gib)
     if not path.exists():
         partial = partial_path(path)
-        if not has_finished_files(partial):
+        if not finished_files(partial):
             return item, {}
         problem = "the import was interrupted; the command resumes it"
         return replace(item, state="incomplete", bytes=_size_of(partial), problem=problem), {}

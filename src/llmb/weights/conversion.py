@@ -28,6 +28,7 @@ from llmb.checkpoints.checkpoint import (
 from llmb.checkpoints.checksums import damaged_files, file_checksum
 from llmb.checkpoints.conversion import (
     FILE_BYTES,
+    IMPORTED,
     AdapterExportJob,
     AdapterImportJob,
     AnyJob,
@@ -39,8 +40,8 @@ from llmb.checkpoints.conversion import (
     OnNote,
     OnProgress,
     error_from,
+    finished_files,
 )
-from llmb.checkpoints.import_journal import JOURNAL, has_finished_files
 from llmb.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
 from llmb.checkpoints.new_folder import check_free, flush_file, new_folder, resumable_folder
 from llmb.checkpoints.origin import WeightsOrigin, identity_of
@@ -184,8 +185,8 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
     source, target = read_source(request.source, request.model), request.target.absolute()
     check_converter()
     check_context(source.context)
-    with resumable_folder(target, has_finished_files) as folder:
-        if source.format == "huggingface" and not has_finished_files(folder):
+    with resumable_folder(target, finished_files) as folder:
+        if source.format == "huggingface" and not finished_files(folder):
             check_content(source, request.processes, on_progress, on_note)
         job = ImportJob(
             format=source.format,
@@ -204,7 +205,7 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
         record = imported_record(request.workload, request.model, origin, folder, imported.checksums, context)
         record = record.model_copy(update={"weights_dtypes": imported.dtypes})
         write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
-        (folder / JOURNAL).unlink()
+        shutil.rmtree(folder / IMPORTED)
 
 
 def read_source(path: Path, model: Model) -> WeightsSource:

@@ -406,10 +406,10 @@ def test_an_import_that_is_killed_resumes_and_gives_the_same_files(
     processes: str, exported: Path, tmp_path: Path, done: Call, slow_disk: SlowDisk
 ) -> None:
     target, options = tmp_path / "new", ("-w", LLAMA, "-s", "tiny", "--max-file-size", "20KB", "--processes", processes)
-    journal = partial_path(target) / "import.jsonl"
+    finished = partial_path(target) / "imported"
     command = [*LLMB, "checkpoint", "import", str(exported), str(target), *options]
     process = subprocess.Popen(command, env=slow_disk(0.1))  # twice for each of more than a hundred files
-    while not journal.exists() or len(journal.read_text().splitlines()) < 4:
+    while len([*finished.glob("*.distcp")]) < 3:
         assert process.poll() is None
         time.sleep(0.001)
     started = processes_below(process.pid)

@@ -4,17 +4,15 @@
 The format is that of torch.distributed.checkpoint, saved by a single rank. Its ``save`` is not used, since it bounds
 neither memory nor what is lost: its FileSystemWriter keeps the tensors of a file until the file is complete, and where
 they are in the files until ``finish`` writes the metadata of all, so that a killed save leaves nothing to resume from.
-Its HuggingFaceStorageReader maps files into memory, which counts as memory of the process, and neither rejects
-values that are not finite nor puts the matrices of experts together.
 """
 
+import json
 import multiprocessing
 import os
 import pickle
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from math import prod
@@ -33,16 +31,25 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from llmb import __version__
 from llmb.checkpoints.checkpoint import WEIGHTS, StoredDtype
 from llmb.checkpoints.checksums import ChecksumWriter
-from llmb.checkpoints.conversion import ImportedWeights, ImportJob, OnNote, OnProgress
-from llmb.checkpoints.import_journal import FinishedFile, ImportJournal, ImportKey, open_journal, source_file
+from llmb.checkpoints.conversion import (
+    IMPORTED,
+    FinishedFile,
+    ImportedWeights,
+    ImportJob,
+    OnNote,
+    OnProgress,
+    finished_files,
+)
 from llmb.engine.checkpoint.load import torch_message
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import causes
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.huggingface.tensors import Shape
 from llmb.runs.checkpoint_disk import check_room
+from llmb.runs.folder import write_atomically
 from llmb.runs.parent_death import end_with_parent
 
 CHUNK_BYTES = 2**27
@@ -143,37 +150,16 @@ def write_in_processes(
             on_finished(write(file, on_bytes))
         return
     context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, _begin, (os.getpid(),))
     try:
-        with ProcessPoolExecutor(processes, context, _begin, (os.getpid(),)) as pool:
-            _write_all(pool, write, files, processes, on_finished, on_bytes)
+        writing = {pool.submit(write, file, _ignore): file for file in files}
+        for future in as_completed(writing):
+            on_finished(future.result())
+            on_bytes(writing[future].bytes)
     except BrokenProcessPool as error:
         raise RunFailed("a process that was writing weights was killed", do=FEWER) from error
-
-
-def _write_all(
-    pool: ProcessPoolExecutor,
-    write: WriteFile,
-    files: Sequence[WeightFile],
-    processes: int,
-    on_finished: OnFinished,
-    on_bytes: OnBytes,
-) -> None:
-    remaining, writing = deque(files), dict[Future[FinishedFile], WeightFile]()
-    first_error: BaseException | None = None
-    while writing or remaining:
-        while remaining and len(writing) < processes:
-            file = remaining.popleft()
-            writing[pool.submit(write, file, _ignore)] = file
-        for future in wait(writing, return_when=FIRST_COMPLETED).done:
-            file = writing.pop(future)
-            if error := future.exception():
-                first_error = first_error or error
-                remaining.clear()
-            else:
-                on_finished(future.result())
-                on_bytes(file.bytes)
-    if first_error:
-        raise first_error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _begin(parent: int) -> None:
@@ -210,19 +196,18 @@ def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgres
     folder, parameters = Path(job.folder), source.parameters
     planned = plan_files(parameters, job.largest_file_bytes)
     try:
-        (folder / WEIGHTS).mkdir(exist_ok=True)
-        journal = open_journal(folder, _key(job))
-        _report_start(journal, len(planned), on_note)
-        remaining = [file for file in planned if file.name not in journal.finished]
+        finished = {file.name: file for file in _kept_files(job, on_note)}
+        if finished:
+            on_note(f"resuming: {len(finished)} of {len(planned)} files are finished")
+        remaining = [file for file in planned if file.name not in finished]
         check_room("the weights need", sum(file.bytes for file in remaining), folder, SPACE)
-        finished = {**journal.finished}
         total = sum(parameter.bytes for parameter in parameters.values())
         done = total - sum(file.bytes for file in remaining)
         on_progress(done, total)
 
         def keep(file: FinishedFile) -> None:
             finished[file.name] = file
-            journal.add(file)
+            write_atomically(folder / IMPORTED / file.name, file.model_dump_json())
 
         def count(bytes_: int) -> None:
             nonlocal done
@@ -317,20 +302,26 @@ def _write_metadata(path: Path, metadata: Metadata) -> str:
     return stream.checksum
 
 
-def _key(job: ImportJob) -> ImportKey:
-    source = Path(job.source)
-    weights = {name: source_file(source / name, checksum=False) for name in job.files}
-    documents = {name: source_file(source / name, checksum=True) for name in job.documents}
-    return ImportKey(
-        source=job.source,
-        source_files={**weights, **documents},
-        model=job.model,
-        largest_file_bytes=job.largest_file_bytes,
-    )
+def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
+    """What an earlier attempt at the same import has finished; everything else in its folder is removed."""
+    folder, key = Path(job.folder), _key(job)
+    state = folder / IMPORTED / "source.json"
+    same = state.is_file() and state.read_text() == key
+    if state.is_file() and not same:
+        on_note("starting again from the first file: the earlier import is of another source, model or size of files")
+    kept = finished_files(folder) if same else []
+    for left in (folder / WEIGHTS, folder / IMPORTED):
+        left.mkdir(exist_ok=True)
+        for path in left.iterdir():
+            if path != state and path.name not in {file.name for file in kept}:
+                path.unlink()
+    write_atomically(state, key)
+    return kept
 
 
-def _report_start(journal: ImportJournal, files: int, on_note: OnNote) -> None:
-    if journal.restarted:
-        on_note(f"starting again from the first file: {journal.restarted}")
-    if journal.finished:
-        on_note(f"resuming: {len(journal.finished)} of {files} files are finished")
+def _key(job: ImportJob) -> str:
+    """All that the files of an import depend on."""
+    source = {name: (Path(job.source) / name).stat() for name in (*job.files, *job.documents)}
+    seen = {name: [found.st_size, found.st_mtime_ns] for name, found in source.items()}
+    request = job.model_dump(mode="json", exclude={"processes", "folder"})
+    return json.dumps({"version": __version__, "request": request, "source": seen})
