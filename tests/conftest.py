@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 import slurm_accounts
+from called_here import Run, runner
 from fork_server import ForkServer
 from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
 
@@ -33,6 +34,8 @@ hypothesis.settings.load_profile("any machine")
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="llmb-tests-config-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
+OUTSIDE = dict(os.environ)
+"""The variables of whoever runs the tests."""
 GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
 """Fixtures that start a cluster: tests with the same one run in one process, or each process would start its own."""
 LONGEST = (
@@ -130,6 +133,16 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
         (folder / name).chmod(0o755)
 
     return put
+
+
+@pytest.fixture
+def llmb(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Calls ``llmb`` in this process; the root of installation is the fixture ``install``, or ``tmp_path``."""
+    try:
+        install = request.getfixturevalue("install")
+    except pytest.FixtureLookupError:
+        install = None
+    return runner(tmp_path, install or tmp_path, OUTSIDE)
 
 
 @pytest.fixture(scope="session")

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from called_here import Run, runner
+from called_here import Run
 
 SHOW = ("show", "-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "8", "--gpu-type", "h100")
 
 
 Document = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(tmp_path, tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture

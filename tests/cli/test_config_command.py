@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from called_here import Run, runner
+from called_here import Run
 from small_suite import small_suite
 
 SITE = """\
@@ -34,11 +34,6 @@ def install(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "cluster_config.yaml").write_text(SITE)
     return folder
-
-
-@pytest.fixture
-def llmb(install: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(tmp_path, install, monkeypatch, capsys)
 
 
 def shown(done: "subprocess.CompletedProcess[str]") -> dict[str, tuple[Any, str, str]]:

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from called_here import Run
 
-from llmb.cli.docs import FOLDER, app, doc_pages, search_pages
+from llmb.cli.docs import FOLDER, doc_pages, search_pages
 from llmb.cli.stored_schemas import STORED
 from llmb.errors import see
 from llmb.report.output import print_markdown
@@ -17,32 +17,29 @@ from llmb.report.output import print_markdown
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def called(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
-
-
-def test_every_page_is_listed_once_by_a_name_of_its_own() -> None:
+def test_every_page_is_listed_once_by_a_name_of_its_own(llmb: Run) -> None:
     files = {path.stem for path in (ROOT / "docs").rglob("*.md")} - {"README"}
-    pages = json.loads(called("--json").stdout)["pages"]
+    pages = json.loads(llmb("docs", "--json").stdout)["pages"]
     assert sorted(page["name"] for page in pages) == sorted(files)
     assert all(page["title"] for page in pages)
 
 
-def test_a_page_is_printed_as_its_file_into_a_pipe() -> None:
-    assert called("judge-a-run").stdout == (ROOT / "docs" / "how-to" / "judge-a-run.md").read_text()
-    assert called("docs/how-to/judge-a-run.md").stdout == called("judge-a-run").stdout
-    assert Path(called("judge-a-run", "--path").stdout.strip()).samefile(ROOT / "docs" / "how-to" / "judge-a-run.md")
+def test_a_page_is_printed_as_its_file_into_a_pipe(llmb: Run) -> None:
+    assert llmb("docs", "judge-a-run").stdout == (ROOT / "docs" / "how-to" / "judge-a-run.md").read_text()
+    assert llmb("docs", "docs/how-to/judge-a-run.md").stdout == llmb("docs", "judge-a-run").stdout
+    path = llmb("docs", "judge-a-run", "--path").stdout.strip()
+    assert Path(path).samefile(ROOT / "docs" / "how-to" / "judge-a-run.md")
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_the_schema_of_a_stored_file_is_printed(name: str) -> None:
-    schema = json.loads(called("schema", name).stdout)
+def test_the_schema_of_a_stored_file_is_printed(name: str, llmb: Run) -> None:
+    schema = json.loads(llmb("docs", "schema", name).stdout)
     assert {"properties", "anyOf", "$ref"} & set(schema)
 
 
-def test_a_schema_has_every_key_of_the_file_and_what_fields_mean() -> None:
+def test_a_schema_has_every_key_of_the_file_and_what_fields_mean(llmb: Run) -> None:
     (run,) = (ROOT / "tests" / "data" / "root").glob("workloads/*/experiments/*_gpus2_*/*/*/run.json")
-    keys = json.loads(called("schema", "run.json").stdout)["properties"]
+    keys = json.loads(llmb("docs", "schema", "run.json").stdout)["properties"]
     assert set(json.loads(run.read_text())) <= set(keys)
     assert keys["run_id"]["description"].startswith("The run's own")
     assert keys["vboost_reason"] == {
@@ -50,14 +47,13 @@ def test_a_schema_has_every_key_of_the_file_and_what_fields_mean() -> None:
     }  # fmt: skip
 
 
-def test_a_misspelled_schema_is_an_error_with_the_nearest_name() -> None:
-    assert "did you mean 'run.json'?" in str(called("schema", "runs.json").exception)
-    assert "the schema of one stored file" in str(called("schema").exception)
+def test_a_misspelled_schema_is_an_error_with_the_nearest_name(llmb: Run) -> None:
+    assert "did you mean 'run.json'?" in llmb("docs", "schema", "runs.json", code=2).stderr
+    assert "the schema of one stored file" in llmb("docs", "schema", code=2).stderr
 
 
-def test_a_misspelled_page_is_an_error_with_the_nearest_name() -> None:
-    done = called("juge-a-run")
-    assert "did you mean 'judge-a-run'?" in str(done.exception)
+def test_a_misspelled_page_is_an_error_with_the_nearest_name(llmb: Run) -> None:
+    assert "did you mean 'judge-a-run'?" in llmb("docs", "juge-a-run", code=2).stderr
 
 
 def test_advice_names_pages_that_exist() -> None:
@@ -86,12 +82,12 @@ def test_pages_that_have_the_words_in_their_title_come_first(words: str, page: s
     assert page in [one.page.name for one in search_pages(words)[:2]]
 
 
-def test_a_search_lists_pages_that_have_all_words_with_their_headings() -> None:
-    lines = called("--find", "find slow nodes").stdout.splitlines()
+def test_a_search_lists_pages_that_have_all_words_with_their_headings(llmb: Run) -> None:
+    lines = llmb("docs", "--find", "find slow nodes").stdout.splitlines()
     assert any(line.split() == ["follow-jobs", "Follow", "jobs", "Find", "slow", "nodes"] for line in lines)
-    assert called("--find", "find", "slow", "nodes").stdout.splitlines() == lines, "without quotes, too"
-    assert json.loads(called("--find", "MFU formula", "--json").stdout)["pages"][0]["name"] == "flops-and-mfu"
-    assert "has all of 'nodes xyzzy'" in str(called("--find", "nodes xyzzy").exception)
+    assert llmb("docs", "--find", "find", "slow", "nodes").stdout.splitlines() == lines, "without quotes, too"
+    assert json.loads(llmb("docs", "--find", "MFU formula", "--json").stdout)["pages"][0]["name"] == "flops-and-mfu"
+    assert "has all of 'nodes xyzzy'" in llmb("docs", "--find", "nodes xyzzy", code=2).stderr
 
 
 def test_every_page_has_its_title_and_is_listed_once() -> None:

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from called_here import Run
 from recorded_node import RecordedNode
 from shown_tables import shown_lines
 
-from llmb.cli.main import app, exit_code_of
 from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.health.rules import AREAS, BETWEEN, names_of, rule_of, rules
 from llmb.report.doctor_report import doctor_document, node_tables
@@ -32,10 +33,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def called(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any], str]:
-    code = exit_code_of(app, ["doctor", "--json", *options])
-    out, err = capsys.readouterr()
-    return code, json.loads(out) if out else {}, err
+@pytest.fixture
+def doctor(llmb: Run) -> Run:
+    return partial(llmb, "doctor", "--json")
 
 
 @pytest.mark.slow
@@ -57,9 +57,10 @@ def test_the_whole_doctor_on_this_machine(install: Path) -> None:
     assert not [path for path in install.rglob("*") if "doctor" in path.name]
 
 
-def test_all_but_software_on_this_machine(capsys: pytest.CaptureFixture[str], install: Path) -> None:
+def test_all_but_software_on_this_machine(doctor: Run, install: Path) -> None:
     areas = [area for area in AREAS if area != "software"]
-    code, document, err = called(capsys, "--only", ",".join(areas), "--disk-size", "4")
+    done = doctor("--only", ",".join(areas), "--disk-size", "4")
+    code, document, err = done.returncode, done.document, done.stderr
     assert code == (4 if document["status"] == "fail" else 0), err
     found = {rule_of(item["name"]).name for item in (*document["checks"], *document["not_checked"])}
     assert found >= {name for area in areas for name in names_of(area)} - {"disk_shared", "disk_files"}
@@ -94,9 +95,10 @@ def test_a_long_check_is_named_and_an_interrupt_ends_its_program(install: Path, 
         os.kill(pid, 0)
 
 
-def test_where_no_gpu_is_nothing_of_gpus_passes(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_no_gpu_is_nothing_of_gpus_passes(program: Program, doctor: Run) -> None:
     program("nvidia-smi", "echo 'No devices were found'; exit 6")
-    code, document, _ = called(capsys, "--only", "gpu")
+    done = doctor("--only", "gpu")
+    code, document = done.returncode, done.document
     if document["checks"]:
         pytest.skip("this machine has GPUs of NVIDIA on its PCI bus")
     assert (code, document["status"], document["checks"]) == (0, "pass", [])
@@ -115,7 +117,7 @@ def test_where_no_gpu_is_nothing_of_gpus_passes(program: Program, capsys: pytest
 )
 def test_missing_gpus_that_are_expected_fail(
     program: Program,
-    capsys: pytest.CaptureFixture[str],
+    doctor: Run,
     install: Path,
     options: tuple[str, ...],
     config: str,
@@ -124,22 +126,21 @@ def test_missing_gpus_that_are_expected_fail(
     program("nvidia-smi", "echo 'No devices were found'; exit 6")
     if config:
         (install / "cluster_config.yaml").write_text(config)
-    code, document, err = called(capsys, "--only", "gpu", *options)
+    done = doctor("--only", "gpu", *options)
+    code, document, err = done.returncode, done.document, done.stderr
     assert (code, document["status"]) == (4, "fail")
     (check,) = document["checks"]
     assert check["value"].startswith(f"0 of 8 ({by}): nvidia-smi: No devices were found")
     assert "is not fit: 1 check fails: gpu_count" in err
 
 
-def test_no_gpus_are_expected_of_a_cpu(program: Program, capsys: pytest.CaptureFixture[str], install: Path) -> None:
+def test_no_gpus_are_expected_of_a_cpu(program: Program, doctor: Run, install: Path) -> None:
     program("nvidia-smi", "echo 'No devices were found'; exit 6")
     (install / "cluster_config.yaml").write_text("gpu_type: cpu\n")
-    assert called(capsys, "--only", "cpu,limits")[0] == 0
+    doctor("--only", "cpu,limits", code=0)
 
 
-def test_a_recorded_nvidia_smi_is_called_as_a_program(
-    program: Program, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_recorded_nvidia_smi_is_called_as_a_program(program: Program, doctor: Run, tmp_path: Path) -> None:
     """Each of its commands prints a file; one GPU has uncorrected errors."""
     node = RecordedNode(tmp_path / "node")
     node.gpus[5]["ecc.errors.uncorrected.volatile.total"] = "2"
@@ -158,7 +159,8 @@ def test_a_recorded_nvidia_smi_is_called_as_a_program(
     from llmb.health.source import FactSource
 
     read_gpus(FactSource(root=node.root, ask=record), "node1")
-    code, document, _ = called(capsys, "--only", "gpu", "--gpu-type", "h100")
+    done = doctor("--only", "gpu", "--gpu-type", "h100")
+    code, document = done.returncode, done.document
     assert (folder / "asked").read_text().splitlines() == [" ".join(command[1:]) for command in asked]
     found = {item["name"]: item for item in document["checks"]}
     assert (code, found["gpu_ecc_errors"]["status"], found["gpu_ecc_errors"]["value"]) == (
@@ -169,14 +171,14 @@ def test_a_recorded_nvidia_smi_is_called_as_a_program(
     assert found["gpu_count"]["value"] == "8 of 8"
 
 
-def test_only_what_is_asked_for_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    _, document, _ = called(capsys, "--only", "limits_nofile,kernel", "--only", "memory_shm")
+def test_only_what_is_asked_for_is_checked(doctor: Run) -> None:
+    document = doctor("--only", "limits_nofile,kernel", "--only", "memory_shm").document
     found = {item["name"] for item in (*document["checks"], *document["not_checked"])}
     assert found == {"limits_nofile", "memory_shm", *names_of("kernel")}
 
 
-def test_without_a_test_file_space_is_checked_all_the_same(capsys: pytest.CaptureFixture[str], install: Path) -> None:
-    _, document, _ = called(capsys, "--only", "disk", "--no-disk")
+def test_without_a_test_file_space_is_checked_all_the_same(doctor: Run, install: Path) -> None:
+    document = doctor("--only", "disk", "--no-disk").document
     found = {item["name"]: item for item in document["checks"]}
     assert "free" in found["disk_space_install"]["value"]
     reasons = {item["name"]: item["reason"] for item in document["not_checked"]}
@@ -195,10 +197,9 @@ def test_without_a_test_file_space_is_checked_all_the_same(capsys: pytest.Captur
         (("--gpus", "-1"), "'--gpus': Input should be greater than or equal to 0"),
     ],
 )
-def test_mistakes_are_explained(capsys: pytest.CaptureFixture[str], options: tuple[str, ...], what: str) -> None:
-    code, document, err = called(capsys, *options)
-    assert (code, document) == (2, {})
-    assert what in json.loads(err.splitlines()[-1])["error"]["what"]
+def test_mistakes_are_explained(doctor: Run, options: tuple[str, ...], what: str) -> None:
+    done = doctor(*options, code=2)
+    assert what in json.loads(done.stderr.splitlines()[-1])["error"]["what"]
 
 
 def report(**changes: Any) -> NodeReport:
@@ -264,8 +265,7 @@ def test_a_single_report_is_also_at_the_top() -> None:
     assert doctor_document([other, report()])["status"] == "fail"
 
 
-def test_the_help_names_the_areas(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(app, ["doctor", "--help"]) == 0
-    shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+def test_the_help_names_the_areas(llmb: Run) -> None:
+    shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", llmb("doctor", "--help", code=0).stdout).split())
     assert ", ".join(AREAS) in shown
     assert "llmb doctor --gpu-type h100 --gpus 8" in shown

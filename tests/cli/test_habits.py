@@ -6,22 +6,24 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
+from called_here import Run
 
 from llmb.cli.common import add_common_options
 from llmb.cli.completion import OPTIONS
-from llmb.cli.main import COMMANDS, app, as_spoken, exit_code_of, load_command
+from llmb.cli.main import COMMANDS, app, exit_code_of, load_command
 from llmb.runs import source_version
 
 SHOWN = "show -w pretrain_llama3.1 -s 8b --dtype bf16 --scale 8 --gpu-type h100 --json"
 
 
-def printed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert exit_code_of(app, as_spoken(line.split())) == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def printed(llmb: Run) -> Callable[[str], str]:
+    return lambda line: llmb(*line.split(), code=0).stdout
 
 
 @pytest.mark.parametrize(
@@ -34,27 +36,27 @@ def printed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
         "show pretrain_llama3.1 -s 8B --dtype Bf16 --gpus 8 --gpu-type h100 --json -v",
     ],
 )
-def test_a_recipe_is_named_in_many_ways(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(line, capsys) == printed(SHOWN, capsys)
+def test_a_recipe_is_named_in_many_ways(line: str, printed: Callable[[str], str]) -> None:
+    assert printed(line) == printed(SHOWN)
 
 
-def test_choices_are_taken_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:
+def test_choices_are_taken_in_any_case(printed: Callable[[str], str]) -> None:
     line = "run pretrain_llama3.1 tiny --gpu-type CPU --recompute FULL --attention-backend Math --dry-run --json"
-    plan = json.loads(printed(line, capsys))["plan"]
+    plan = json.loads(printed(line))["plan"]
     assert (plan["recompute"], plan["attention_backend"]) == ("full", "math")
 
 
-def test_a_campaign_takes_any_case_and_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_campaign_takes_any_case_and_gpus(printed: Callable[[str], str]) -> None:
     line = "submit PRETRAIN_LLAMA3.1 8B,70b --dtype BF16,fp8 --gpus 64 --gpu-type H100 --dry-run --json"
-    jobs = json.loads(printed(line, capsys))["jobs"]
+    jobs = json.loads(printed(line))["jobs"]
     assert {(job["size"], job["dtype"]) for job in jobs} == {(s, d) for s in ("8b", "70b") for d in ("bf16", "fp8")}
 
 
-def test_help_and_version_are_commands_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_and_version_are_commands_too(printed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_version, "PATIENCE_S", 600)  # or git, late once, would tell less of the version then
-    assert printed("version", capsys) == printed("--version", capsys)
-    assert printed("help", capsys) == printed("--help", capsys)
-    assert printed("help jobs wait", capsys) == printed("jobs wait --help", capsys)
+    assert printed("version") == printed("--version")
+    assert printed("help") == printed("--help")
+    assert printed("help jobs wait") == printed("jobs wait --help")
 
 
 def test_the_package_is_a_program() -> None:
@@ -64,52 +66,50 @@ def test_the_package_is_a_program() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_help_is_cut_and_the_long_one_has_every_option(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, printed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     command = load_command(name)
     for below in [name, *(f"{name} {child}" for child in getattr(command, "commands", {}))]:
-        assert "…" not in printed(f"{below} --help", capsys)
+        assert "…" not in printed(f"{below} --help")
     if hasattr(command, "commands"):
-        assert printed(f"{name} --help-all", capsys) == printed(f"{name} --help", capsys)
+        assert printed(f"{name} --help-all") == printed(f"{name} --help")
     else:
-        text = printed(f"{name} --help-all", capsys)
+        text = printed(f"{name} --help-all")
         assert "…" not in text
         for item in command.params:
             assert all(re.search(rf"(^|\s){re.escape(option)}\b", text) for option in item.opts if option[0] == "-")
 
 
 def test_the_short_help_of_a_run_fits_two_screens(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    printed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    short = printed("run --help", capsys)
+    short = printed("run --help")
     assert len(short.splitlines()) < 80
     for said in ("--steps", "--profile", "--help-all", "detected"):
         assert said in short
     assert "--first-stage-layers" not in short
 
 
-def test_a_result_goes_to_a_file_and_nothing_else_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_goes_to_a_file_and_nothing_else_anywhere(tmp_path: Path, llmb: Run) -> None:
     target = tmp_path / "list.json"
-    assert printed(f"list --json --output {target}", capsys) == ""
+    assert llmb("list", "--json", "--output", target, code=0).stdout == ""
     assert json.loads(target.read_text())["workloads"]
     line = "submit pretrain_llama3.1 8b --gpu-type h100 --dry-run"
-    assert exit_code_of(app, line.split()) == 0
-    assert "not specified" in capsys.readouterr().err
-    assert exit_code_of(app, [*line.split(), "-q"]) == 0
-    quiet = capsys.readouterr()
-    assert quiet.err == ""
-    assert quiet.out.startswith("#!/bin/bash")
+    assert "not specified" in llmb(*line.split(), code=0).stderr
+    quiet = llmb(*line.split(), "-q", code=0)
+    assert quiet.stderr == ""
+    assert quiet.stdout.startswith("#!/bin/bash")
 
 
 def test_a_failed_command_reports_its_error_though_quiet_and_leaves_the_file_of_its_result_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, llmb: Run
 ) -> None:
     target = tmp_path / "shown.txt"
     target.write_text("before")
-    assert exit_code_of(app, ["show", "pretrain_llama3.1", "7b", "--quiet", "--output", str(target)]) == 2
-    assert "unknown size of pretrain_llama3.1 '7b'" in capsys.readouterr().err
+    done = llmb("show", "pretrain_llama3.1", "7b", "--quiet", "--output", target, code=2)
+    assert "unknown size of pretrain_llama3.1 '7b'" in done.stderr
     assert (target.read_text(), list(tmp_path.iterdir())) == ("before", [target])
 
 

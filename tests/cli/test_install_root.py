@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command keeps and finds everything below the same root of installation, and prints it."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-from llmb.cli.main import app
-from llmb.errors import LlmbError, UsageError
+from called_here import Run
 
 TINY = ("-w", "pretrain_llama3.1", "-s", "tiny")
 COMMANDS = [
@@ -27,30 +24,24 @@ COMMANDS = [
 NAMES = [f"{command} {' '.join(words[:1])}" for command, words in COMMANDS]
 
 
-def call(command: str, words: tuple[str, ...], folder: Path, environ: dict[str, str]) -> Any:
-    (folder / "jobs.txt").write_text("pretrain_llama3.1 tiny fp32 1\n")
-    arguments = [str(folder / "jobs.txt") if word == "JOBS" else word for word in words]
-    unset = {"LLMB_INSTALL": "", "STAGE_PATH": "", "HOME": str(folder / "home")}
-    return CliRunner().invoke(app, [command, *arguments], env=unset | environ)
-
-
 @pytest.mark.parametrize(("command", "words"), COMMANDS, ids=NAMES)
 def test_each_command_prints_the_same_root(
-    command: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, words: tuple[str, ...], llmb: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     stage = tmp_path / "stage"
     (stage / "workloads").mkdir(parents=True)
     (stage / "cluster_config.yaml").write_text("gpu_type: cpu\n")
     told = f"llmb: root of installation: {stage} (STAGE_PATH)\n"
-    done = call(command, words, tmp_path, {"STAGE_PATH": str(stage)})
-    assert done.exception is None or isinstance(done.exception, (LlmbError, SystemExit)), done.exception
+    (tmp_path / "jobs.txt").write_text("pretrain_llama3.1 tiny fp32 1\n")
+    arguments = [str(tmp_path / "jobs.txt") if word == "JOBS" else word for word in words]
+    call = partial(llmb, command, *arguments, HOME=str(tmp_path / "home"))
+    done = call(LLMB_INSTALL="", STAGE_PATH=str(stage))
     assert done.stderr.count("root of installation") == done.stderr.count(told) == 1
     assert "--chdir=" not in done.stdout or f"--chdir={stage}/" in done.stdout
-    by_default = call(command, words, tmp_path, {})
+    by_default = call(LLMB_INSTALL="")
     assert "root of installation" not in by_default.stderr
     monkeypatch.chdir(stage)
-    assert f"{stage} (cluster_config.yaml)" in call(command, words, tmp_path, {}).stderr
-    both = call(command, words, tmp_path, {"STAGE_PATH": str(stage), "LLMB_INSTALL": "/elsewhere"})
-    assert isinstance(both.exception, UsageError)
-    assert both.exception.what == f"LLMB_INSTALL is '/elsewhere', but STAGE_PATH is '{stage}'"
+    assert f"{stage} (cluster_config.yaml)" in call(LLMB_INSTALL="").stderr
+    both = call(STAGE_PATH=str(stage), LLMB_INSTALL="/elsewhere", code=2)
+    assert f"LLMB_INSTALL is '/elsewhere', but STAGE_PATH is '{stage}'" in both.stderr

@@ -2,11 +2,9 @@
 """llmb memory, as a user and as a script call it."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-from called_here import Run, runner
+from called_here import Run
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
@@ -16,13 +14,8 @@ TINY = ("memory", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu")
 SEQUENCE = 128
 
 
-@pytest.fixture
-def llmb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], forked_python: str
-) -> Run:
-    """Each rank is counted by a process of its own."""
-    monkeypatch.setattr(sys, "executable", forked_python)
-    return runner(tmp_path, tmp_path, monkeypatch, capsys)
+pytestmark = pytest.mark.usefixtures("forked_programs")
+"""Each rank is counted by a process of its own."""
 
 
 @pytest.mark.slow

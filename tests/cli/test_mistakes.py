@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plausible mistakes draw: one style of message, which says what to do, and never a traceback."""
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
+from called_here import Run
 from terminal import COLUMNS, talk
-
-from llmb.cli.main import app, as_spoken, exit_code_of
 
 RECIPE = "-w pretrain_llama3.1 -s 8b"
 TINY = "run -w pretrain_llama3.1 -s tiny --gpu-type cpu"
@@ -56,17 +54,10 @@ MISTAKES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path / "install"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
 @pytest.mark.parametrize(("line", "code", "said"), MISTAKES, ids=[line for line, _, _ in MISTAKES])
-def test_a_mistake_is_told_with_what_to_do(line: str, code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(app, as_spoken(line.split())) == code
-    out, err = capsys.readouterr()
+def test_a_mistake_is_told_with_what_to_do(line: str, code: int, said: str, llmb: Run) -> None:
+    done = llmb(*line.split(), code=code, CUDA_VISIBLE_DEVICES=" ")
+    out, err = done.stdout, done.stderr
     assert said in err
     assert err.rpartition("llmb: error: ")[2].count("\n") >= 2, "neither valid values, nor a place, nor advice"
     assert "  do:    " in err or "  valid: " in err
@@ -75,13 +66,12 @@ def test_a_mistake_is_told_with_what_to_do(line: str, code: int, said: str, caps
 
 
 @pytest.mark.parametrize("line", ["run --nodes 2 --json", "show pretrain_llama3.1 7b --json", "shw --json"])
-def test_an_error_is_a_document_where_the_result_is_one(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(app, line.split()) == 2
-    out, err = capsys.readouterr()
-    error = json.loads(err)["error"]
+def test_an_error_is_a_document_where_the_result_is_one(line: str, llmb: Run) -> None:
+    done = llmb(*line.split(), code=2)
+    error = done.document["error"]
     assert set(error) == {"what", "where", "valid", "do", "exit_code"}
     assert "did you mean" in error["what"].lower()
-    assert (error["exit_code"], out) == (2, "")
+    assert (error["exit_code"], done.stdout) == (2, "")
 
 
 def test_a_terminal_breaks_an_error_between_words_and_no_command(tmp_path: Path) -> None:

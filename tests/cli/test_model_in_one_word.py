@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from called_here import Run
 
-from llmb.cli.main import ALIASES, COMMANDS, app, load_command
+from llmb.cli.main import ALIASES, COMMANDS, load_command
 
 MODEL, TINY, H100 = "pretrain_llama3.1_8b", "pretrain_llama3.1_tiny", ("--gpu-type", "h100")
 FINE_TUNING = "finetune_llama3_tiny"
@@ -58,31 +58,22 @@ def commands_with_a_workload() -> Iterator[str]:
                 yield path
 
 
-def call(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
-    monkeypatch.chdir(folder)
-    return CliRunner().invoke(app, arguments, env={"LLMB_INSTALL": str(folder)})
-
-
 def test_every_command_is_tried() -> None:
     elsewhere = {"prepare access"}  # asks the hub: tests/prepare/test_hub_access.py
     assert set(commands_with_a_workload()) == set(CALLS) - set(ALIASES) | elsewhere
 
 
 @pytest.mark.parametrize("command", sorted(set(CALLS) - set(FAILING)))
-def test_one_word_is_enough(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_word_is_enough(command: str, llmb: Run, tmp_path: Path) -> None:
     (tmp_path / "campaign.txt").write_text(CAMPAIGN)
-    result = call(tmp_path, monkeypatch, *CALLS[command])
-    assert result.exception is None, result.exception
+    result = llmb(*CALLS[command], code=0)
     assert "70b" not in result.stdout
     if command not in ("jobs list", "jobs nodes", "runs"):
         assert "8b" in result.stdout or "tiny" in result.stdout
 
 
 @pytest.mark.parametrize("command", FAILING)
-def test_one_word_leads_as_far_as_what_is_missing(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = call(tmp_path, monkeypatch, *CALLS[command]).exception
-    assert FAILING[command] in str(error)
+def test_one_word_leads_as_far_as_what_is_missing(command: str, llmb: Run) -> None:
+    assert FAILING[command] in llmb(*CALLS[command]).stderr
     wrong = [word.replace("_8b", "_9b").replace("_tiny", "_9b") for word in CALLS[command]]
-    assert "unknown size of " in str(call(tmp_path, monkeypatch, *wrong).exception)
+    assert "unknown size of " in llmb(*wrong, code=2).stderr

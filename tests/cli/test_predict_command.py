@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from called_here import Run, runner
+from called_here import Run
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.bench.kept_measurements import write_measurements
@@ -28,11 +28,6 @@ OWN = """\
   borrows: [h100]
   sources: {peak_tflops: me, memory_gb: me, memory_bandwidth_tb_s: me, nvlink_gb_s: me, network_gb_s: me}
 """
-
-
-@pytest.fixture
-def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(tmp_path, tmp_path, monkeypatch, capsys)
 
 
 def test_a_prediction_says_why_and_how_sure_it_is(llmb: Run) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from called_here import Run
 
 from llmb import trust
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.checkpoints.new_folder import new_folder
-from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
 from llmb.install.answers import Answers
 from llmb.install.state import InstallState, Made, state_path
@@ -22,16 +22,15 @@ Call = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(llmb: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """A command of a user who has named no root; its exit code and what it printed."""
     for name in ("LLMB_INSTALL", "STAGE_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
     def run(*arguments: object) -> tuple[int, str]:
-        code = exit_code_of(app, [str(item) for item in arguments])
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
+        done = llmb(*arguments, LLMB_INSTALL=os.environ.get("LLMB_INSTALL", ""))
+        return done.returncode, done.stdout + done.stderr
 
     return run
 

@@ -9,18 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from called_here import Run
 from job_rows import job_row
 from recorded_runs import gpu_record, write_run
 from slowed_runs import Slow, slowed
 
-from llmb.cli.main import app, exit_code_of
 from llmb.cli.watch import _labeled
 from llmb.jobs import follow
 from llmb.jobs.follow import asker
@@ -31,33 +31,18 @@ LLMB = ("-m", "llmb.cli.main")
 TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
 ROOT = Path(__file__).resolve().parents[1] / "data" / "root"
 WITHIN_S = 600
-Called = Callable[..., tuple[str, str]]
 
 
 def environ_of(install: Path) -> dict[str, str]:
     return {**os.environ, "LLMB_INSTALL": str(install)}
 
 
-def llmb(python: str, install: Path, *command: str) -> str:
+def llmb_of(python: str, install: Path, *command: str) -> str:
     """What the command prints."""
     words, environ = [python, *LLMB, *command], environ_of(install)
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     return done.stdout
-
-
-@pytest.fixture
-def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Called:
-    """The same in this process; the exit code is asserted, and what was written comes back."""
-    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-
-    def call(*command: str, code: int = 0) -> tuple[str, str]:
-        found = exit_code_of(app, list(command))
-        out, err = capsys.readouterr()
-        assert found == code, (out, err)
-        return out, err
-
-    return call
 
 
 def copied_run(status: str, tmp_path: Path) -> Path:
@@ -71,28 +56,28 @@ def copied_run(status: str, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("status", "code"), [("success", 0), ("failed", 4)])
-def test_a_run_that_has_ended_prints_its_result(called: Called, tmp_path: Path, status: str, code: int) -> None:
+def test_a_run_that_has_ended_prints_its_result(llmb: Run, tmp_path: Path, status: str, code: int) -> None:
     folder = copied_run(status, tmp_path)
-    out, _ = called("watch", str(folder), code=code)
+    out = llmb("watch", str(folder), code=code).stdout
     assert ("step time s, mean" in out) == (status == "success")
-    document = json.loads(called("watch", str(folder.parent), "--json", code=code)[0])
+    document = llmb("watch", str(folder.parent), "--json", code=code).document
     assert document["result"]["status"] == status
-    assert called("watch", str(next(folder.glob("log-*.out"))), code=code)[0] == out
+    assert llmb("watch", str(next(folder.glob("log-*.out"))), code=code).stdout == out
 
 
-def test_what_cannot_be_watched(called: Called, tmp_path: Path) -> None:
-    assert "no run is running or queued here" in called("watch", code=2)[1]
-    assert "there are no runs yet" in called("watch", "latest", code=2)[1]
-    assert "there is no such file" in called("watch", "./nothing", code=2)[1]
-    assert "there is no run in this folder" in called("watch", str(tmp_path), code=2)[1]
+def test_what_cannot_be_watched(llmb: Run, tmp_path: Path) -> None:
+    assert "no run is running or queued here" in llmb("watch", code=2).stderr
+    assert "there are no runs yet" in llmb("watch", "latest", code=2).stderr
+    assert "there is no such file" in llmb("watch", "./nothing", code=2).stderr
+    assert "there is no run in this folder" in llmb("watch", str(tmp_path), code=2).stderr
     (tmp_path / "run.json").write_text("{")
-    assert "record cannot be read" in called("watch", str(tmp_path), code=2)[1]
+    assert "record cannot be read" in llmb("watch", str(tmp_path), code=2).stderr
 
 
-def test_the_log_of_another_program_is_for_parse(called: Called, tmp_path: Path) -> None:
+def test_the_log_of_another_program_is_for_parse(llmb: Run, tmp_path: Path) -> None:
     log = tmp_path / "slurm-4711.out"
     log.write_text("step 1\n")
-    said = called("watch", str(log), code=2)[1]
+    said = llmb("watch", str(log), code=2).stderr
     assert "llmb did not make this" in said and f"'llmb parse {log}'" in said
 
 
@@ -131,8 +116,8 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, forked_python: str) -> Non
     assert len(re.findall(r"step time s|llmb: step \d+/12 .* left", out + err)) >= 2
     assert err.count("longer than expected (0.1 s, as given)") == 1
     by_folder = next(tmp_path.rglob("run.json")).parent
-    assert "step time s, mean" in llmb(forked_python, tmp_path, "watch", str(by_folder))
-    document = json.loads(llmb(forked_python, tmp_path, "watch", "latest", "--json"))
+    assert "step time s, mean" in llmb_of(forked_python, tmp_path, "watch", str(by_folder))
+    document = json.loads(llmb_of(forked_python, tmp_path, "watch", "latest", "--json"))
     assert (document["state"], document["steps_done"], document["result"]["status"]) == ("ended", 12, "success")
     assert document["job_id"].startswith("local-")
 
@@ -188,15 +173,15 @@ def test_a_label_is_its_run_that_is_running_or_its_newest(tmp_path: Path) -> Non
         assert _labeled(store, "night", lambda job: job) == running
 
 
-def test_what_is_expected_is_published_or_given(called: Called, tmp_path: Path) -> None:
+def test_what_is_expected_is_published_or_given(llmb: Run, tmp_path: Path) -> None:
     with open_history(tmp_path, print) as store:
         store.add([labeled(tmp_path, 1, 13.0, "success")])
-    found = json.loads(called("watch", "night", "--once", "--json")[0])["expectation"]
+    found = llmb("watch", "night", "--once", "--json", code=0).document["expectation"]
     assert (found["expected"]["step_time_s"], found["expected"]["source"].partition(",")[0]) == (12.27, "published")
-    found = json.loads(called("watch", "night", "--once", "--json", "--expect", "10")[0])["expectation"]
+    found = llmb("watch", "night", "--once", "--json", "--expect", "10", code=0).document["expectation"]
     assert (found["expected"]["source"], found["standing"]) == ("as given", "slower")
     assert found["delta_pct"] == pytest.approx(30)
-    assert "step 50/50  13 s" in called("watch", "night", "--once")[0]
+    assert "step 50/50  13 s" in llmb("watch", "night", "--once", code=0).stdout
 
 
 def test_a_run_has_ended_in_a_history_that_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

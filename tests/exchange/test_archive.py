@@ -20,7 +20,7 @@ from typing import Any
 import killed_archive_import
 import pytest
 import zstandard
-from called_here import Run, runner
+from called_here import Run
 from recorded_runs import gpu_record, times_around
 from recorded_runs import write_run as write_gpu_run
 from timed_runs import noisy_times, write_run
@@ -40,8 +40,8 @@ CAMPAIGN = "week-47"
 
 
 @pytest.fixture
-def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(tmp_path, tmp_path / "root", monkeypatch, capsys)
+def install(tmp_path: Path) -> Path:
+    return tmp_path / "root"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas
 import pytest
-from called_here import Run, runner
+from called_here import Run
 from fake_steps import steps_of
 from prometheus_client import parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -40,8 +40,8 @@ HOSTILE = 'week "47"\\,\n<b>'
 
 
 @pytest.fixture
-def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(tmp_path, tmp_path / "root", monkeypatch, capsys)
+def install(tmp_path: Path) -> Path:
+    return tmp_path / "root"
 
 
 @pytest.fixture
@@ -134,11 +134,9 @@ def test_csv_parquet_and_json_lines_are_what_the_commands_show(llmb: Run, folder
     assert parquet.read_schema(out / "steps.parquet").names == [column.name for column in STEPS]
 
 
-def test_text_is_no_formula_in_any_csv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_is_no_formula_in_any_csv(llmb: Run, tmp_path: Path) -> None:
     """As a label of a run and as the name of a log; numbers stay numbers."""
-    llmb, label = runner(tmp_path, tmp_path / "root", monkeypatch, capsys), "=1+1"
+    label = "=1+1"
     found = write_gpu_run(tmp_path / "root" / "workloads" / "w" / "experiments" / "e", gpu_record(), times_around(12.3))
     record = json.loads((found / "run.json").read_text())
     (found / "run.json").write_text(json.dumps(record | {"label": label}))

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from called_here import Run, runner
+from called_here import Run
 from small_suite import NEMO_FILES, write_nemo_checkpoint
 
 from llmb.checkpoints.checkpoint import RECORD
@@ -21,11 +21,9 @@ def folders(tmp_path: Path) -> PreparedFolders:
 
 
 @pytest.fixture
-def llmb(
-    folders: PreparedFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+def install(folders: PreparedFolders, tmp_path: Path) -> Path:
     folders.path.mkdir(parents=True)
-    return runner(tmp_path, tmp_path / "install", monkeypatch, capsys)
+    return tmp_path / "install"
 
 
 def write_nemo_dataset(folders: PreparedFolders, seq_len: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from called_here import Run, runner
+from called_here import Run
 from fake_steps import steps_of
 from job_rows import job_row
 from timed_runs import write_run
@@ -70,10 +70,7 @@ def install(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Path:
     return tmp_path
 
 
-def test_commands_show_it(
-    install: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    llmb: Run = runner(tmp_path, install, monkeypatch, capsys)
+def test_commands_show_it(llmb: Run, install: Path, tmp_path: Path) -> None:
     (row,) = (line for line in llmb("result", "latest").stdout.splitlines() if "[window]" in line)
     before, inside = row.split()[-1].split("[")
     assert before[0] == "█" and set(inside) <= {*"▁█]"} and "█" in inside
@@ -128,10 +125,7 @@ def test_a_chart_has_its_limits_its_window_and_its_steps() -> None:
     assert step_chart(steps_of([1.0, math.nan, 1.0]), WINDOW, rows=1)[0].endswith("|▁█▁")
 
 
-def test_the_command_draws_one_run(
-    install: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    llmb: Run = runner(tmp_path, install, monkeypatch, capsys)
+def test_the_command_draws_one_run(llmb: Run, install: Path, tmp_path: Path) -> None:
     drawn = llmb("result", "latest", "--plot")
     assert drawn.returncode == 0 and drawn.stdout.splitlines()[0].startswith("3 s |█")
     assert "= is the window 35-44" in drawn.stdout and "step time s, mean" in drawn.stdout

@@ -2,11 +2,10 @@
 """The reference suite's own cluster_config.yaml asks Slurm, in each of its forms, for what it says."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from called_here import Run, runner
+from called_here import Done, Run
 
 from llmb.errors import UsageError
 from llmb.install.answers import Answers
@@ -20,17 +19,16 @@ TOKEN = "hf_0123456789abcdefghijABCDEFGHIJ0123"
 
 
 @pytest.fixture
-def llmb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def with_sample(llmb: Run, tmp_path: Path) -> Run:
     """``llmb`` with a root of installation that holds the sample that is named first."""
-    run = runner(tmp_path, tmp_path, monkeypatch, capsys)
 
-    def with_sample(sample: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def call(sample: str, *arguments: str) -> Done:
         target = tmp_path / "cluster_config.yaml"
         if not target.exists():
             shutil.copy(SAMPLES / f"{sample}.yaml", target)
-        return run(*arguments)
+        return llmb(*arguments)
 
-    return with_sample
+    return call
 
 
 def read(tmp_path: Path, text: str) -> SettingsFile:
@@ -69,11 +67,11 @@ GPU_TYPES = {"version2": "h100", "launcher": "gb200", "flat": "h100"}
 
 @pytest.mark.parametrize("sample", sorted(FLAGS))
 @pytest.mark.parametrize("migrated", [False, True])
-def test_slurm_is_asked_for_what_the_file_says(llmb: Run, sample: str, migrated: bool) -> None:
+def test_slurm_is_asked_for_what_the_file_says(with_sample: Run, sample: str, migrated: bool) -> None:
     if migrated:
-        done = llmb(sample, "config", "migrate")
+        done = with_sample(sample, "config", "migrate")
         assert done.returncode == 0, done.stderr
-    done = llmb(sample, "submit", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16", "--dry-run")
+    done = with_sample(sample, "submit", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16", "--dry-run")
     assert done.returncode == 0, done.stderr
     script = done.stdout.splitlines()
     flags = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in script if line.startswith("#SBATCH"))
@@ -87,13 +85,13 @@ def test_slurm_is_asked_for_what_the_file_says(llmb: Run, sample: str, migrated:
     assert TOKEN not in done.stdout + done.stderr
 
 
-def test_a_job_without_gpus_goes_to_the_cpu_partition(llmb: Run) -> None:
-    done = llmb("version2", "submit", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--dry-run")
+def test_a_job_without_gpus_goes_to_the_cpu_partition(with_sample: Run) -> None:
+    done = with_sample("version2", "submit", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--dry-run")
     assert "#SBATCH --partition=cpu\n" in done.stdout
 
 
-def test_what_is_said_is_one_line_and_the_secret_by_name(llmb: Run) -> None:
-    done = llmb("flat", "submit", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16", "--dry-run")
+def test_what_is_said_is_one_line_and_the_secret_by_name(with_sample: Run) -> None:
+    done = with_sample("flat", "submit", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16", "--dry-run")
     lines = [line for line in done.stderr.splitlines() if line.startswith("llmb: cluster_config.yaml")]
     assert lines == [
         "llmb: cluster_config.yaml is the reference suite's (version 1), read as llmb's; "
@@ -102,12 +100,12 @@ def test_what_is_said_is_one_line_and_the_secret_by_name(llmb: Run) -> None:
     ]
 
 
-def test_a_file_is_migrated_once_and_the_old_one_is_kept(llmb: Run, tmp_path: Path) -> None:
+def test_a_file_is_migrated_once_and_the_old_one_is_kept(with_sample: Run, tmp_path: Path) -> None:
     before = (SAMPLES / "flat.yaml").read_text()
-    shown = llmb("flat", "config", "migrate", "--dry-run")
+    shown = with_sample("flat", "config", "migrate", "--dry-run")
     assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "cluster_config.yaml").read_text() == before
-    done = llmb("flat", "config", "migrate")
+    done = with_sample("flat", "config", "migrate")
     assert done.returncode == 0, done.stderr
     kept = tmp_path / "cluster_config.yaml.reference"
     assert kept.read_text() == before
@@ -116,7 +114,7 @@ def test_a_file_is_migrated_once_and_the_old_one_is_kept(llmb: Run, tmp_path: Pa
     assert shown.stdout.rstrip("\n") == written.rstrip("\n")
     assert TOKEN not in written + done.stdout + done.stderr
     assert "slurm_mpi_type" in done.stderr
-    again = llmb("flat", "config", "migrate")
+    again = with_sample("flat", "config", "migrate")
     assert again.returncode == 0
     assert "nothing to migrate" in again.stderr
     assert (tmp_path / "cluster_config.yaml").read_text() == written

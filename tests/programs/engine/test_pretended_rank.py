@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from called_here import Run, runner
+from called_here import Run
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
@@ -41,11 +41,9 @@ def pretended(finished: Finished) -> dict[str, Any]:
 
 
 @pytest.fixture
-def llmb(
-    pretended: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
-    """Commands on the root of installation that has the pretended run."""
-    return runner(tmp_path, Path(pretended["run_dir"]).parents[5], monkeypatch, capsys)
+def install(pretended: dict[str, Any]) -> Path:
+    """The root that has the pretended run."""
+    return Path(pretended["run_dir"]).parents[5]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from called_here import Run, runner
+from called_here import Run
 
 from llmb.jobspec.options import JobOptions
 from llmb.schedulers.lookup import cluster_schema
@@ -27,11 +27,10 @@ LLAMA = ("-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16")
 
 
 @pytest.fixture
-def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def submitted(llmb: Run, tmp_path: Path) -> Run:
     """``llmb submit --dry-run``."""
     (tmp_path / "cluster_config.yaml").write_text(SETTINGS)
-    run = runner(tmp_path, tmp_path, monkeypatch, capsys)
-    return lambda *options, **variables: run("submit", *options, "--dry-run", **variables)
+    return lambda *options, **variables: llmb("submit", *options, "--dry-run", **variables)
 
 
 def asked(script: str) -> tuple[str, set[str]]:
