@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 import slurm_accounts
-from called_here import Run, runner
+from called_here import Run, program_runner, runner
 from fork_server import ForkServer
 from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
 
@@ -143,6 +143,12 @@ def llmb(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     except pytest.FixtureLookupError:
         install = None
     return runner(tmp_path, install or tmp_path, OUTSIDE)
+
+
+@pytest.fixture(scope="session")
+def llmb_program(forked_python: str) -> Run:
+    """Calls ``llmb`` as a program that need not load torch."""
+    return program_runner(forked_python)
 
 
 @pytest.fixture(scope="session")

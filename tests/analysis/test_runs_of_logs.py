@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from called_here import call_llmb
 from step_lines import step_line
-from typer.testing import CliRunner
-
-from llmb.cli.main import app
-from llmb.errors import LlmbError
 
 NAME = "log-acct.pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128_{}_0.out"
 START = datetime(2026, 4, 28, 14, 23)
@@ -33,11 +30,8 @@ def write(path: Path, *, s: float = 12.3, gbs: int = 128, head: str = "", tflops
 
 
 def call(*words: object) -> tuple[dict[str, Any], int]:
-    result = CliRunner().invoke(app, [*map(str, words), "--json"])
-    if result.exception is not None and not isinstance(result.exception, LlmbError):
-        raise result.exception
-    code = result.exception.exit_code if isinstance(result.exception, LlmbError) else result.exit_code
-    return json.loads(result.stdout) if result.stdout else {"error": str(result.exception)}, code
+    done = call_llmb(*words, "--json")
+    return done.document, done.returncode
 
 
 @pytest.fixture(autouse=True)

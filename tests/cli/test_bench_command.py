@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,16 +30,8 @@ FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
 
 
 @pytest.fixture
-def llmb(forked_python, tmp_path):
-    environ = {**os.environ, "LLMB_INSTALL": str(tmp_path), "OMP_NUM_THREADS": "1"}
-
-    def call(*arguments, code=0):
-        command = [forked_python, "-m", "llmb.cli.main", *arguments]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        return done
-
-    return call
+def llmb(llmb_program, tmp_path):
+    return partial(llmb_program, tmp_path, OMP_NUM_THREADS="1")
 
 
 @pytest.mark.slow

@@ -16,12 +16,10 @@ from tempfile import gettempdir
 from typing import Any
 
 import pytest
+from called_here import call_llmb
 from step_lines import step_line
 from timed_runs import fail, noisy_times, write_run
-from typer.testing import CliRunner
 
-from llmb.cli.main import app
-from llmb.errors import LlmbError
 from llmb.jobs.history import jobs_of_folders
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import short_id
@@ -164,11 +162,8 @@ def bad(
 
 def called(*words: object) -> str:
     """What a command prints, with its error. It never ends in a traceback."""
-    done = CliRunner().invoke(app, [*map(str, words)])
-    if isinstance(done.exception, LlmbError):
-        return f"{done.output}\n{done.exception}"
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.output
+    done = call_llmb(*words)
+    return done.stdout + done.stderr
 
 
 def commands(folder: RunFolder) -> dict[str, str]:
@@ -345,8 +340,7 @@ def test_no_state_of_a_file_ends_a_command_or_takes_a_run_along(bad: RunFolder, 
 
 def json_of(*words: object) -> dict[str, Any]:
     """The answer alone, without what is said beside it."""
-    answer: dict[str, Any] = json.loads(CliRunner().invoke(app, [*map(str, words), "--json"]).stdout)
-    return answer
+    return call_llmb(*words, "--json").document
 
 
 def answers(folder: RunFolder) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from called_here import Run
+from called_here import MODULE, WITHIN_S, Run, environ_of
 from job_rows import job_row
 from recorded_runs import gpu_record, write_run
 from slowed_runs import Slow, slowed
@@ -27,22 +27,8 @@ from llmb.jobs.follow import asker
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 
-LLMB = ("-m", "llmb.cli.main")
 TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
 ROOT = Path(__file__).resolve().parents[1] / "data" / "root"
-WITHIN_S = 600
-
-
-def environ_of(install: Path) -> dict[str, str]:
-    return {**os.environ, "LLMB_INSTALL": str(install)}
-
-
-def llmb_of(python: str, install: Path, *command: str) -> str:
-    """What the command prints."""
-    words, environ = [python, *LLMB, *command], environ_of(install)
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
-    return done.stdout
 
 
 def copied_run(status: str, tmp_path: Path) -> Path:
@@ -84,7 +70,7 @@ def test_the_log_of_another_program_is_for_parse(llmb: Run, tmp_path: Path) -> N
 @contextmanager
 def running(python: str, install: Path, steps: int, *slow: Slow) -> "Iterator[subprocess.Popen[str]]":
     """A run that has done its first steps."""
-    command = [python, *LLMB, *TINY, "--steps", str(steps)]
+    command = [python, *MODULE, *TINY, "--steps", str(steps)]
     # On a busy machine, threads that wait for each other make a step last ten times as long.
     environ = {**environ_of(install), "OMP_NUM_THREADS": "1", **slowed(*slow)}
     process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -105,7 +91,7 @@ def wait_for(true: Any, process: "subprocess.Popen[Any]") -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_followed_to_its_end(tmp_path: Path, forked_python: str) -> None:
+def test_a_run_is_followed_to_its_end(llmb_program: Run, tmp_path: Path, forked_python: str) -> None:
     # 18 seconds in all: on a busy machine a command takes seconds to start, and has to see some of the steps.
     with running(forked_python, tmp_path, 12, Slow("pace", ms=1500)) as process:
         watching = start_watching(forked_python, tmp_path, "--expect", "0.1")
@@ -116,8 +102,8 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, forked_python: str) -> Non
     assert len(re.findall(r"step time s|llmb: step \d+/12 .* left", out + err)) >= 2
     assert err.count("longer than expected (0.1 s, as given)") == 1
     by_folder = next(tmp_path.rglob("run.json")).parent
-    assert "step time s, mean" in llmb_of(forked_python, tmp_path, "watch", str(by_folder))
-    document = json.loads(llmb_of(forked_python, tmp_path, "watch", "latest", "--json"))
+    assert "step time s, mean" in llmb_program(tmp_path, "watch", str(by_folder)).stdout
+    document = llmb_program(tmp_path, "watch", "latest", "--json").document
     assert (document["state"], document["steps_done"], document["result"]["status"]) == ("ended", 12, "success")
     assert document["job_id"].startswith("local-")
 
@@ -142,7 +128,7 @@ def test_an_interrupt_ends_the_watching_and_a_kill_the_run(
 
 def start_watching(python: str, install: Path, *words: str) -> "subprocess.Popen[str]":
     """Once it has shown a step."""
-    command = [python, *LLMB, "watch", *words]
+    command = [python, *MODULE, "watch", *words]
     watcher = subprocess.Popen(
         command, env=environ_of(install), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

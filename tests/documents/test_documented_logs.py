@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log lines that the documents print, in the folders that they name: their figures, and what is said of them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-from llmb.cli.judge import app as judge_app
-from llmb.cli.parse import app as parse_app
-from llmb.errors import LlmbError
+from called_here import call_llmb
 
 EPOCH = (
     "Epoch 0: : 100%|##########| 50/50 [16:26<00:00, v_num=gjbq, reduced_train_loss=11.70, global_step=49.00, "
@@ -58,20 +53,13 @@ def place(root: Path, path: str, text: str) -> None:
     file.write_text(text)
 
 
-def call(app: Any, *words: object) -> str:
-    result = CliRunner().invoke(app, [*map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, (LlmbError, SystemExit)):
-        raise result.exception
-    return result.stdout
-
-
 def parsed(root: Path, *words: object) -> dict[str, Any]:
-    (run,) = json.loads(call(parse_app, root, "--json", *words))["results"]
+    (run,) = call_llmb("parse", root, "--json", *words).document["results"]
     return run
 
 
 def judged(root: Path, *words: object) -> dict[str, Any]:
-    (one,) = json.loads(call(judge_app, root, "--json", *words))["judged"]
+    (one,) = call_llmb("judge", root, "--json", *words).document["judged"]
     return one
 
 
@@ -176,7 +164,7 @@ def test_siblings_of_a_run_are_not_measurements(tmp_path: Path, part: str, statu
     experiment = "pretrain_llama3.1_8b_bf16_8"
     place(tmp_path, nemo_run(experiment, 4711), LLAMA_8B)
     place(tmp_path, nemo_run(experiment, 4712, part), LLAMA_8B)
-    runs = json.loads(call(parse_app, tmp_path, "--json"))["results"]
+    runs = call_llmb("parse", tmp_path, "--json").document["results"]
     assert [run["status"] for run in runs] == ["success", status]
 
 
@@ -196,7 +184,7 @@ def test_compat_takes_the_window_of_the_document(
 ) -> None:
     for log in logs:
         place(tmp_path, *LOGS[log][:2])
-    document = json.loads(call(parse_app, "--compat", "--format=json", tmp_path))
+    document = call_llmb("parse", "--compat", "--format=json", tmp_path).document
     assert (document["analysis"]["min_iteration"], document["analysis"]["max_iteration"]) == window
     assert document["results"][-1]["time_mean"] == mean
 
@@ -206,7 +194,7 @@ def test_the_window_of_the_command_is_for_parse_compat_and_judge(tmp_path: Path)
     place(tmp_path, *LOGS["25.07"][:2])
     assert parsed(tmp_path)["window"] == {"first": 11, "last": 44, "rule": "reference"}
     assert parsed(tmp_path, "--window", "45-48")["step_time_s"]["mean"] == pytest.approx(0.594)
-    (found,) = json.loads(call(parse_app, "--compat", "--format=json", "--window=45-48", tmp_path))["results"]
+    (found,) = call_llmb("parse", "--compat", "--format=json", "--window=45-48", tmp_path).document["results"]
     assert found["time_mean"] == 0.594
     slow = judged(tmp_path, "--gpu-type", "h100", "--window", "45-48")
     assert (slow["verdict"], slow["delta_pct"]) == ("regressed", pytest.approx(100))
@@ -217,7 +205,7 @@ def test_scaling_stands_beside_the_figures_of_the_logs_own_release(tmp_path: Pat
     for gpus in (576, 1152):
         path = f"results/24.11/fp8/405b/{gpus}/log-nemo_llama3.1_405b_{gpus}_{gpus}.out"
         place(tmp_path, path, EPOCH.replace("12.80", f"11.{gpus}"))
-    found = json.loads(call(parse_app, tmp_path, "--scaling", "--json", "--gpu-type", "h100"))
+    found = call_llmb("parse", tmp_path, "--scaling", "--json", "--gpu-type", "h100").document
     (recipe,) = found["scaling"]
     rows = {row["gpus"]: row for row in recipe["scales"] if row["runs"]}
     assert {gpus: row["published_s"] for gpus, row in rows.items()} == {576: 11.24, 1152: 11.31}

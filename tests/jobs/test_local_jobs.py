@@ -2,17 +2,16 @@
 """Runs on this machine in the history: listed, waited for, cancelled, printed again, and detected when killed."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from called_here import MODULE, WITHIN_S, Run, environ_of
 from slowed_runs import Slow, slowed
 
 from llmb.jobs.history import database_path, open_history
@@ -21,36 +20,16 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job, read_record, write_record
 from llmb.schedulers.local.scheduler import is_alive, this_process
 
-MODULE = ("-m", "llmb.cli.main")
 TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
 # No command of Slurm is on this path.
 BARE = "/nonexistent"
-WITHIN_S = 600
-Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def environ_of(install: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "LLMB_INSTALL": str(install), **more}
+def jobs(llmb_program: Run, install: Path) -> list[dict[str, Any]]:
+    return json.loads(llmb_program(install, "jobs", "list", "--json", PATH=BARE).stdout)["jobs"]
 
 
-@pytest.fixture(scope="session")
-def llmb(forked_python: str) -> Call:
-    """Calls a command for an installation, and asserts its exit code; ``more`` are variables."""
-
-    def call(install: Path, *command: str, code: int = 0, **more: str) -> "subprocess.CompletedProcess[str]":
-        words, environ = [forked_python, *MODULE, *command], environ_of(install, **more)
-        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        return done
-
-    return call
-
-
-def jobs(llmb: Call, install: Path) -> list[dict[str, Any]]:
-    return json.loads(llmb(install, "jobs", "list", "--json", PATH=BARE).stdout)["jobs"]
-
-
-def begin(llmb: Call, install: Path, python: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+def begin(llmb_program: Run, install: Path, python: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
     """A run that would last, once its first step is done, and its row."""
     command = [python, *MODULE, *TINY, "--steps", "10000"]
     environ = environ_of(install, **slowed(Slow("pace", ms=300)))
@@ -59,54 +38,57 @@ def begin(llmb: Call, install: Path, python: str) -> "tuple[subprocess.Popen[str
     while not [path for path in install.rglob("metrics.jsonl") if path.read_text().count("\n")]:
         assert process.poll() is None and time.monotonic() < end, "the run did not start"
         time.sleep(0.2)
-    (row,) = jobs(llmb, install)
+    (row,) = jobs(llmb_program, install)
     return process, row
 
 
 @pytest.mark.slow
-def test_a_run_is_listed_and_its_result_printed_again(llmb: Call, tmp_path: Path) -> None:
-    done = llmb(tmp_path, *TINY, "--steps", "3", "--json")
+def test_a_run_is_listed_and_its_result_printed_again(llmb_program: Run, tmp_path: Path) -> None:
+    done = llmb_program(tmp_path, *TINY, "--steps", "3", "--json")
     assert "history" not in done.stderr
     first = json.loads(done.stdout)
-    (row,) = jobs(llmb, tmp_path)
+    (row,) = jobs(llmb_program, tmp_path)
     assert (row["scheduler"], row["state"], row["status"], row["exit_code"]) == ("local", "COMPLETED", "success", 0)
     assert row["job_id"].startswith("local-")
     assert row["step_time_s"] == first["step_time_s"]["mean"]
-    again = json.loads(llmb(tmp_path, "result", row["job_id"], "--json", PATH=BARE).stdout)
+    again = json.loads(llmb_program(tmp_path, "result", row["job_id"], "--json", PATH=BARE).stdout)
     assert again == first
-    assert json.loads(llmb(tmp_path, "result", str(Path(row["run_dir"]).parent), "--json").stdout) == first
-    assert "step time s, mean" in llmb(tmp_path, "result", row["run_dir"]).stdout
+    assert json.loads(llmb_program(tmp_path, "result", str(Path(row["run_dir"]).parent), "--json").stdout) == first
+    assert "step time s, mean" in llmb_program(tmp_path, "result", row["run_dir"]).stdout
     record = read_record(RunFolder(Path(row["run_dir"])))
     assert (record.program, record.job and record.job.job_id) == ("engine", row["job_id"])
-    assert llmb(tmp_path, "jobs", "wait", row["job_id"], PATH=BARE)
-    assert "Training epoch" in llmb(tmp_path, "jobs", "log", row["job_id"], PATH=BARE).stdout
+    assert llmb_program(tmp_path, "jobs", "wait", row["job_id"], PATH=BARE)
+    assert "Training epoch" in llmb_program(tmp_path, "jobs", "log", row["job_id"], PATH=BARE).stdout
     database_path(tmp_path).unlink()
-    (rebuilt,) = json.loads(llmb(tmp_path, "jobs", "rebuild", "--json", PATH=BARE).stdout)["jobs"]
+    (rebuilt,) = json.loads(llmb_program(tmp_path, "jobs", "rebuild", "--json", PATH=BARE).stdout)["jobs"]
     assert {**rebuilt, "checked_s": 0} == {**row, "checked_s": 0, "submitted_s": rebuilt["submitted_s"]}
 
 
 @pytest.mark.slow
-def test_a_run_that_lasts_is_cancelled_from_elsewhere(llmb: Call, tmp_path: Path) -> None:
-    process, row = begin(llmb, tmp_path, sys.executable)  # as a user does
+def test_a_run_that_lasts_is_cancelled_from_elsewhere(llmb_program: Run, tmp_path: Path) -> None:
+    process, row = begin(llmb_program, tmp_path, sys.executable)  # as a user does
     assert (row["state"], row["status"]) == ("RUNNING", "running")
-    llmb(tmp_path, "result", row["job_id"], code=2)
-    llmb(tmp_path, "jobs", "wait", row["job_id"], "--timeout", "0", code=6)
-    llmb(tmp_path, "jobs", "cancel", row["job_id"], PATH=f"{BARE}:/bin:/usr/bin")
+    llmb_program(tmp_path, "result", row["job_id"], code=2)
+    llmb_program(tmp_path, "jobs", "wait", row["job_id"], "--timeout", "0", code=6)
+    llmb_program(tmp_path, "jobs", "cancel", row["job_id"], PATH=f"{BARE}:/bin:/usr/bin")
     assert process.wait(WITHIN_S) == 130
-    (row,) = jobs(llmb, tmp_path)
+    (row,) = jobs(llmb_program, tmp_path)
     assert (row["state"], row["status"]) == ("CANCELLED", "cancelled")
     assert row["reason"].startswith("cancelled, after ")
-    llmb(tmp_path, "jobs", "wait", row["job_id"], code=130)
-    assert "the run was cancelled: interrupted by SIGTERM" in llmb(tmp_path, "result", row["job_id"], code=4).stderr
+    llmb_program(tmp_path, "jobs", "wait", row["job_id"], code=130)
+    assert (
+        "the run was cancelled: interrupted by SIGTERM"
+        in llmb_program(tmp_path, "result", row["job_id"], code=4).stderr
+    )
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_is_found_out(llmb: Call, tmp_path: Path, forked_python: str) -> None:
-    process, row = begin(llmb, tmp_path, forked_python)
+def test_a_run_that_was_killed_is_found_out(llmb_program: Run, tmp_path: Path, forked_python: str) -> None:
+    process, row = begin(llmb_program, tmp_path, forked_python)
     process.send_signal(signal.SIGKILL)
     process.wait(WITHIN_S)
-    llmb(tmp_path, "jobs", "refresh", PATH=BARE)
-    (row,) = jobs(llmb, tmp_path)
+    llmb_program(tmp_path, "jobs", "refresh", PATH=BARE)
+    (row,) = jobs(llmb_program, tmp_path)
     assert (row["state"], row["status"]) == ("KILLED", "failed")
     assert row["reason"].startswith("its process was killed, after ")
     record = read_record(RunFolder(Path(row["run_dir"])))
@@ -115,26 +97,26 @@ def test_a_run_that_was_killed_is_found_out(llmb: Call, tmp_path: Path, forked_p
 
 
 @pytest.mark.slow
-def test_a_run_whose_folder_is_gone_is_not_called_killed(llmb: Call, tmp_path: Path, forked_python: str) -> None:
-    process, row = begin(llmb, tmp_path, forked_python)
+def test_a_run_whose_folder_is_gone_is_not_called_killed(llmb_program: Run, tmp_path: Path, forked_python: str) -> None:
+    process, row = begin(llmb_program, tmp_path, forked_python)
     process.send_signal(signal.SIGKILL)
     process.wait(WITHIN_S)
     shutil.rmtree(Path(row["run_dir"]).parent)
-    llmb(tmp_path, "jobs", "refresh", PATH=BARE)
-    (row,) = jobs(llmb, tmp_path)
+    llmb_program(tmp_path, "jobs", "refresh", PATH=BARE)
+    (row,) = jobs(llmb_program, tmp_path)
     assert (row["state"], row["status"]) == ("UNKNOWN", "failed")
     assert row["reason"] == "the run folder is gone, and with it how the run ended"
 
 
 @pytest.mark.slow
-def test_a_run_that_the_history_lacks_is_found_by_its_folder(llmb: Call, tmp_path: Path) -> None:
+def test_a_run_that_the_history_lacks_is_found_by_its_folder(llmb_program: Run, tmp_path: Path) -> None:
     """And if its record says that it is running on another machine, it stays as it was and says so."""
     (tmp_path / ".llmb").write_text("a file, and no folder")
-    done = llmb(tmp_path, *TINY, "--steps", "2", "--json")
+    done = llmb_program(tmp_path, *TINY, "--steps", "2", "--json")
     assert json.loads(done.stdout)["status"] == "success"
     assert "the history of jobs lacks this run" in done.stderr
     (tmp_path / ".llmb").unlink()
-    (row,) = json.loads(llmb(tmp_path, "jobs", "rebuild", "--json", PATH=BARE).stdout)["jobs"]
+    (row,) = json.loads(llmb_program(tmp_path, "jobs", "rebuild", "--json", PATH=BARE).stdout)["jobs"]
     assert (row["scheduler"], row["status"]) == ("local", "success")
     folder = RunFolder(Path(row["run_dir"]))
     record, handle = read_record(folder), read_job(folder)
@@ -148,7 +130,7 @@ def test_a_run_that_the_history_lacks_is_found_by_its_folder(llmb: Call, tmp_pat
         (job,) = store.jobs()
     assert (job.status, job.state) == ("running", "UNKNOWN")
     assert job.reason == "it was started on elsewhere, and only that host can show whether it still runs"
-    done = llmb(tmp_path, "jobs", "cancel", str(job.job_id), code=2)
+    done = llmb_program(tmp_path, "jobs", "cancel", str(job.job_id), code=2)
     assert f"call 'llmb jobs cancel {job.job_id}' on elsewhere" in done.stderr
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from called_here import Run
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.cli.main import app, exit_code_of
 from llmb.logs.files import parse_file
 from llmb.logs.formats.known import FORMATS
 from llmb.metrics.window import DEFAULT_RULE
@@ -19,13 +19,11 @@ LOGS = Path(__file__).parent.parent / "logs" / "samples"
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def page(llmb: Run, tmp_path: Path) -> Callable[..., str]:
     """What the command writes."""
-    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
 
     def make(*words: str) -> str:
-        assert exit_code_of(app, ["report", *words, "-o", "page.html"]) == 0
+        llmb("report", *words, "-o", "page.html", code=0, HOME="/nowhere")
         return (tmp_path / "page.html").read_text()
 
     return make

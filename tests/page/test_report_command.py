@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from called_here import Run
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.cli.main import app, exit_code_of
 from llmb.page.charts import Line, series_chart
 from llmb.page.drawing import BLUE
 from llmb.page.render import public_text
@@ -64,11 +64,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def page(root: Path) -> Callable[..., str]:
+def page(llmb: Run, root: Path) -> Callable[..., str]:
     """What the command writes."""
 
     def make(*words: str) -> str:
-        assert exit_code_of(app, ["report", *words, "-o", "page.html"]) == 0
+        llmb("report", *words, "-o", "page.html", code=0)
         return (root / "page.html").read_text()
 
     return make
@@ -76,12 +76,6 @@ def page(root: Path) -> Callable[..., str]:
 
 def runs_below(root: Path) -> Path:
     return root / "workloads" / "pretrain_llama3.1" / "experiments" / "e"
-
-
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    capsys.readouterr()
-    exit_code_of(app, list(words))
-    return capsys.readouterr().out
 
 
 def only(tables: Mapping[str, Rows], begins: str, ends: str) -> Rows:
@@ -114,12 +108,10 @@ def test_the_published_and_the_predicted_step_time_are_lines_of_their_own(
         assert (f">{name}</text>" in html) == (not drawn)
 
 
-def test_figures_are_those_of_the_result(
-    root: Path, page: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_are_those_of_the_result(root: Path, page: Callable[..., str], llmb: Run) -> None:
     path = write_run(runs_below(root), gpu_record(), times_around(12.345))
     tables = Tables(page(str(path))).rows
-    result = json.loads(printed(capsys, "result", str(path), "--json"))
+    result = llmb("result", str(path), "--json").document
     shown = {row[0]: row[1] for row in only(tables, "", "-table-1")}
     assert float(shown["step time s, mean"]) == pytest.approx(result["step_time_s"]["mean"], rel=1e-3)
     assert float(shown["MFU %, full attention"]) == pytest.approx(result["mfu_pct"]["full"], rel=1e-3)
@@ -129,18 +121,18 @@ def test_figures_are_those_of_the_result(
     assert mean == pytest.approx(result["step_time_s"]["mean"], rel=1e-5)
 
 
-def test_the_verdict_is_that_of_judge(root: Path, page: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_is_that_of_judge(root: Path, page: Callable[..., str], llmb: Run) -> None:
     for label, mean_s in (("before", 12.0), ("after", 13.0)):
         for repeat in range(3):
             write_run(
                 runs_below(root), gpu_record().model_copy(update={"label": label}), times_around(mean_s + repeat / 100)
             )
     html = page("after", "--against", "before")
-    judged = json.loads(printed(capsys, "judge", "after", "--against", "before", "--json"))
+    judged = llmb("judge", "after", "--against", "before", "--json").document
     assert judged["verdict"] == "regressed"
     assert html.count(judged["sentence"]) >= 2
     assert "▼ 1 regressed" in html
-    markdown = printed(capsys, "report", "after", "--against", "before", "--format", "md")
+    markdown = llmb("report", "after", "--against", "before", "--format", "md").stdout
     assert judged["sentence"] in markdown.replace("\\", "")
     assert f"{judged['delta_pct']:+.1f} %" in markdown
 
@@ -245,18 +237,15 @@ def test_the_network_is_shown_without_the_names_of_its_nodes(root: Path, page: C
     assert "NCCL used TCP sockets on cl7-node19 and cl7-node20" in page("--full")
 
 
-def test_an_empty_root_has_no_page(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of(app, ["report"]) == 2
-    assert "no run has ended" in capsys.readouterr().err
+def test_an_empty_root_has_no_page(root: Path, llmb: Run) -> None:
+    assert "no run has ended" in llmb("report", code=2).stderr
     assert not (root / "report.html").exists()
 
 
-def test_plots_of_several_recipes_have_the_figures_of_the_runs(
-    root: Path, page: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plots_of_several_recipes_have_the_figures_of_the_runs(root: Path, page: Callable[..., str], llmb: Run) -> None:
     paths = [write_run(runs_below(root), gpu_record(scale=scale), times_around(12.0 + scale)) for scale in (8, 16)]
     tables = Tables(page()).rows
-    results = [json.loads(printed(capsys, "result", str(path), "--json")) for path in paths]
+    results = [llmb("result", str(path), "--json").document for path in paths]
     per_gpu = [result["tokens_per_s_per_gpu"] for result in results]
     rows = tables["scaling-1-data"][1:]
     assert [row[0] for row in rows] == ["8", "16"]
@@ -305,12 +294,11 @@ def test_times_of_other_ranks_are_not_drawn(root: Path, page: Callable[..., str]
 
 
 @pytest.mark.parametrize(("form", "first"), [("svg", b"<svg "), ("png", b"\x89PNG")])
-def test_a_plot_is_a_picture(root: Path, form: str, first: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plot_is_a_picture(root: Path, form: str, first: bytes, llmb: Run) -> None:
     write_run(runs_below(root), gpu_record(), times_around(12.0))
-    assert exit_code_of(app, ["report", "--plot", "step-times", "--format", form]) == 0
+    llmb("report", "--plot", "step-times", "--format", form, code=0)
     assert (root / f"step-times.{form}").read_bytes().startswith(first)
-    assert exit_code_of(app, ["report", "--plot", "step-time", "--format", form]) == 2
-    assert "step-times-pretrain-" in capsys.readouterr().err
+    assert "step-times-pretrain-" in llmb("report", "--plot", "step-time", "--format", form, code=2).stderr
 
 
 def test_a_step_in_the_history_is_named_with_what_changed(root: Path, page: Callable[..., str]) -> None:

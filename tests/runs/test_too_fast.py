@@ -5,13 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+from called_here import call_llmb
 from recorded_runs import gpu_record, times_around, write_run
-from typer.testing import CliRunner
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.cli.main import app
-from llmb.errors import LlmbError, UsageError
 from llmb.metrics.throughput import throughput, why_too_fast
 from llmb.programs.conclude import stored_result
 from llmb.runs.folder import RunFolder
@@ -25,15 +23,6 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
 
 
-def call(*words: object) -> str:
-    result = CliRunner().invoke(app, [*map(str, words)])
-    if isinstance(result.exception, UsageError):
-        raise result.exception
-    if result.exception is not None and not isinstance(result.exception, LlmbError):
-        raise result.exception
-    return result.stdout
-
-
 def test_a_run_that_is_too_fast_is_invalid(tmp_path: Path) -> None:
     folder = RunFolder(write_run(tmp_path, gpu_record(), times_around(1.55)))
     record = read_record(folder)
@@ -44,7 +33,7 @@ def test_a_run_that_is_too_fast_is_invalid(tmp_path: Path) -> None:
         None,
         False,
     )
-    assert "MFU" not in call("result", folder.path).replace(record.reason or "", "")
+    assert "MFU" not in call_llmb("result", folder.path).stdout.replace(record.reason or "", "")
 
 
 def test_a_stored_result_that_is_too_fast_is_invalid(tmp_path: Path) -> None:
@@ -55,26 +44,25 @@ def test_a_stored_result_that_is_too_fast_is_invalid(tmp_path: Path) -> None:
     folder.record.write_text(json.dumps(text))
     found = stored_result(folder, read_record(folder))
     assert found.status == "invalid" and "its result says an MFU of 491.2 %" in (found.reason or "")
-    (judged,) = json.loads(call("judge", folder.path, "--json"))["judged"]
+    (judged,) = call_llmb("judge", folder.path, "--json").document["judged"]
     assert judged["verdict"] == "invalid"
 
 
 def test_another_window_that_is_too_fast_is_invalid(tmp_path: Path) -> None:
     times = [1.55 if 10 <= step < 20 else seconds for step, seconds in enumerate(times_around(12.3))]
     folder = write_run(tmp_path, gpu_record(), times)
-    (judged,) = json.loads(call("judge", folder, "--json"))["judged"]
+    (judged,) = call_llmb("judge", folder, "--json").document["judged"]
     assert judged["verdict"] == "pass"
-    (judged,) = json.loads(call("judge", folder, "--window", "10-19", "--json"))["judged"]
+    (judged,) = call_llmb("judge", folder, "--window", "10-19", "--json").document["judged"]
     assert judged["verdict"] == "invalid" and WHY in judged["reason"]
-    (parsed,) = json.loads(call("parse", folder, "--window", "10-19", "--json"))["results"]
+    (parsed,) = call_llmb("parse", folder, "--window", "10-19", "--json").document["results"]
     assert (parsed["status"], parsed["mfu_pct"]) == ("invalid", {})
 
 
 def test_metrics_of_a_step_that_no_gpu_takes_are_refused() -> None:
     words = ("metrics", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8", "--gpu-type", "h100", "--dtype", "bf16")
-    with pytest.raises(UsageError, match=WHY):
-        call(*words, "--step-time", "1.55")
-    assert "62.5" in call(*words, "--step-time", "12.27")
+    assert WHY in call_llmb(*words, "--step-time", "1.55").stderr
+    assert "62.5" in call_llmb(*words, "--step-time", "12.27").stdout
 
 
 def test_attention_that_is_masked_may_be_counted_beyond_the_peak() -> None:

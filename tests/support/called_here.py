@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of llmb in the process of the tests; the fixture ``llmb`` gives them an environment of their own."""
+"""Commands of llmb: ``llmb`` and ``call_llmb`` call them in the process of the tests, ``llmb_program`` as programs."""
 
 import json
 import os
@@ -15,6 +15,8 @@ import pytest
 from llmb.cli.main import app, as_spoken, exit_code_of
 
 STARTED_IN = Path.cwd()
+MODULE = ("-m", "llmb.cli.main")
+WITHIN_S = 600
 
 
 class Done(subprocess.CompletedProcess[str]):
@@ -64,3 +66,19 @@ def runner(home: Path, install: Path, outside: Mapping[str, str]) -> Run:
         return done
 
     return run
+
+
+def program_runner(python: str) -> Run:
+    """Calls ``llmb`` as a program, for a root of installation, with more variables; asserts its exit code."""
+
+    def run(install: Path, *words: object, code: int = 0, **variables: str) -> Done:
+        command, environ = [python, *MODULE, *map(str, words)], environ_of(install, **variables)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return Done(command, code, done.stdout, done.stderr)
+
+    return run
+
+
+def environ_of(install: Path, **variables: str) -> dict[str, str]:
+    return {**os.environ, "LLMB_INSTALL": str(install), **variables}
