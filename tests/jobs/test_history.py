@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A history that is missing or damaged is rebuilt from the run folders; names of jobs; logs; locks."""
+"""A history is made from the run folders where it is missing, or damaged and rebuilt; names of jobs; logs; locks."""
 
 import io
 import sqlite3
@@ -13,10 +13,9 @@ from job_rows import job_row
 from quick_order import spec_of
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.jobs import history
 from llmb.jobs.find import find_job, find_jobs
 from llmb.jobs.follow import job_log, start_of_last
-from llmb.jobs.history import database_path, open_history, row_of_record
+from llmb.jobs.history import database_path, open_history, read_history, rebuild_history, row_of_record
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Prepared
@@ -78,8 +77,8 @@ def test_a_lost_history_is_made_again_with_every_job_of_a_run(
     assert said == ["the history of jobs was rebuilt from 3 jobs in run folders; 'llmb jobs refresh' updates them"]
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage " * 1000, b"SQLite format 3\0" + b"\xff" * 9000])
-def test_a_damaged_history_is_renamed_and_rebuilt(
+@pytest.mark.parametrize("content", [b"garbage " * 1000, b"SQLite format 3\0" + b"\xff" * 9000])
+def test_a_damaged_history_is_an_error_until_it_is_rebuilt(
     tmp_path: Path, submitted: Submitted, said: list[str], content: bytes
 ) -> None:
     job = submitted("a", "1")
@@ -88,47 +87,29 @@ def test_a_damaged_history_is_renamed_and_rebuilt(
     path = database_path(tmp_path)
     path.write_bytes(content)
     said.clear()
+    for read in (open_history, read_history):
+        with pytest.raises(EnvironmentProblem, match="the history of jobs is damaged") as caught:
+            read(tmp_path, said.append)
+        assert "llmb jobs rebuild" in str(caught.value.do)
     for _ in range(2):
-        with open_history(tmp_path, said.append) as store:
+        with rebuild_history(tmp_path, said.append) as store:
             assert [one.run_dir for one in store.jobs()] == [job.run_dir]
-    aside = list(path.parent.glob("*.damaged-*"))
-    assert [one.read_bytes() for one in aside] == [content]
-    assert len(said) == (2 if content else 1)
-    assert not content or str(aside[0]) in said[0]
+    (aside,) = path.parent.glob("*.damaged-*")
+    assert aside.read_bytes() == content and str(aside) in said[0]
+    assert said[-1] == "0 jobs were added from run folders"
 
 
-def test_two_clients_that_find_it_broken_make_it_again_once(tmp_path: Path, submitted: Submitted) -> None:
+def test_two_clients_that_find_none_make_it_once(tmp_path: Path, submitted: Submitted) -> None:
     submitted("a", "1")
-    path = database_path(tmp_path)
-    path.parent.mkdir()
-    path.write_bytes(b"garbage " * 1000)
     script = (
         "import sys; from pathlib import Path; from llmb.jobs.history import open_history;"
-        "print(len(open_history(Path(sys.argv[1]), lambda _: None).jobs()))"
+        "print(len(open_history(Path(sys.argv[1]), lambda text: print(text, file=sys.stderr)).jobs()))"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate(timeout=600)[0] for process in both] == ["1\n", "1\n"]
-    assert len(list(path.parent.glob("*.damaged-*"))) == 1
-
-
-def test_a_history_that_another_process_renames_meanwhile_is_not_taken_for_an_empty_one(
-    tmp_path: Path, submitted: Submitted, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submitted("a", "1")
-    with open_history(tmp_path, said.append):
-        pass
-    has_content, aside = history._has_content, tmp_path / "aside"
-
-    def look(path: Path) -> bool:
-        found = has_content(path)
-        if not aside.exists():
-            path.rename(aside)
-        return found
-
-    monkeypatch.setattr(history, "_has_content", look)
-    with open_history(tmp_path, said.append) as store:
-        assert [job.key for job in store.jobs()] == ["a"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=600) for process in both]
+    assert [counted for counted, _ in told] == ["1\n", "1\n"]
+    assert sum("the history of jobs was rebuilt" in errors for _, errors in told) == 1
 
 
 def write_ahead_log(path: Path) -> bytes:

@@ -19,11 +19,11 @@ from llmb.exchange.imported import read_origin
 from llmb.jobs.find import find_job, find_jobs, parse_since, unknown_values
 from llmb.jobs.folder_state import read_last_lines, read_run
 from llmb.jobs.follow import asker, follow_log, job_log
-from llmb.jobs.history import database_path, jobs_of_folders, open_history, read_history, rename_damaged
+from llmb.jobs.history import open_history, read_history, rebuild_history
 from llmb.jobs.job import Job, Kind, stale
 from llmb.jobs.nodes import node_records
 from llmb.jobs.refresh import refresh as refresh_jobs
-from llmb.jobs.store import Damaged, Filter, Store, check_states
+from llmb.jobs.store import Filter, Store, check_states
 from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
 from llmb.report.junit import job_cases, write_junit
@@ -231,26 +231,16 @@ def refresh(json: Json = False) -> None:
 def rebuild(json: Json = False) -> None:
     """Read the run folders, and add jobs that are missing from the history.
 
-    Jobs in the history are not changed or removed.
+    Jobs in the history are not changed or removed. A damaged history is renamed, and made again.
 
     Example:
 
     - `llmb jobs rebuild`
     """
-    try:
-        listed = _rebuilt()
-    except Damaged as error:  # what the look at the whole file does not show
-        say(f"{error.what}; it is kept as {rename_damaged(database_path(_install()))}")
-        listed = _rebuilt()
-    _print_jobs(listed, json=json)
-
-
-def _rebuilt() -> list[Job]:
-    with _history() as store:
-        added = store.restore(jobs_of_folders(_install()))
-        say(f"{added} jobs were added from run folders")
+    with rebuild_history(install_here(), say) as store:
         bring_up_to_date(store)
-        return store.jobs()
+        listed = store.jobs()
+    _print_jobs(listed, json=json)
 
 
 @app.command()

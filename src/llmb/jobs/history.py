@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the history of an install root; rebuilds it from the run folders if it is missing or damaged."""
+"""Opens the history of an install root, and makes it from the run folders."""
 
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from llmb.errors import EnvironmentProblem
 from llmb.jobs.job import COLUMNS, Job
 from llmb.jobs.locks import file_lock
-from llmb.jobs.store import Damaged, NoHistory, Store
+from llmb.jobs.store import Damaged, Store
 from llmb.jobs.task import FOLDERS as TASKS
 from llmb.jobs.task import read_task
 from llmb.prepared.folders import WORKLOADS
@@ -95,25 +96,34 @@ def database_path(install: Path) -> Path:
 
 
 def open_history(install: Path, say: Callable[[str], None]) -> Store:
-    """The history below ``install``, of the current schema.
+    """The history below ``install``; a missing one is made from the run folders. Raises EnvironmentProblem."""
+    path = database_path(install)
+    if not _has_content(path):
+        with _locked(path):  # another process must find the complete history
+            if not _has_content(path):
+                return _rebuilt(install, path, say)
+    return _checked(Store(path, "change"))
 
-    A damaged one is renamed, which ``say`` reports; a missing or renamed one is rebuilt from the run folders.
-    Raises EnvironmentProblem.
-    """
+
+def rebuild_history(install: Path, say: Callable[[str], None]) -> Store:
+    """As ``open_history``, with the jobs that it lacks; a damaged one is renamed, and made from the run folders."""
     path = database_path(install)
     try:
-        if _has_content(path):
-            return _checked(Store(path, "change"))
-    except (Damaged, NoHistory):
-        pass  # it is looked at again below, by one process at a time; another one may have renamed it since
-    # A second process must find the complete history, and must not rename the new one.
+        with open_history(install, say) as store:
+            added = store.restore(jobs_of_folders(install))
+            store.jobs()  # some damage shows only where every row is read
+        say(f"{added} jobs were added from run folders")
+        return open_history(install, say)
+    except Damaged as error:
+        with _locked(path):
+            say(f"{error.what}; it is kept as {_rename_damaged(path)}")
+            return _rebuilt(install, path, say)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
     with file_lock(path.with_name("open.lock"), PATIENCE_S, "rebuilding the history of jobs"), writing(path):
-        if _has_content(path):
-            try:
-                return _checked(Store(path))
-            except Damaged as error:
-                say(f"{error.what}; it is kept as {rename_damaged(path)}")
-        return _rebuilt(install, path, say)
+        yield
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
@@ -172,14 +182,14 @@ def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
     partial.touch(mode=0o666)  # with what the umask leaves; SQLite by itself permits only its owner to write
     with Store(partial) as store:
         count = store.restore(jobs_of_folders(install))
-    rename_damaged(path)  # SQLite would take the old database's -wal and -shm files for the new one's
+    _rename_damaged(path)  # SQLite would take the old database's -wal and -shm files for the new one's
     partial.replace(path)
     if count:
         say(f"the history of jobs was rebuilt from {count} jobs in run folders; 'llmb jobs refresh' updates them")
     return Store(path)
 
 
-def rename_damaged(path: Path) -> Path:
+def _rename_damaged(path: Path) -> Path:
     """Renames the database and its -wal, -shm and -journal files, also if only those exist; the new name."""
     stamp = int(time.time())
     while any(Path(f"{path}.damaged-{stamp}{part}").exists() for part in _PARTS):

@@ -56,10 +56,6 @@ class Damaged(EnvironmentProblem):
         super().__init__(f"the history of jobs is damaged: {what}", where=str(path), do=do)
 
 
-class NoHistory(EnvironmentProblem):
-    """There is no history of jobs, or it cannot be opened."""
-
-
 class KeyTaken(UsageError):
     """A job with this key is in the history already: it was submitted, or is being submitted."""
 
@@ -87,8 +83,8 @@ class Store:
 
     Folders below the install root, which has the file in a folder of its own, are stored relative to it.
 
-    ``change`` and ``read`` raise Missing for a file that does not exist; a history to ``read`` takes no changes, and
-    one in ``memory`` is empty and no file.
+    ``change`` and ``read`` raise EnvironmentProblem for a file that does not exist; a history to ``read`` takes no
+    changes, and one in ``memory`` is empty and no file.
     """
 
     def __init__(self, path: Path, mode: Literal["create", "change", "read", "memory"] = "create") -> None:
@@ -351,7 +347,7 @@ def _connection(path: Path, mode: str) -> sqlite3.Connection:
     try:
         return sqlite3.connect(existing, uri=True, timeout=BUSY_S, isolation_level=None)
     except sqlite3.OperationalError as error:
-        raise NoHistory(f"the history of jobs cannot be used: {error}", where=str(path)) from error
+        raise EnvironmentProblem(f"the history of jobs cannot be used: {error}", where=str(path)) from error
 
 
 def _insert(verb: str, where: str = "") -> str:

@@ -62,7 +62,7 @@ def _read_header(folder: Path, file: str) -> dict[str, StoredTensor]:
     """The library compares the header with the size of the file."""
     try:
         with safe_open(folder / file, framework="pt") as content:
-            parts = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118 (it is no dictionary)
+            parts = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118 (the library's file has no other iterator)
             return {name: StoredTensor(file, tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
     except (SafetensorError, OSError) as error:
         what = f"{file} is not a complete safetensors file: {error}"
