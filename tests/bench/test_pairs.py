@@ -3,26 +3,22 @@
 
 import random
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 from shown_tables import shown_lines
 
-from llmb.bench.pair_agent import PairFiles
+from llmb.bench.pair_rounds import expected_s, limit_s, read_rounds, schedule
 from llmb.bench.pair_verdict import Readings, decide, group_notes, members, pair_rule
 from llmb.bench.pairs import (
-    ALONE,
-    GROUP,
-    Members,
     NodeReading,
     NodeVerdict,
     PairFigures,
+    PairJob,
+    PairReading,
     PairwiseResult,
-    deadlines,
-    expected_s,
-    limit_s,
-    read_pairs,
     rounds,
 )
 from llmb.cli.main import app, exit_code_of
@@ -46,25 +42,24 @@ def cluster(
 ) -> Readings:
     """What nodes of a network measure, where a pair is as fast as the slower one, and as the path between them.
 
-    speed: of the node's network; alone: of its products. Nodes that are ``hung`` write nothing.
+    speed: of the node's network; alone: of its products. Nodes that are ``hung`` do so alone, and meet nobody.
     """
-    found = {}
-    for node in set(range(nodes)) - set(hung):
+    own = {}
+    for node in range(nodes):
         tflops = 700 * draw.gauss(1, noise) * (alone or {}).get(node, 1)
         figures = PairFigures(tflops=tflops, gb_per_s=400 * draw.gauss(1, noise))
-        found[ALONE, node] = NodeReading(measurement=ALONE, node=node, figures=figures)
+        own[node] = NodeReading(node=node, problem=HUNG) if node in hung else NodeReading(node=node, figures=figures)
+    pairs = []
     for number, round_ in enumerate(rounds(nodes), 1):
-        for pair in round_.pairs:
-            share = min((speed or {}).get(node, 1) for node in pair) * path(*pair)
+        for first, second in round_.pairs:
+            share = min((speed or {}).get(node, 1) for node in (first, second)) * path(first, second)
             latency_s = 30e-6 / share * (1 + abs(draw.gauss(0, 3 * noise)))
             figures = PairFigures(gb_per_s=45 * share * draw.gauss(1, noise), latency_s=latency_s)
-            lost = any(node in hung for node in pair)
-            for node in set(pair) - set(hung):
-                own = figures if node == pair[0] and not lost else PairFigures()
-                name, problem = f"round-{number}", HUNG if lost else None
-                found[name, node] = NodeReading(measurement=name, node=node, figures=own, problem=problem)
-    present = tuple(range(nodes))
-    return Readings([f"n{node}" for node in present], present, found, tuple(read_pairs(found, present)))
+            if not {first, second} & {*hung}:
+                pairs.append(
+                    PairReading(first=first, second=second, round=number, far=round_.far, figures=figures, problem=None)
+                )
+    return Readings([f"n{node}" for node in range(nodes)], own, pairs)
 
 
 def verdict(readings: Readings) -> tuple[set[int], set[int], list[str]]:
@@ -92,30 +87,21 @@ def test_every_node_meets_three_others_in_rounds_of_disjoint_pairs(nodes: int) -
 
 
 def test_the_time_is_known_before() -> None:
-    assert [round(expected_s(nodes)) for nodes in (8, 64, 256)] == [106, 111, 131]
-    assert [round(limit_s(nodes)) for nodes in (8, 64, 256)] == [664, 692, 788]
-    ends = [*deadlines(8).values()]
-    assert ends == sorted(ends)
-    assert [*deadlines(8)] == ["alone", "round-1", "round-2", "round-3", "group"]
+    assert [round(expected_s(nodes, 8)) for nodes in (8, 64, 256)] == [124, 129, 149]
+    assert [round(limit_s(nodes, 8)) for nodes in (8, 64, 256)] == [754, 782, 878]
 
 
-@pytest.mark.parametrize("written", [True, False])
-def test_what_a_hanging_agent_was_about_to_decide_another_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, written: bool
-) -> None:
-    files = PairFiles(tmp_path)
-    files.path.mkdir()
-
-    def hang(*_arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path if written else PairFiles, "hardlink_to" if written else "write", hang)
-        files.write_once(files.present, Members(nodes=(0, 1)))
-    assert not files.present.exists()
-    for nodes in ((0, 1, 2), (0,)):
-        files.write_once(files.present, Members(nodes=nodes))
-        assert Members.model_validate_json(files.present.read_text()).nodes == (0, 1, 2)
+def test_the_batch_script_reads_who_measures_when() -> None:
+    product, pairs = "llmb.bench.worker.every_gpu", "llmb.bench.worker.collectives"
+    assert schedule(4, 8).splitlines() == [
+        f"120 {product} alone-0:0 alone-1:1 alone-2:2 alone-3:3",
+        f"90 {pairs} within-0:0 within-1:1 within-2:2 within-3:3",
+        f"90 {pairs} round-1-0-1:0,1 round-1-2-3:2,3",
+        f"90 {pairs} round-2-1-2:1,2 round-2-0-3:0,3",
+        f"90 {pairs} round-3-0-2:0,2 round-3-1-3:1,3",
+        f"92 {pairs} group:",
+    ]
+    assert "within" not in schedule(4, 1)
 
 
 @pytest.mark.parametrize("nodes", SIZES)
@@ -143,26 +129,54 @@ def test_one_that_hangs_and_one_that_is_slow_are_both_convicted(nodes: int) -> N
         assert (unfit, undecided, notes) == ({hung, slow}, set(), [])
 
 
+def test_a_node_that_hangs_in_all_of_its_pairs_is_convicted() -> None:
+    readings = cluster(8, random.Random(7))
+    lost = [
+        pair.model_copy(update={"figures": PairFigures(), "problem": HUNG}) if pair.has([3]) else pair
+        for pair in readings.pairs
+    ]
+    verdicts, _ = decide(replace(readings, pairs=lost), RULE)
+    assert {one.node: len(one.evidence) for one in verdicts if one.fit is not True} == {"n3": 3}
+
+
 def test_of_eight_nodes_any_two_that_are_slow_are_convicted() -> None:
     draw = random.Random(7)
     for pair in combinations(range(8), 2):
         assert verdict(cluster(8, draw, speed=dict.fromkeys(pair, 0.6))) == ({*pair}, set(), [])
 
 
-def test_a_node_that_fails_alone_or_falls_silent_is_convicted_by_what_it_said() -> None:
-    readings = cluster(8, random.Random(7))
-    found = {key: reading for key, reading in readings.found.items() if key not in (("round-2", 3), ("round-3", 3))}
-    found[ALONE, 5] = NodeReading(
-        measurement=ALONE, node=5, problem="local rank 2: CUDA error: uncorrectable ECC error"
-    )
-    pairs = tuple(read_pairs(found, readings.present))
-    verdicts, _ = decide(Readings([*readings.names, "n8"], readings.present, found, pairs), RULE)
-    unfit = {one.node: one.evidence for one in verdicts if one.fit is False}
-    assert unfit == {
-        "n3": ("it hung: nothing came of it from round 2 on",),
-        "n5": ("alone: local rank 2: CUDA error: uncorrectable ECC error",),
-        "n8": ("it did not answer when all nodes had to begin",),
+def step(folder: Path, name: str, code: str | None, log: str = "") -> None:
+    path = folder / "rounds" / name
+    path.mkdir(parents=True)
+    (path / "log").write_text(log)
+    if code is not None:
+        (path / "code").write_text(f"{code}\n")
+
+
+def test_what_came_of_a_step_is_read_from_its_folder(tmp_path: Path) -> None:
+    for name, code, log in (
+        ("alone-0", "0", ""),
+        ("alone-1", "1", "RuntimeError: CUDA error: uncorrectable ECC error\nllmb: rank 0 failed\n"),
+        ("alone-2", "137", ""),
+        ("alone-3", None, ""),
+        ("round-2-0-3", "0", ""),
+        ("group", "7", ""),
+    ):
+        step(tmp_path, name, code, log)
+    (tmp_path / "rounds" / "alone-0" / "gpus").mkdir()
+    found = read_rounds(tmp_path, PairJob(device="cuda", nodes=5, per_node=1), [f"n{node}" for node in range(5)])
+    assert {node: one.problem for node, one in found.alone.items()} == {
+        0: None,
+        1: "RuntimeError: CUDA error: uncorrectable ECC error",
+        2: "it was not done within 120 s, and was killed",
+        3: "no result",
     }
+    assert found.group == (PairFigures(), "exit code 7")
+    verdicts, notes = decide(found, RULE)
+    evidence = {one.node: one.evidence for one in verdicts}
+    assert evidence["n4"] == ("nothing came of it alone",)
+    assert evidence["n1"] == ("alone: RuntimeError: CUDA error: uncorrectable ECC error",)
+    assert any("rather the software or its settings" in note for note in notes), "four of five"
 
 
 @pytest.mark.parametrize("nodes", [4, 8, 16, 33, 64])
@@ -206,26 +220,21 @@ def test_the_group_is_that_of_the_fit_nodes_and_its_faults_convict_none() -> Non
     group = members(verdicts)
     assert group == (0, 1, 2, 4, 5, 6, 7)
 
-    def notes(first: NodeReading, *, silent: int | None = None) -> list[str]:
-        others = {(GROUP, node): NodeReading(measurement=GROUP, node=node) for node in group if node != silent}
-        found = {**readings.found, **others, (GROUP, 0): first}
-        return [*group_notes(Readings(readings.names, readings.present, found, readings.pairs), group, RULE)]
+    def notes(figures: PairFigures, problem: str | None = None) -> list[str]:
+        return [*group_notes(replace(readings, group=(figures, problem)), group, RULE)]
 
-    fast = NodeReading(measurement=GROUP, node=0, figures=PairFigures(gb_per_s=44))
-    assert notes(fast) == []
-    assert (
-        "is slower than its pairs: 20 GB/s" in notes(fast.model_copy(update={"figures": PairFigures(gb_per_s=20)}))[0]
-    )
-    assert HUNG in notes(fast.model_copy(update={"problem": HUNG}))[0]
-    assert "nothing came of n4" in notes(fast, silent=4)[0]
+    assert notes(PairFigures(gb_per_s=44)) == []
+    assert "is slower than its pairs: 20 GB/s" in notes(PairFigures(gb_per_s=20))[0]
+    assert HUNG in notes(PairFigures(), HUNG)[0]
+    assert "it was not measured" in next(iter(group_notes(readings, group, RULE)))
     assert members([NodeVerdict(node="a", fit=True), NodeVerdict(node="b", fit=None)]) == ()
 
 
 def test_the_table_has_the_worst_first_and_the_lists_below() -> None:
     readings = cluster(8, random.Random(7), speed={3: 0.5}, hung=[6])
     verdicts, notes = decide(readings, RULE)
-    alone = tuple(reading for (name, _), reading in readings.found.items() if name == ALONE)
-    times = {"expected_s": expected_s(8), "limit_s": limit_s(8), "took_s": 200.0}
+    alone = tuple(readings.alone.values())
+    times = {"expected_s": expected_s(8, 1), "limit_s": limit_s(8, 1), "took_s": 200.0}
     parts = {"nodes": tuple(verdicts), "notes": tuple(notes), "alone": alone, "pairs": tuple(readings.pairs)}
     result = PairwiseResult(started_at="2026-01-01T00:00:00+00:00", group=PairFigures(gb_per_s=44.0), **times, **parts)
     host_list = find_scheduler("slurm").host_list
@@ -237,7 +246,7 @@ def test_the_table_has_the_worst_first_and_the_lists_below() -> None:
     assert "llmb submit --exclude unfit, or --exclude n[3,6]" in " ".join(text.split())
     document = pairs_document(result, host_list)
     assert document["unfit_nodes"] == "n[3,6]"
-    assert document["nodes"][6] == {"node": "n6", "fit": False, "evidence": ["it hung: nothing came of it alone"]}
+    assert document["nodes"][6] == {"node": "n6", "fit": False, "evidence": [f"alone: {HUNG}"]}
     assert {*document["pairs"][0]} == {"nodes", "round", "tflops", "gb_per_s", "latency_s", "problem"}
 
 
@@ -262,14 +271,14 @@ def test_what_cannot_be_measured_in_pairs_is_a_mistake(
     assert what in capsys.readouterr().err
 
 
-def test_the_job_starts_an_agent_per_node_that_no_other_ends(
+def test_the_job_starts_steps_on_the_nodes_of_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
     (tmp_path / "cluster_config.yaml").write_text("gpu_type: h100\n")
     assert exit_code_of(app, ["bench", "collectives", "--pairwise", "--nodes", "64", "--dry-run"]) == 0
     out, err = capsys.readouterr()
-    assert "64 nodes: about 1 min 51 s from the start of the job, at most 11 min 32 s if nodes hang" in err
-    assert {"#SBATCH --no-kill", "#SBATCH --time=00:13:00", "#SBATCH --nodes=64"} <= {*out.splitlines()}
-    assert "--ntasks=64 --ntasks-per-node=1 --kill-on-bad-exit=1 --no-kill --wait=15" in out
-    assert "-m llmb.bench.pair_agent" in out.replace(" \\\n    ", " ")
+    assert "64 nodes: about 2 min 9 s from the start of the job, at most 13 min 2 s if nodes hang" in err
+    assert {"#SBATCH --no-kill", "#SBATCH --time=00:15:00", "#SBATCH --nodes=64"} <= {*out.splitlines()}
+    assert 'srun --nodelist="$nodes" --nodes="$count" --ntasks="$count" --ntasks-per-node=1' in out
+    assert '-m llmb.processes.ranks "$count" 8 ' in out

@@ -48,7 +48,7 @@ def sample_pairs() -> dict[str, Any]:
         limit_s=1.0,
         took_s=1.0,
         group=figures,
-        alone=(NodeReading(measurement="alone", node=0, figures=figures),),
+        alone=(NodeReading(node=0, figures=figures),),
         pairs=(PairReading(first=0, second=1, round=1, far=False, figures=figures, problem=None),),
     )
     return pairs_document(result, find_scheduler("slurm").host_list)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import IO, Literal
 
 import llmb
@@ -23,10 +22,10 @@ from llmb.bench.device_bench import DeviceChoice
 from llmb.bench.gpus import gpu_files, read_parts
 from llmb.bench.kept_measurements import write_measurements
 from llmb.bench.nccl_table import collective_texts
-from llmb.bench.pair_agent import PairFiles
+from llmb.bench.pair_rounds import STEPS, expected_s, limit_s, read_rounds
 from llmb.bench.pair_verdict import decide, group_notes, members, pair_rule
-from llmb.bench.pairs import ALONE, GROUP, PairJob, PairwiseResult, expected_s, limit_s
 from llmb.bench.pairs import JOB as JOB_OF_PAIRS
+from llmb.bench.pairs import PairJob, PairwiseResult
 from llmb.bench.records import MeasurementFile
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
@@ -76,12 +75,12 @@ class BenchEnd(Record):
 
 @dataclass(frozen=True, slots=True)
 class BenchProgram:
-    """What a job runs: how it is started, and the file that it reads."""
+    """What a job runs: how it is started, and the files that it reads."""
 
     kind: Kind
     module: str
-    start: StartMode | Literal["agents"]
-    file: str
+    start: StartMode | Literal["rounds"]
+    files: Mapping[str, str]
     time_limit_min: int = TIME_LIMIT_MIN
 
 
@@ -98,12 +97,10 @@ def bench_order(
     request: BenchRequest,
     program: BenchProgram,
     title: str,
-    document: str,
     nodes: Nodes,
     options: JobOptions,
     site: Site,
 ) -> TaskOrder:
-    """The job of ``program``, which reads ``document``."""
     return TaskOrder(
         task=TaskRecord(
             kind="benchmark",
@@ -119,7 +116,7 @@ def bench_order(
         time_limit_min=program.time_limit_min,
         work=(PYTHON, "-P", "-m", program.module, RUN_FOLDER),
         finish=(PYTHON, "-P", "-m", FINISH, RUN_FOLDER),
-        files={REQUEST: request.model_dump_json(indent=2) + "\n", program.file: document},
+        files={REQUEST: request.model_dump_json(indent=2) + "\n", **program.files},
         start=program.start,
         measured=True,
         options=options,
@@ -228,25 +225,22 @@ def judged_nodes(result: PairwiseResult) -> JudgedNodes:
 
 
 def _conclude_pairs(folder: RunFolder, request: BenchRequest) -> BenchEnd:
-    """Whatever ended the agents: what they wrote counts."""
+    """Whatever ended the rounds: what their steps wrote counts."""
     job = PairJob.model_validate_json((folder.path / JOB_OF_PAIRS).read_text())
-    files, rule = PairFiles(folder.path), pair_rule(job.device)
-    here = files.nodes_here(job.nodes)
-    known = [one.name for one in here.values()]
-    others = iter(node for node in _nodes(folder) if node not in known)
-    readings = files.readings([here[node].name if node in here else next(others) for node in range(job.nodes)])
+    rule, readings = pair_rule(job.device), read_rounds(folder.path, job, _nodes(folder))
     verdicts, notes = decide(readings, rule)
     group = members(verdicts)
-    first = readings.found.get((GROUP, group[0])) if group else None
+    figures, problem = readings.group or (None, None)
+    begun_s = [path.stat().st_mtime for path in (folder.path / STEPS).glob(f"*/{JOB_OF_PAIRS}")]
     result = PairwiseResult(
         started_at=request.measured_at,
         nodes=tuple(verdicts),
         notes=(*notes, *group_notes(readings, group, rule)),
-        expected_s=expected_s(job.nodes),
-        limit_s=limit_s(job.nodes),
-        took_s=time.time() - median(one.began_s for one in here.values()) if here else 0.0,
-        group=first.figures if first and not first.problem else None,
-        alone=tuple(reading for (name, _), reading in readings.found.items() if name == ALONE),
+        expected_s=expected_s(job.nodes, job.per_node),
+        limit_s=limit_s(job.nodes, job.per_node),
+        took_s=time.time() - min(begun_s, default=time.time()),
+        group=None if problem else figures,
+        alone=tuple(readings.alone.values()),
         pairs=tuple(readings.pairs),
     )
     kept = write_judged(Path(request.install), judged_nodes(result))

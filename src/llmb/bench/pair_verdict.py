@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from llmb.bench.pairs import ALONE, GROUP, NodeReading, NodeVerdict, PairFigures, PairReading, rounds
+from llmb.bench.pairs import NodeReading, NodeVerdict, PairFigures, PairReading
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.runs.host import Device
@@ -103,14 +103,10 @@ class Readings:
     """All that a job measured. ``names`` of all its nodes; others know them by their place there."""
 
     names: Sequence[str]
-    present: Sequence[int]
-    """Nodes that answered the roll call."""
-    found: Mapping[tuple[str, int], NodeReading]
+    alone: Mapping[int, NodeReading]
     pairs: Sequence[PairReading]
-
-    def found_by(self, node: int) -> set[str]:
-        """The measurements of which a node wrote what came of it."""
-        return {name for name, other in self.found if other == node}
+    group: tuple[PairFigures, str | None] | None = None
+    """What all fit nodes at once measured, and what was wrong; None if they did not."""
 
 
 @dataclass
@@ -144,31 +140,17 @@ def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[
 
 
 def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
-    """Nodes that were silent, or failed alone."""
+    """Nodes that failed alone, or hung."""
     for node in range(len(readings.names)):
-        if node not in readings.present:
-            yield node, ["it did not answer when all nodes had to begin"]
-            continue
-        alone = readings.found.get((ALONE, node))
-        if alone and alone.problem:
+        alone = readings.alone.get(node)
+        if alone is None:
+            yield node, ["nothing came of it alone"]
+        elif alone.problem:
             yield node, [f"alone: {alone.problem}"]
-        elif since := _silent_since(readings, node):
-            yield node, [f"it hung: nothing came of it {since}"]
-
-
-def _silent_since(readings: Readings, node: int) -> str | None:
-    """The measurement from which on a node wrote nothing, not even that it failed; None if it did."""
-    place = readings.present.index(node)
-    meetings = [number for number, one in enumerate(rounds(len(readings.present)), 1) if one.partner(place) is not None]
-    names = {ALONE: "alone", **{f"round-{number}": f"from round {number} on" for number in meetings}}
-    written = [name in readings.found_by(node) for name in names]
-    since = len(written) - written[::-1].index(True) if any(written) else 0
-    return [*names.values(), None][since]
 
 
 def _compare_alone(readings: Readings, kind: Kind, rule: PairRule, found: Suspicion) -> None:
-    alone = [reading for (name, _), reading in readings.found.items() if name == ALONE]
-    well = [reading for reading in alone if reading.node not in found.failed]
+    well = [reading for reading in readings.alone.values() if reading.node not in found.failed]
     speeds = {reading.node: speed for reading in well if (speed := kind.speed(reading.figures))}
     typical = usual([*speeds.values()], kind, rule)
     for node, speed in speeds.items():
@@ -292,17 +274,13 @@ def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Ite
     """What the measurement of all good nodes at once shows."""
     if not group:
         return
-    found = {node: readings.found.get((GROUP, node)) for node in group}
-    silent = [readings.names[node] for node, reading in found.items() if reading is None]
-    if silent:
-        names = ", ".join(silent[:MOST_NOTES])
-        yield f"the group of the {len(group)} fit nodes was not measured: nothing came of {names}"
-    elif problem := next((reading.problem for reading in found.values() if reading and reading.problem), None):
+    figures, problem = readings.group or (PairFigures(), "it was not measured")
+    if problem:
         yield f"the group of the {len(group)} fit nodes failed, although each of them is fine in pairs: {problem}"
-    else:
-        first, own = found[group[0]], [pair for pair in readings.pairs if {pair.first, pair.second} <= {*group}]
-        speeds = [speed for pair in own if not pair.problem and (speed := pair.figures.gb_per_s)]
-        speed = first.figures.gb_per_s if first else None
-        if speed and speeds and 100 * (1 - speed / median(speeds)) > rule.group_below_pct:
-            slower = f"{speed:.3g} GB/s, its pairs {median(speeds):.3g}"
-            yield f"the group of the {len(group)} fit nodes is slower than its pairs: {slower}; no node is named for it"
+        return
+    own = [pair for pair in readings.pairs if {pair.first, pair.second} <= {*group}]
+    speeds = [speed for pair in own if not pair.problem and (speed := pair.figures.gb_per_s)]
+    speed = figures.gb_per_s
+    if speed and speeds and 100 * (1 - speed / median(speeds)) > rule.group_below_pct:
+        slower = f"{speed:.3g} GB/s, its pairs {median(speeds):.3g}"
+        yield f"the group of the {len(group)} fit nodes is slower than its pairs: {slower}; no node is named for it"

@@ -1,63 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes measured alone, in pairs and as a group: who meets whom and when, and the records of it. Pure."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
 from llmb.bench.cases import SQUARE
+from llmb.bench.collectives import JOB as COLLECTIVES_JOB
 from llmb.bench.collectives import CollectiveJob, CollectiveResult, algorithm_gb_per_s, bus_factor
 from llmb.bench.gpus import gpus_job
-from llmb.bench.jobs import CaseList
+from llmb.bench.records import JOB as PRODUCT_JOB
 from llmb.bench.records import PartReport
 from llmb.catalogue.records import Record
 from llmb.runs.host import Device
 
-PROGRAM = "llmb.bench.pair_agent"
-JOB, FOLDER = "pairs_job.json", "pairs"
-"""A file and a folder, in the folder that the program is called with."""
-ALONE, GROUP = "alone", "group"
+JOB = "pairs_job.json"
+"""In the folder of the job."""
 LEAST_NODES = 3
 PRODUCT_S = 2.0
 MIB = 2**20
 SIZES: Mapping[Device, tuple[int, ...]] = {"cuda": (1024, 32 * MIB, 256 * MIB), "cpu": (1024, MIB // 4, 4 * MIB)}
 """The smallest shows the latency, the largest the bandwidth; one call of it takes half a second at 1 GB/s."""
 
-ROLL_CALL_S, ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 120.0, 90.0, 90.0, 0.5
+ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 90.0, 90.0, 0.5
 """Limits. A measurement starts processes that load torch and connect, which takes much longer than it itself."""
+STEP_S = 20.0
+"""How much longer the scheduler may take for a step."""
 END_S = 60.0
-"""For what hangs to be killed, and the result to be written."""
-USUAL_S: Mapping[str, float] = {"begin": 15.0, ALONE: 25.0, "round": 15.0, GROUP: 20.0, "node": 0.1}
+"""For the result to be written."""
+USUAL_S: Mapping[str, float] = {"begin": 15.0, "phase": 18.0, "node": 0.1}
 
 
 class PairJob(Record):
-    """What the agent of every node does."""
+    """What is measured."""
 
     device: Device
     nodes: int
     per_node: int
     """Processes."""
-    product: CaseList
-    collectives: CollectiveJob
-
-
-class NodeHere(Record):
-    """An agent that has begun: where it can be reached, with a port for each measurement with others."""
-
-    node: int
-    """Its place among the nodes of the job."""
-    name: str
-    address: str
-    ports: tuple[int, ...]
-    began_s: float
-    """Seconds since 1970."""
-
-
-class Members(Record):
-    """Nodes that measure together."""
-
-    nodes: tuple[int, ...]
 
 
 class PairFigures(Record):
@@ -69,14 +50,11 @@ class PairFigures(Record):
 
 
 class NodeReading(Record):
-    """What one node says of one measurement. ``figures`` of several nodes are with the first of them."""
+    """What one node measured alone."""
 
-    measurement: str
     node: int
     figures: PairFigures = PairFigures()
     problem: str | None = None
-    left_out: bool = False
-    """It did not take place, because the partner has failed before."""
 
 
 class PairReading(Record):
@@ -159,38 +137,17 @@ def _matched(walk: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple((first, second) for first, second in pairs)
 
 
-def measurements(nodes: int) -> list[str]:
-    """Their names, in their order."""
-    return [ALONE, *(f"round-{number + 1}" for number in range(len(rounds(nodes)))), GROUP]
-
-
-def deadlines(nodes: int) -> dict[str, float]:
-    """When each measurement is over, whatever hangs: seconds after the roll call."""
-    at, found = 0.0, {}
-    for name in measurements(nodes):
-        at += {ALONE: ALONE_S, GROUP: GROUP_S + GROUP_PER_NODE_S * nodes}.get(name, PAIR_S)
-        found[name] = at
-    return found
-
-
-def limit_s(nodes: int) -> float:
-    """From the beginning of the job to its result, at most."""
-    return ROLL_CALL_S + deadlines(nodes)[GROUP] + END_S
-
-
-def expected_s(nodes: int) -> float:
-    """Likewise if no node hangs."""
-    return sum(USUAL_S[part] for part in ("begin", ALONE, GROUP)) + (
-        USUAL_S["round"] * len(rounds(nodes)) + USUAL_S["node"] * nodes
-    )
-
-
-def pair_job(device: Device, nodes: int, per_node: int) -> PairJob:
+def pair_files(device: Device, nodes: int, per_node: int) -> dict[str, str]:
+    """What the programs of the steps read, and what is measured, by the names of the files."""
     collectives = CollectiveJob(
         device=device, collectives=("all_reduce",), sizes=SIZES[device], warm_ups=5, iterations=20
     )
-    product = gpus_job(device, PRODUCT_S)
-    return PairJob(device=device, nodes=nodes, per_node=per_node, product=product, collectives=collectives)
+    records: dict[str, Record] = {
+        PRODUCT_JOB: gpus_job(device, PRODUCT_S),
+        COLLECTIVES_JOB: collectives,
+        JOB: PairJob(device=device, nodes=nodes, per_node=per_node),
+    }
+    return {name: record.model_dump_json() for name, record in records.items()}
 
 
 def collective_figures(result: CollectiveResult) -> tuple[PairFigures, str | None]:
@@ -211,25 +168,3 @@ def product_figures(parts: Sequence[PartReport], device: Device) -> tuple[PairFi
     slowest = max((part.timing.seconds for part in parts if part.timing.seconds), default=None)
     tflops = None if slowest is None else 2 * SQUARE[device] ** 3 / slowest / 1e12
     return PairFigures(tflops=tflops), "; ".join(failed) or None
-
-
-def read_pairs(readings: Mapping[tuple[str, int], NodeReading], present: Sequence[int]) -> Iterator[PairReading]:
-    """Every pair that was to be measured, but those that were left out."""
-    for number, round_ in enumerate(rounds(len(present)), 1):
-        for pair in round_.pairs:
-            first, second = (present[place] for place in pair)
-            one, other = (readings.get((f"round-{number}", node)) for node in (first, second))
-            if not any(reading and reading.left_out for reading in (one, other)):
-                yield PairReading(
-                    first=first,
-                    second=second,
-                    round=number,
-                    far=round_.far,
-                    figures=one.figures if one else PairFigures(),
-                    problem=_problem(one, other),
-                )
-
-
-def _problem(one: NodeReading | None, other: NodeReading | None) -> str | None:
-    known = next((reading.problem for reading in (one, other) if reading and reading.problem), None)
-    return known or (None if one and other else "no result")

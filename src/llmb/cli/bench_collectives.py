@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import llmb
+from llmb.bench import pair_rounds
 from llmb.bench.bench_job import BenchProgram, run_here
 from llmb.bench.cases import bytes_of
 from llmb.bench.collective_bench import (
@@ -24,9 +25,8 @@ from llmb.bench.collectives import JOB as FILE
 from llmb.bench.collectives import PROGRAM
 from llmb.bench.device_bench import DeviceChoice, raise_if_missing
 from llmb.bench.nccl_table import collective_texts
-from llmb.bench.pairs import JOB as PAIRS_FILE
-from llmb.bench.pairs import LEAST_NODES, PairwiseResult, expected_s, limit_s, pair_job
-from llmb.bench.pairs import PROGRAM as PAIRS_PROGRAM
+from llmb.bench.pair_rounds import SCHEDULE, expected_s, limit_s, schedule
+from llmb.bench.pairs import LEAST_NODES, PairwiseResult, pair_files
 from llmb.bench.records import MeasurementFile
 from llmb.cli.bench_jobs import (
     JOB,
@@ -156,8 +156,8 @@ def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, *, wait: bool,
     placement = request.nodes.placement
     if placement.processes < LEAST_RANKS:
         raise UsageError("collectives need two ranks", do="add --nodes 2, or --ranks")
-    program = BenchProgram("collectives", PROGRAM, "torchrun", FILE)
-    order = request.order(program, f"collectives over {placement.processes} ranks, by llmb", job.model_dump_json())
+    program = BenchProgram("collectives", PROGRAM, "torchrun", {FILE: job.model_dump_json()})
+    order = request.order(program, f"collectives over {placement.processes} ranks, by llmb")
     done = queue(order, dry_run=dry_run, wait=wait, json=json)
     if done:
         end, folder = done
@@ -210,13 +210,14 @@ def _pair_order(request: BenchJobRequest) -> TaskOrder:
     if placement.nodes < LEAST_NODES:
         what = f"--pairwise needs {LEAST_NODES} nodes: of two that differ, nothing tells which one is bad"
         raise UsageError(what, do=f"add --nodes {LEAST_NODES} or more, which queues a job")
-    job = pair_job(request.device, placement.nodes, placement.processes_per_node)
-    usual, most = expected_s(placement.nodes), limit_s(placement.nodes)
+    nodes, per_node = placement.nodes, placement.processes_per_node
+    usual, most = expected_s(nodes, per_node), limit_s(nodes, per_node)
     begin = "now" if request.here else "the start of the job"
     times = f"about {duration(usual)} from {begin}, at most {duration(most)} if nodes hang"
-    say(f"{placement.nodes} nodes: {times}")
-    program = BenchProgram("pairwise", PAIRS_PROGRAM, "agents", PAIRS_FILE, math.ceil(most / 60) + 1)
-    return request.order(program, f"pairs of {placement.nodes} nodes, by llmb", job.model_dump_json())
+    say(f"{nodes} nodes: {times}")
+    files = {**pair_files(request.device, nodes, per_node), SCHEDULE: schedule(nodes, per_node)}
+    program = BenchProgram("pairwise", pair_rounds.__name__, "rounds", files, math.ceil(most / 60) + 1)
+    return request.order(program, f"pairs of {nodes} nodes, by llmb")
 
 
 def _conclude_pairs(result: PairwiseResult, scheduler: Scheduler, *, json: bool) -> None:

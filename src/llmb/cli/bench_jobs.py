@@ -104,13 +104,13 @@ class BenchJobRequest:
         self.nodes = job_nodes(catalogue, self.site, self.options, device, ranks)
         self.device: Device = self.nodes.device
 
-    def order(self, program: BenchProgram, title: str, document: str) -> TaskOrder:
+    def order(self, program: BenchProgram, title: str) -> TaskOrder:
         request = BenchRequest(
             install=str(self.install),
             command=command_line(),
             measured_at=now(),
         )
-        return bench_order(request, program, title, document, self.nodes, self.options, self.site)
+        return bench_order(request, program, title, self.nodes, self.options, self.site)
 
 
 def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[BenchEnd, RunFolder] | None:
@@ -196,10 +196,10 @@ def gpus(
     """
     if check_is_job(given_of(ctx, values), wait=wait, dry_run=dry_run):
         request = BenchJobRequest(values, device, ranks)
-        program = BenchProgram("gpus", GPUS_PROGRAM, "task-per-gpu", GPUS_FILE)
+        job = gpus_job(request.device, seconds)
+        program = BenchProgram("gpus", GPUS_PROGRAM, "task-per-gpu", {GPUS_FILE: job.model_dump_json()})
         title = f"a product on {request.nodes.placement.processes} devices, by llmb"
-        document = gpus_job(request.device, seconds).model_dump_json()
-        done = queue(request.order(program, title, document), dry_run=dry_run, wait=wait, json=json)
+        done = queue(request.order(program, title), dry_run=dry_run, wait=wait, json=json)
         if done:
             parts = compare_parts(done[0].measured, done[0].missing_nodes, outlier_rule())
             _show_parts(parts, json=json)

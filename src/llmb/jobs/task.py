@@ -74,7 +74,7 @@ class TaskOrder:
     finish: tuple[Word, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """What its program reads, by name."""
-    start: StartMode | Literal["once", "agents"] = "once"
+    start: StartMode | Literal["once", "rounds"] = "once"
     node: str | None = None
     """The one that it is for."""
     cpus: int | None = None

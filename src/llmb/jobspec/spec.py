@@ -117,10 +117,10 @@ class JobSpec(Record):
     """The one node that the job is for, all of it; None for a job on any nodes."""
     time_limit_min: float | None
     retries: int = 0
-    start: StartMode | Literal["once", "agents"]
+    start: StartMode | Literal["once", "rounds"]
     """As torchrun: one task of the scheduler per node, which starts its processes; or one task per process, or one
-    process for the whole job, whose placement then only counts its GPUs. ``agents``: one task per node, each of which
-    goes on when others fail; the job ends soon after the first one that does."""
+    process for the whole job, whose placement then only counts its GPUs. ``rounds``: steps on some of the nodes, as
+    ``rounds.txt`` in the run folder lists them, each of which may fail; ``work`` prints who takes part in the last."""
     cpus: int | None = None
     """CPU cores of a process; None where the scheduler decides, and for one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)

@@ -31,9 +31,9 @@ FAILED = 1
 Process = subprocess.Popen[bytes]
 
 
-def words(nodes: int, per_node: int) -> tuple[str, ...]:
-    """What follows the interpreter on each node, before the command of a rank."""
-    return ("-P", "-m", "llmb.processes.ranks", str(nodes), str(per_node))
+def words(nodes: int | str, per_node: int) -> tuple[str, ...]:
+    """What follows the interpreter on each node, before the command of a rank. A script may count the nodes itself."""
+    return ("-P", "-m", "llmb.processes.ranks", nodes if isinstance(nodes, str) else str(nodes), str(per_node))
 
 
 def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -108,7 +108,7 @@ def _defaults(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
         yield "mem", "0"
         if spec.nvlink_domain_nodes > 1:
             yield "segment", str(segment(placement.nodes, spec.nvlink_domain_nodes))
-    if spec.start == "agents":
+    if spec.start == "rounds":
         yield "no-kill", None
     yield ("requeue" if spec.retries else "no-requeue"), None
 

@@ -185,10 +185,48 @@ TASK = (
 )
 
 
-AGENT = 'trap "exit 143" TERM; "$@" || sleep 86400'
-"""An agent that fails ends no other: only one that has ended well, when all is done, ends the rest."""
-AGENTS_WAIT_S = 15
-"""How long others may then go on."""
+ROUNDS = r"""llmb_nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
+llmb_unfit=()
+
+# A step on some nodes, by their places, in a folder of its own, where it leaves how it ended. Its processes end in
+# time, and so does srun where a node does not answer.
+llmb_step() {
+    local seconds=$1 module=$2 name=$3 places=${4//,/ } place nodes= known count=0
+    for place in $places; do
+        [ -z "${llmb_unfit[place]:-}" ] || return 0
+        nodes+=",${llmb_nodes[place]}" count=$((count + 1))
+    done
+    [ "$count" -gt 0 ] || return 0
+    nodes=${nodes#,} llmb_at="$llmb_folder/rounds/$name"
+    mkdir -p "$llmb_at" && cp "$llmb_folder"/*_job.json "$llmb_at" || return 0
+    known=$(scontrol -o show node "${nodes%%,*}" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+    export MASTER_ADDR="${known:-${nodes%%,*}}" MASTER_PORT=$(shuf -i 20000-32767 -n 1)
+    export LLMB_STORE_ID="$LLMB_STORE_ID-$name"
+    STEP >"$llmb_at/log" 2>&1
+    echo "$?" >"$llmb_at/code"
+}
+
+# Steps of a line run at the same time. Whoever fails alone takes part in no other.
+llmb_rounds() {
+    local seconds module steps one places pids
+    while read -r seconds module steps; do
+        pids=()
+        for one in $steps; do
+            places=${one#*:}
+            [ -n "$places" ] || places=$(ASK </dev/null)
+            llmb_step "$seconds" "$module" "${one%%:*}" "$places" </dev/null &
+            pids+=("$!")
+        done
+        wait "${pids[@]}"
+        for one in $steps; do
+            case ${one#*:} in
+            *,* | "") ;;
+            *) [ "$(cat "$llmb_folder/rounds/${one%%:*}/code" 2>/dev/null)" = 0 ] || llmb_unfit[${one#*:}]=1 ;;
+            esac
+        done
+    done <"$llmb_folder/rounds.txt"
+}
+"""
 END = r"""set -uo pipefail
 llmb_exit_code=1
 llmb_signal=
@@ -249,7 +287,7 @@ fi"""
 
 
 def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
-    """One srun over all nodes. A task that fails ends the others, unless they are agents."""
+    """One srun over all nodes. A task that fails ends the others."""
     placement = spec.placement
     tasks_per_node = tasks_of(spec)
     srun = (
@@ -258,23 +296,39 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
         f"--ntasks={placement.nodes * tasks_per_node}",
         f"--ntasks-per-node={tasks_per_node}",
         "--kill-on-bad-exit=1",
-        # Agents may run beside a shell that is a step itself.
-        *(("--no-kill", f"--wait={AGENTS_WAIT_S}", *BESIDE) if spec.start == "agents" else ()),
         "--cpu-bind=none",
         *_cores(spec),
-        *(f"--{name}" if value is None else f"--{name}={value}" for name, value in spec.step_flags.items()),
+        *_step_flags(spec),
     )
     python = interpreter(spec.container)
     work = [shell_word(word, python) for word in spec.work]
     if spec.start == "once":
         words = work
-    elif spec.start == "agents":
-        words = ["sh", "-c", AGENT, "llmb-agent", *work]
     elif spec.start == "torchrun":
         words = [python, *ranks.words(placement.nodes, placement.processes_per_node), *bound_words(spec, python, work)]
     else:
         words = ["sh", "-c", TASK, "llmb-task", *bound_words(spec, python, work)]
     return (*srun, *inside(spec.container, gpu=spec.gpus), *words)
+
+
+def rounds_functions(spec: JobSpec) -> str:
+    """``llmb_rounds``, which starts the steps that ``rounds.txt`` lists, beside a shell that is a step itself."""
+    python = interpreter(spec.container)
+    srun = [
+        *("timeout", "--kill-after=5", Shell("$((seconds + 15))"), "srun", Shell('--nodelist="$nodes"')),
+        *(Shell(f'--{name}="$count"') for name in ("nodes", "ntasks")),
+        *("--ntasks-per-node=1", "--kill-on-bad-exit=1", "--cpu-bind=none", *BESIDE, *_step_flags(spec)),
+        *inside(spec.container, gpu=spec.gpus),
+        *("timeout", "--signal=KILL", Shell('"$seconds"')),
+    ]
+    launcher = ranks.words(Shell('"$count"'), spec.placement.processes_per_node)
+    work = bound_words(spec, python, [python, "-P", "-m", Shell('"$module"'), Shell('"$llmb_at"')])
+    step = command_line([*srun, python, *launcher, *work])
+    return ROUNDS.replace("STEP", step).replace("ASK", command_line(single_step(spec, spec.work)))
+
+
+def _step_flags(spec: JobSpec) -> tuple[str, ...]:
+    return tuple(f"--{name}" if value is None else f"--{name}={value}" for name, value in spec.step_flags.items())
 
 
 def _cores(spec: JobSpec) -> tuple[str, ...]:
@@ -376,7 +430,10 @@ def _work(spec: JobSpec) -> Iterator[str]:
     yield ""
     log = f'"$llmb_folder"/{shlex.quote(spec.log)}'
     yield from write_node_files(spec)
-    work = "\n".join(with_setup(spec, command_lines(worker_step(spec))))
+    workers = "llmb_rounds" if spec.start == "rounds" else command_lines(worker_step(spec))
+    if spec.start == "rounds":
+        yield rounds_functions(spec)
+    work = "\n".join(with_setup(spec, workers))
     yield f"{work} \\\n    >>{log} 2>&1 </dev/null &"
     yield WAIT
     if spec.finish:
