@@ -98,7 +98,7 @@ def test_a_run_goes_through_all_stages(name: str, run_of: Callable[[str], Path])
     kernels = {each["kernel"] for each in found["kernels"]}
     assert ("cast_both_ways" in kernels) == (record["plan"]["fp8_recipe"] is not None)
     assert ("cast_rotated_gradient" in kernels) == (record["plan"]["fp8_recipe"] == "delayed")
-    assert {(each["rank"], each["right"]) for each in found["kernels"]} == {(0, True)}
+    assert all((each["rank"], each["right"]) == (0, True) for each in found["kernels"])
     assert found["gpus"] == found["gpus_at_end"]
     assert found["variables"]["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     done = steps_of(folder)
