@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generated pages of docs/reference, one module per page."""
+"""What is generated of the documentation: the page of the catalogue, and tables and sample outputs in others."""

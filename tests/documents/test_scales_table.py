@@ -4,11 +4,10 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from called_here import call_llmb
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, all_scales, gpu_types_of, releases_of, sizes_of
-from llmb.cli.main import app
 from llmb.errors import UsageError
 from llmb.report.recipe_report import scales_table
 from llmb.report.table import plain_lines
@@ -24,9 +23,9 @@ PUBLISHED = [
 
 
 def shown(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["show", *arguments, "--all-scales"])
-    assert result.exception is None, result.output
-    return result.stdout
+    done = call_llmb("show", *arguments, "--all-scales")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_every_scale_has_its_published_figures() -> None:
