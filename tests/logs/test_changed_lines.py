@@ -113,7 +113,7 @@ CASES: list[tuple[Callable[[Line], str], Change]] = [
     *((form, change) for form in (megatron, llmb, nemo2) for change in (other_batch, other_samples, other_unit)),
     *((maxtext, change) for change in (other_batch, other_unit)),
     (torchtitan, other_unit),
-    (megatron, other_clock),
+    *((form, other_clock) for form in (megatron, torchtitan)),
     (trainer, later_clock),
 ]
 
