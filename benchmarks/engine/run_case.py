@@ -20,7 +20,7 @@ from llmb.catalogue.records import Dtype
 from llmb.metrics.model_counts import parameter_count
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput, why_too_fast
-from llmb.programs.engine.worker_variables import shipped_variables
+from llmb.programs.engine.program import shipped_variables
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import engine_plan, read_record

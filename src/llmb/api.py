@@ -38,8 +38,7 @@ from llmb.jobs.local_run import plan_here, raise_unless_successful
 from llmb.jobs.store import Filter
 from llmb.logs.files import ParsedFile, find_logs
 from llmb.metrics.window import DEFAULT_RULE, check_rule
-from llmb.options.option import build, options_of
-from llmb.options.text import valid_values
+from llmb.options.option import build, options_of, valid_values
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.programs.engine.memory_check import check_memory
 from llmb.report.compare_report import compare_tables

@@ -29,7 +29,7 @@ from llmb.report.verdict_report import acceptance_table, summary_table, verdict_
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record
-from llmb.verdict.acceptance import AcceptanceSet, find_acceptance_set
+from llmb.verdict.expectations_file import AcceptanceSet, find_acceptance_set
 
 CONTRACT = {"verdict", "delta_pct", "ci95_pct", "tolerance_pct", "reference", "conditions", "sentence"}
 REFERENCE = {"kind", "step_time_s", "window", "convention", "source"}

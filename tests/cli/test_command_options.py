@@ -22,8 +22,7 @@ from llmb.cli.main import load_command
 from llmb.cli.options import record_options, takes
 from llmb.cli.root import agree
 from llmb.errors import UsageError, UserInterrupt
-from llmb.options.option import Option, build, options_of
-from llmb.options.text import convert
+from llmb.options.option import Option, build, convert, options_of
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables, read_variables
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism

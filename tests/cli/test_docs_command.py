@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from called_here import Run
 
-from llmb.cli.docs import FOLDER, doc_pages, search_pages
-from llmb.cli.stored_schemas import STORED
+from llmb.cli.docs import FOLDER, STORED, doc_pages, search_pages
 from llmb.errors import see
 from llmb.report.output import print_markdown
 

@@ -27,10 +27,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError
 from llmb.jobspec.spec import JobSpec
 from llmb.logs.files import find_all_logs, find_logs, parse_file
-from llmb.report.parse_document import parse_document
-from llmb.report.parse_report import parse_report
-from llmb.report.table import Table, plain_lines
-from llmb.report.terminal_table import terminal_lines
+from llmb.report.parse_report import parse_document, parse_report
+from llmb.report.table import Table, plain_lines, terminal_lines
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.record_file import read_record_file

@@ -40,8 +40,7 @@ from llmb.report.doctor_report import DriftReport
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
 from llmb.report.install_report import checked_document, image_document, install_document, settings_document
 from llmb.report.jobs_report import jobs_document, runs_document
-from llmb.report.parse_document import parse_document
-from llmb.report.parse_report import parse_report
+from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.predict_report import Foreseen, Proposed, memory_document, predict_document, proposed_document
 from llmb.report.prepared_report import access_document
 from llmb.report.run_report import run_document

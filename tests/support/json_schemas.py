@@ -31,8 +31,8 @@ from llmb.runs.network import NetworkUse
 from llmb.runs.parallelism import DpSharding
 from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result
-from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation
+from llmb.verdict.expectations_file import AcceptanceSet
 from llmb.verdict.records import Verdict
 
 

@@ -7,7 +7,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.main import load_command
 from llmb.errors import UsageError
-from llmb.verdict.acceptance import acceptance_sets, find_acceptance_set
+from llmb.verdict.expectations_file import acceptance_sets, find_acceptance_set
 
 
 @pytest.mark.parametrize("name", acceptance_sets())

@@ -3,8 +3,8 @@
 
 from pathlib import Path
 
-from llmb.verdict.acceptance import acceptance_sets
 from llmb.verdict.conditions import ConditionRule, condition_rules
+from llmb.verdict.expectations_file import acceptance_sets
 from llmb.verdict.judgement import default_tolerance
 
 DOCS = Path(__file__).parents[2] / "docs"

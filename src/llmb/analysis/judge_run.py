@@ -30,9 +30,8 @@ from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.runs.identity import Value
 from llmb.runs.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
-from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.conditions import condition_values, fault_texts, find_conditions, rule_of, title_of, together
-from llmb.verdict.expectations_file import Expectations, read_expectations
+from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet, Expectations, read_expectations
 from llmb.verdict.judgement import (
     Measured,
     Tolerance,

@@ -14,7 +14,7 @@ from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem
 from llmb.processes.families import run_talking
 from llmb.processes.ranks import words
-from llmb.programs.engine.worker_variables import shipped_variables
+from llmb.programs.engine.program import shipped_variables
 from llmb.runs.host import Device
 from llmb.scratch import scratch_folder
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError, did_you_mean
-from llmb.options.option import WORD, Option, options_of
-from llmb.options.text import convert
+from llmb.options.option import WORD, Option, convert, options_of
 from llmb.reference_suite.variables import LaunchVariable
 
 Values = tuple[str, ...]

@@ -24,8 +24,7 @@ from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError, itemized, see
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import FrameworkChoices, framework_options
-from llmb.options.option import Option, build, limit_problems, options_of
-from llmb.options.text import convert
+from llmb.options.option import Option, build, convert, limit_problems, options_of
 from llmb.runs.choices import Choices
 from llmb.runs.record import now
 from llmb.schedulers.lookup import all_schedulers, read_cluster_site, read_job_options, scheduler_of

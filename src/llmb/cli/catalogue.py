@@ -11,8 +11,8 @@ from llmb.catalogue.schema import WorkloadFile
 from llmb.cli.common import Json
 from llmb.cli.completion import workloads
 from llmb.cli.options import given_once
-from llmb.report.catalogue_report import list_document, list_table
 from llmb.report.output import print_output
+from llmb.report.recipe_report import list_document, list_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -26,7 +26,7 @@ from llmb.report.verdict_report import (
     left_out_lines,
     verdict_tables,
 )
-from llmb.verdict.acceptance import find_acceptance_set
+from llmb.verdict.expectations_file import find_acceptance_set
 from llmb.verdict.judgement import given_tolerance
 from llmb.verdict.records import worst
 

@@ -22,8 +22,7 @@ from llmb.logs.files import FoundFiles, find_all_logs, find_logs, read_in_parall
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.report.output import print_output
-from llmb.report.parse_document import parse_document
-from llmb.report.parse_report import ParseReport, parse_csv, parse_report, parse_tables
+from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_tables
 from llmb.runs.host import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from llmb.exchange.imported import ImportOrigin
+from llmb.jobs.find import NodeRecord
 from llmb.jobs.job import Job
-from llmb.jobs.nodes import NodeRecord
 from llmb.report.sparkline import sparkline
 from llmb.report.table import Column, Table, cut, known, number, number_column, result_table, table_of
 from llmb.runs.folder import RunFolder

@@ -57,7 +57,7 @@ def table_lines(table: Table, width: int | None) -> Iterable[str]:
     """Lines for a terminal of ``width`` columns; without a width, as wide as needed."""
     if width is None:
         return plain_lines(table)
-    from llmb.report.terminal_table import terminal_lines  # a pipe needs nothing of rich
+    from llmb.report.table import terminal_lines  # a pipe needs nothing of rich
 
     return terminal_lines(table, width)
 

@@ -10,9 +10,9 @@ from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
 from llmb.analysis.judge_run import Judged
 from llmb.report.table import Column, Table, interval_of, number, number_column, result_table, shortened, table_of
 from llmb.shown_text import printable
-from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.causes import Cause, Explanation
 from llmb.verdict.conditions import title_of, worth
+from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.records import WORST, Condition, Verdict, worst
 from llmb.verdict.sentence import headline, percent
 

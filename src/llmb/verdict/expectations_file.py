@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step times that a user expects, in a YAML file: its schema, and the entry that a run is judged by."""
+"""What runs are judged by beside published figures: step times that a user expects, and acceptance sets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from llmb.catalogue.data_files import CatalogueError, compose_file, duplicate_ke
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention, Dtype, Recipe, Record
 from llmb.catalogue.resolve import CPU, Overrides, Request, resolve
-from llmb.errors import UsageError, see
+from llmb.errors import UsageError, see, unknown
 from llmb.metrics.throughput import throughput
 from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
 from llmb.missing import Missing
@@ -243,3 +244,57 @@ def _but_for_dtype(entry: ExpectationEntry) -> tuple[tuple[str, str], ...] | Non
     if recipe.get("gpu_type") == CPU:
         return None
     return tuple(sorted((key, value) for key, value in recipe.items() if key != "dtype"))
+
+
+DATA = Path(__file__).with_name("acceptance.yaml")
+
+
+class AcceptanceRecipe(Record):
+    """A recipe that has to be measured."""
+
+    workload: str
+    size: str
+    dtype: Dtype
+    scale: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload} {self.size} {self.dtype}"
+
+
+class AcceptanceSet(Record):
+    """All that a cluster of one GPU type has to pass."""
+
+    name: str
+    title: str
+    gpu_type: str
+    pass_at_pct: float = Field(gt=0, le=100)
+    """Percentage of the published throughput."""
+    valid_months: int | None = None
+    """How long the result holds; None if that is not specified."""
+    recipes: tuple[AcceptanceRecipe, ...]
+
+    @property
+    def tolerance(self) -> Tolerance:
+        slower_pct = 100 * (100 / self.pass_at_pct - 1)
+        return Tolerance(slower_pct, f"acceptance set {self.name}: {self.pass_at_pct:g} % of the published throughput")
+
+
+class AcceptanceFile(Record):
+    """``acceptance.yaml``."""
+
+    sets: tuple[AcceptanceSet, ...]
+
+
+@cache
+def acceptance_sets() -> dict[str, AcceptanceSet]:
+    """By name."""
+    return {one.name: one for one in read_file(DATA, AcceptanceFile, wrap="sets").sets}
+
+
+def find_acceptance_set(name: str) -> AcceptanceSet:
+    """Raises UsageError for a name that does not exist."""
+    sets = acceptance_sets()
+    if name not in sets:
+        raise unknown("acceptance set", name, sets)
+    return sets[name]

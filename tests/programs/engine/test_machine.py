@@ -11,7 +11,7 @@ from llmb.catalogue.records import gpu_type_of
 from llmb.catalogue.resolve import Request
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.local_run import local_spec, recipe_for
-from llmb.programs.engine.worker_variables import SHIPPED
+from llmb.programs.engine.program import SHIPPED
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan

@@ -10,8 +10,7 @@ from llmb.errors import UsageError, itemized
 from llmb.jobspec.node_setup import CpuBinding, NumaBinding, Vboost
 from llmb.jobspec.options import Flags, JobOptions, StartMode
 from llmb.jobspec.variables import parse_variables
-from llmb.options.option import Form, Option, limit_problems, options_of, pattern
-from llmb.options.text import NONE_WORDS, convert
+from llmb.options.option import NONE_WORDS, Form, Option, convert, limit_problems, options_of, pattern
 from llmb.schedulers.slurm.flags import (
     GPU_FLAGS,
     LEFT_OUT,
