@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from llmb.errors import EnvironmentProblem, UsageError, UserInterrupt, see, unknown
 from llmb.processes.families import started_program
@@ -29,27 +30,14 @@ _NAME = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryImage:
+class RegistryImage(NamedTuple):
     """An image of a registry, or of Docker's store on this machine."""
 
+    name: str
+    """As the reference suite calls its file: ``nvidia+nemo+26.04.01``."""
+    for_enroot: str
+    for_apptainer: str
     of_daemon: bool
-    registry: str | None
-    """None for Docker Hub, and without a registry."""
-    path: str
-    tag: str
-    """Or a digest, ``sha256:...``."""
-
-    @property
-    def for_enroot(self) -> str:
-        registry = f"{self.registry}#" if self.registry else ""
-        return f"{'dockerd' if self.of_daemon else 'docker'}://{registry}{self.path}:{self.tag}"
-
-    @property
-    def for_apptainer(self) -> str:
-        registry = f"{self.registry}/" if self.registry else ""
-        behind = "@" if self.tag.startswith("sha256:") else ":"
-        return f"{'docker-daemon' if self.of_daemon else 'docker'}://{registry}{self.path}{behind}{self.tag}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +68,17 @@ def image_source(text: str) -> RegistryImage | Path:
     found = _NAME.fullmatch(text)
     if found is None:
         raise UsageError(f"this names no image: '{text}'", do=f"give {FORM}, without a password")
-    of_daemon, registry, path = found["scheme"] == "dockerd", found["registry"], found["path"]
+    of_daemon, host, path = found["scheme"] == "dockerd", found["registry"], found["path"]
     first, slash, inner = path.partition("/")
-    if not of_daemon and registry is None and slash and ("." in first or ":" in first or first == "localhost"):
-        registry, path = first, inner  # as Docker reads it; Enroot wants a # behind the registry
-    return RegistryImage(of_daemon, registry, path, found["digest"] or found["tag"] or "latest")
+    if not of_daemon and host is None and slash and ("." in first or ":" in first or first == "localhost"):
+        host, path = first, inner  # as Docker reads it; Enroot wants a # behind the registry
+    tag, behind = found["digest"] or found["tag"] or "latest", "@" if found["digest"] else ":"
+    return RegistryImage(
+        "+".join([*path.split("/"), tag.replace(":", "-")]),
+        f"{'dockerd' if of_daemon else 'docker'}://{host + '#' if host else ''}{path}:{tag}",
+        f"{'docker-daemon' if of_daemon else 'docker'}://{host + '/' if host else ''}{path}{behind}{tag}",
+        of_daemon,
+    )
 
 
 def source_problem(text: str) -> str | None:
@@ -97,12 +91,11 @@ def source_problem(text: str) -> str | None:
 
 
 def image_path(text: str, folder: Path, runtime: str) -> Path:
-    """The image's file, named as the reference suite does, such as ``nvidia+nemo+26.04.01.sqsh``; a file that the
-    runtime starts stays where it is. Raises UsageError."""
+    """The image's file; one that the runtime starts stays where it is. Raises UsageError."""
     source = image_source(text)
     if isinstance(source, Path):
         return folder / (source.stem + SUFFIXES[runtime]) if source.suffix == ARCHIVE else source
-    return folder / ("+".join([*source.path.split("/"), source.tag.replace(":", "-")]) + SUFFIXES[runtime])
+    return folder / (source.name + SUFFIXES[runtime])
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
