@@ -11,7 +11,7 @@ import sys
 from llmb.cli.main import app, exit_code_of
 for line in sys.argv[1:]:
     code = exit_code_of(app, line.split())
-    heavy = sorted(set(sys.modules) & {"torch", "numpy", "scipy", "transformers", "safetensors"})
+    heavy = sorted(set(sys.modules) & {"torch", "scipy", "transformers", "safetensors"})
     sys.stderr.write(f"loaded: {heavy} code: {code}\\n")
 """
 QUICK = (
@@ -43,7 +43,7 @@ def test_even_a_run_is_planned_without_torch() -> None:
 
 
 def test_the_probe_sees_what_is_there() -> None:
-    assert loaded("list", probe=f"import numpy\n{PROBE}") == ["loaded: ['numpy'] code: 0"]
+    assert loaded("list", probe=f"import scipy\n{PROBE}") == ["loaded: ['scipy'] code: 0"]
 
 
 def test_help_loads_no_records() -> None:
@@ -66,7 +66,8 @@ def test_a_log_without_a_record_is_parsed_without_what_reads_records(tmp_path: P
         for step in range(5)
     ]
     log.write_text("\n".join(["begun", "the model", *lines, "done", ""]))
-    probe = PROBE.replace('{"torch",', '{"llmb.runs.record", "llmb.catalogue.load", "rich.progress", "torch",')
+    heavy = '{"torch", "transformers", "llmb.runs.record", "llmb.catalogue.load", "rich.progress"}'
+    probe = PROBE.replace('{"torch", "scipy", "transformers", "safetensors"}', heavy)
     assert loaded(f"parse {log} --window 2-3", probe=probe) == ["loaded: [] code: 0"]
 
 
