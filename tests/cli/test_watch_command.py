@@ -26,6 +26,7 @@ from llmb.jobs import follow
 from llmb.jobs.follow import asker
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
+from llmb.runs.folder import RunFolder
 
 TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
 ROOT = Path(__file__).resolve().parents[1] / "data" / "root"
@@ -168,6 +169,19 @@ def test_what_is_expected_is_published_or_given(llmb: Run, tmp_path: Path) -> No
     assert (found["expected"]["source"], found["standing"]) == ("as given", "slower")
     assert found["delta_pct"] == pytest.approx(30)
     assert "step 50/50  13 s" in llmb("watch", "night", "--once", code=0).stdout
+
+
+def test_the_log_of_a_run_with_a_damaged_record_is_followed(llmb: Run, tmp_path: Path) -> None:
+    job = labeled(tmp_path, 1, 10.0, "failed")
+    folder = RunFolder(Path(job.run_dir))
+    folder.log.write_text("a line\n")
+    with open_history(tmp_path, print) as store:
+        store.add([job])
+    done = llmb("jobs", "log", "4001", "--follow", code=0)
+    assert (done.stdout, "step 50/50" in done.stderr) == ("a line\n", True)
+    folder.record.write_text("{")
+    done = llmb("jobs", "log", "4001", "--follow", code=0)
+    assert (done.stdout, done.stderr) == ("a line\n", "")
 
 
 def test_a_run_has_ended_in_a_history_that_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,10 @@ def test_jobs_are_cancelled_by_their_ids(submit: Submit, store: Store, shell: Cl
 @pytest.mark.slow
 def test_log_follows_a_job_to_its_end(submit: Submit, shell: Client) -> None:
     job = submit('for n in 1 2 3; do echo "line $n"; sleep 0.5; done; ' + ALL_STEPS)
-    lines = shell.run("jobs", "log", "--follow", str(job.job_id)).stdout.splitlines()
+    followed = shell.run("jobs", "log", "--follow", str(job.job_id))
+    lines = followed.stdout.splitlines()
     assert [line for line in lines if not line.startswith("srun: ")] == ["line 1", "line 2", "line 3"]
+    assert "llmb: step 10/10 " in followed.stderr
 
 
 @pytest.mark.slow

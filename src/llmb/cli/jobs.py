@@ -148,7 +148,7 @@ def log(
     with history_to_read() as store:
         job = find_job(store, job_id)
         if follow:
-            look = lines_of(job, expect_s).look if job.kind == "run" else lambda _: None
+            look = lines_of(job, expect_s).look if read_run(job) else lambda _: None
             follow_log(job, asker(store, _install(), say), write, tail, look)
         else:
             for chunk in job_log(job, tail):
