@@ -23,7 +23,8 @@ Done = TypeVar("Done")
 @contextmanager
 def start_tasks(tasks: Sequence[Callable[[], Done]], workers: int) -> Iterator[list[Future[Done]]]:
     """The tasks, which have to be picklable, in order. A result raises BrokenProcessPool if a worker was killed."""
-    pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker)
+    with _without_foreign_code():  # also where the pool is made, which begins a process to track its resources
+        pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker)
     try:
         with _without_foreign_code():
             futures = [pool.submit(task) for task in tasks]
