@@ -145,7 +145,7 @@ def test_a_folder_that_the_script_mounts_has_to_be_there_before_a_job_is_queued(
     environ = {**made.environ, "STAND_IN_LINES": ""}
     done = shell.run("submit", *options_of(made, "24.11"), code=None, **environ)
     assert done.returncode != 0
-    assert f"{dataset}/merges.txt does not exist: call 'llmb install --suite-release 24.11'" in done.stderr
+    assert f"{dataset}/merges.txt does not exist: call 'hf download openai-community/gpt2" in done.stderr
     assert not (made.notes / "sbatch.json").exists()
     by_hand(shell, made, line, scale, environ)
     (output,) = (made.checkout / "llama3.1").glob("slurm-*.out")
