@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 
 from llmb.logs.formats.format import (
-    MAX_LINE_BYTES,
     NOT_FINITE,
     Format,
     find_bad_loss,
@@ -28,7 +27,6 @@ _MEASURED = (STEP_TIME, LOSS, TFLOPS)
 # Every repetition is bounded and the body possessive, so that text without line ends takes no quadratic time.
 _HEAD = rb"Training epoch (\d{1,9}), iteration (\d{1,9})/(\d{1,9}) \|"
 _LINE = re.compile(_HEAD + rb"([^\r\n]{0,%d}+)(?:[\r\n]|\Z)" % MAX_BODY_BYTES)
-_STEP_TIME = re.compile(rb" %s: " % STEP_TIME)
 _FIELD = re.compile(rb" (%s): ([^ |\r\n]+)" % b"|".join((*_MEASURED, GBS, GLOBAL_STEP, SAMPLES)))
 _INTEGER = re.compile(rb"\d{1,15}")
 
@@ -42,22 +40,19 @@ class Nemo2Reader:
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
         end = min(end, len(text))
-        at, not_finite = start, has_any(text, NOT_FINITE, start, end)
-        for field in _STEP_TIME.finditer(text, start, end):
-            if field.start() < at:
-                continue
-            match = _match_line(text, max(at, field.start() - MAX_LINE_BYTES), field.start(), end)
-            at = match.end() if match else field.end()
-            if not match:
-                continue
-            bad = find_bad_loss(match[0]) if not_finite else None
+        not_finite = has_any(text, NOT_FINITE, start, end)
+        for match in _LINE.finditer(text, start, end):
             body = match[4]
             if STEP_LINE_HEAD in body:
                 yield from filter(None, _split(match[0], ended=True))
                 continue
+            fields = _fields_of(body)
+            if STEP_TIME not in fields:
+                continue
             is_cut = self.is_cut(body)
             self.note(body)
-            if not is_cut and (step := _read(match, rank_before(text, match.start(), start))):
+            if not is_cut and (step := _read(match, fields, rank_before(text, match.start(), start))):
+                bad = find_bad_loss(match[0]) if not_finite else None
                 yield step if bad is None else step._replace(loss=bad)
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
@@ -77,20 +72,6 @@ class Nemo2Reader:
         self.before = self.before[1], body
 
 
-def _match_line(text: bytes, begin: int, field: int, end: int) -> "re.Match[bytes] | None":
-    """The line that the step time at ``field`` is in, from its first head; it begins at ``begin`` at the earliest."""
-    head = text.rfind(STEP_LINE_HEAD, begin, field)
-    if head > begin and text[head - 1] not in b"\r\n":  # there may be another head before it
-        head = max(text.rfind(b"\n", begin, field), text.rfind(b"\r", begin, field), begin - 1) + 1
-    elif head < 0:
-        return None
-    while (head := text.find(STEP_LINE_HEAD, head, field)) >= 0:
-        if match := _LINE.match(text, head, end):
-            return match
-        head += len(STEP_LINE_HEAD)
-    return None
-
-
 def _names(body: bytes) -> list[bytes]:
     return [field.partition(b":")[0].strip() for field in body.split(b"|")]
 
@@ -101,7 +82,7 @@ def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
     for count, part in enumerate(parts, start=1):
         match = _LINE.fullmatch(STEP_LINE_HEAD + part)
         is_whole = ended and count == len(parts)
-        step = _read(match, None) if match and (is_whole or _is_complete(match[4])) else None
+        step = _read(match, _fields_of(match[4]), None) if match and (is_whole or _is_complete(match[4])) else None
         yield step if step is None or is_whole else step._replace(samples=None)  # which may be cut
 
 
@@ -111,9 +92,13 @@ def _is_complete(body: bytes) -> bool:
     return b" %s: " % SAMPLES in body and value != b"" and name not in _MEASURED
 
 
-def _read(match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
+def _fields_of(body: bytes) -> dict[bytes, bytes]:
+    """Those that are read. Of two with one name, the first counts."""
+    return dict(reversed(_FIELD.findall(body)))
+
+
+def _read(match: "re.Match[bytes]", fields: dict[bytes, bytes], rank: int | None) -> StepLine | None:
     """None if the line has no step time, or a value that is not a number."""
-    fields = dict(reversed(_FIELD.findall(match[4])))  # of two with one name, the first counts
     if STEP_TIME not in fields:
         return None
     epoch, iteration, declared = map(int, match.group(1, 2, 3))
@@ -142,7 +127,7 @@ FORMAT = Format(
     step=re.compile(
         _HEAD
         + rb"(?=[^\r\n]{0,%d}+(?:[\r\n]|\Z))[^\r\n]{0,%d}?" % (MAX_BODY_BYTES, MAX_BODY_BYTES)
-        + _STEP_TIME.pattern
+        + rb" %s: " % STEP_TIME
     ),
     reader=Nemo2Reader,
     mean_of_interval=True,
