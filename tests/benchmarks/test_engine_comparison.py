@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = "llama3.1"
 SETTINGS = ("--tiny", "--no-compile", "--steps", "2", "--warmup", "1", "--minutes", "60", "--json")
-BROKEN = 'raise RuntimeError("a broken install")\n'
-HANGING = "import time\ntime.sleep(3600)\n"
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +41,6 @@ def compare(started):
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     return run
-
-
-def put_transformers(folder, content):
-    (folder / "transformers").mkdir()
-    (folder / "transformers" / "__init__.py").write_text(content)
 
 
 def by_case(document):
@@ -86,12 +78,6 @@ def test_every_engine_trained_the_catalogues_model(model, compare, first) -> Non
         assert case["sustained_share_pct"] >= case["kernel_share_pct"] > 0 and case["product_share_pct"] > 0
 
 
-def test_engines_that_are_not_there_are_not_run_with_a_reason(first) -> None:
-    case = by_case(first[0])["megatron-core", LLAMA, "bf16"]
-    assert case["status"] == "not_run" and case["step_time_s"] is None
-    assert "pip install" in case["reason"]
-
-
 def test_kernels_are_measured_in_the_same_call(first) -> None:
     ceilings = first[0]["ceilings"]
     assert {(floor["name"], floor["dtype"]) for floor in ceilings["floors"]} == {(LLAMA, "bf16")}
@@ -112,78 +98,12 @@ def test_verdicts_name_what_was_not_measured(first) -> None:
     assert "not installed" in found["tokens/s of megatron-core"]["reason"]
 
 
-@pytest.mark.measured
-def test_a_second_call_keeps_what_is_done_and_records_a_crash(compare, first, tmp_path) -> None:
-    """transformers is there, but cannot be imported; Maverick and fp8 are new."""
-    document, path = first
-    put_transformers(tmp_path, BROKEN)
-    done = compare(
-        "--out", str(path), "--models", "llama3.1,maverick", "--dtypes", "bf16,fp8", "--engines", "huggingface,llmb",
-        "--no-ceilings",
-        python_path=(tmp_path,),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "huggingface llama3.1 bf16, 2 micro-batches: reused" in done.stderr
-    before, after = by_case(document), by_case(json.loads(done.stdout))
-    for key, case in before.items():
-        if case["status"] == "done":
-            assert after[key] == case
-    crashed = after["huggingface", "maverick", "bf16"]
-    assert (crashed["status"], crashed["reason"]) == ("failed", "RuntimeError: a broken install")
-    assert "Traceback" in crashed["log_tail"]
-    trained = after["llmb", "maverick", "bf16"]
-    assert trained["status"] == "done", "a crash of one engine does not end the others"
-    assert trained["tflops"]["packed"] is None, "sequences are one document each, as those of the other engines"
-    for model in (LLAMA, "maverick"):
-        case = after["llmb", model, "fp8"]
-        assert case["status"] == "done", case
-        assert 6 < case["loss"]["first"] < 8
-
-
-@pytest.mark.measured
-def test_a_call_that_is_killed_is_resumed(started, compare, tmp_path) -> None:
-    """Results are kept in a file of their own; the document is written anew, and complete after each case.
-
-    The second case of the first call hangs, so that it is killed in that one however fast or busy the machine is.
-    """
-    options = ("--models", LLAMA, "--engines", "huggingface,llmb", "--no-ceilings")
-    out = tmp_path / "first.json"
-    put_transformers(tmp_path, HANGING)
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = started(*options, "--out", str(out), python_path=(tmp_path,), **silent)
-    while not (out.exists() and json.loads(out.read_text())["cases"]):
-        assert process.poll() is None
-        time.sleep(0.05)
-    second = compare(*options, "--out", str(out))
-    assert second.returncode == 2 and "another process has been writing this file" in second.stderr
-    process.kill()
-    process.wait()
-    (kept,) = json.loads(out.read_text())["cases"]
-    assert kept["status"] == "done"
-    refused = compare(*options, "--steps", "3", "--resume", str(out))
-    assert refused.returncode == 2 and "steps 2 -> 3" in refused.stderr
-    again = tmp_path / "second.json"
-    done = compare(*options, "--resume", str(out), "--out", str(again))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("reused") == 1
-    cases = json.loads(again.read_text())["cases"]
-    assert kept in cases and [case["status"] for case in cases] == ["done", "done"]
-    assert json.loads(again.read_text())["verdicts"]
-
-
 def test_a_profile_breaks_a_step_down(compare) -> None:
     done = compare("--groups", "profile", "--dtypes", "bf16", "--no-ceilings")
     assert done.returncode == 0, done.stderr
     (case,) = json.loads(done.stdout)["cases"]
     assert (case["variant"], len(case["step_times_s"])) == ("profile", 2)
     assert case["breakdown"]["matrix_product_s"] > 0
-
-
-def test_what_does_not_fit_is_listed(compare) -> None:
-    done = compare("--models", LLAMA, "--no-ceilings", "--engines", "huggingface", "--minutes", "0.01")
-    (case,) = json.loads(done.stdout)["cases"]
-    assert done.returncode == 4
-    assert case["status"] == "not_run" and case["reason"].startswith("budget: ")
 
 
 @pytest.mark.gpu

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the engine comparison concludes from results."""
 
-import io
-
 import pytest
-from benchmarks.engine.records import Document
 from benchmarks.engine.store import difference, open_document, with_case
-from benchmarks.engine.tables import tables
 from benchmarks.engine.verdicts import judge, merged
 from engine_comparison import SETTINGS, case_result, target_of
-from rich.console import Console
 
 
 def test_published_figure_is_reached_from_its_value_on() -> None:
@@ -78,22 +73,3 @@ def test_results_of_other_code_are_named_and_not_judged() -> None:
     assert own.verdict == "not_measured" and "outdated" in own.reason
     (new,) = with_case(document, case_result(tokens_per_s=7.0)).cases
     assert new.tokens_per_s == 7.0
-
-
-def test_tables_fit_a_terminal_and_group_what_was_not_run() -> None:
-    """The seconds of two reasons of the budget differ; the reasons are the same."""
-    budget = [
-        case_result("huggingface", status="not_run", dtype=dtype).model_copy(
-            update={"reason": f"budget: {left} s left, about 105 s needed"}
-        )
-        for dtype, left in (("bf16", 7), ("fp8", 8))
-    ]
-    cases = [case_result().model_copy(update={"variant": "recomputed-logits"}), case_result(), *budget]
-    verdicts = tuple(judge(cases, [target_of(60)]))
-    document = Document(settings=SETTINGS, environment={}, cases=tuple(cases), verdicts=verdicts)
-    written = io.StringIO()
-    Console(width=80, file=written).print(tables(document))
-    lines = written.getvalue().splitlines()
-    assert not any("…" in line for line in lines), "nothing is cut"
-    assert sum(line.startswith("not run, no time left: ") for line in lines) == 1
-    assert any(line.startswith("NOT reached: 8b bf16, 4 micro-batches, published MFU") for line in lines)

@@ -253,13 +253,6 @@ def test_what_is_written_is_read(
     assert sorted(map(repr, map(problem_text, entries))) == sorted(map(repr, expected))
 
 
-@settings(deadline=None)
-@given(st.text())
-def test_no_text_breaks_the_readers(files: CampaignFiles, content: str) -> None:
-    files.text(content)
-    files.yaml(content.replace("\x00", "").encode("utf-8", "replace").decode())
-
-
 @pytest.mark.parametrize("nested", ["[" * 20_000, "[" * 20_000 + "]" * 20_000, "{a: " * 10_000, "&a [*a, " * 5_000])
 def test_a_long_line_takes_no_quadratic_time(files: CampaignFiles, nested: str) -> None:
     """YAML's parser in Python needs minutes for 40 KB of brackets."""

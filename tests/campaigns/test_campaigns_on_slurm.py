@@ -2,7 +2,6 @@
 """Campaigns on a real Slurm, with clients that are killed. What the jobs run is a script that does nothing."""
 
 import json
-import re
 import signal
 import subprocess
 import time
@@ -89,45 +88,8 @@ def until(file: Path) -> str:
     return f"while [ ! -e {file} ]; do sleep 0.1; done"
 
 
-def replace(file: Path, text: str) -> None:
-    """At once: a shell that reads it meanwhile finds the text before or the new one."""
-    file.with_suffix(".new").write_text(text)
-    file.with_suffix(".new").replace(file)
-
-
 def states(campaign: dict[str, object]) -> Counter[str]:
     return Counter(job["state"] for job in campaign["jobs"])
-
-
-@pytest.mark.slow
-def test_a_campaign_of_30_jobs_survives_killed_clients(client: Client, tmp_path: Path) -> None:
-    file = tmp_path / "thirty.txt"
-    file.write_text("".join(f"{name} tiny fp32 1,2 repeats=5 steps=1 synthetic=true\n" for name in TINY))
-    command = ("bulk", str(file), "--yes")
-    # Clients are killed at any place, but before they are through, which may take less time than a look at the queue.
-    begun, most = tmp_path / "begun", tmp_path / "most"
-    wait = f'while [ "$(wc -l <{begun})" -gt "$(cat {most})" ]; do sleep 0.1; done'
-    client.write_program("sbatch", f'echo >>{begun}; {wait}; PATH={SEARCHED} exec sbatch "$@"')
-    done = []
-    for wanted, limit in ((7, 14), (15, 28)):
-        replace(most, f"{limit}\n")
-        process = client.start(*command)
-        client.wait_until("some jobs", lambda wanted=wanted: len(client.queued()) >= wanted)
-        killed(process)
-        done.append(len(client.queued()))
-    replace(most, "1000\n")
-    assert 7 <= done[0] <= done[1] < 30
-    last = client.call(*command)
-    assert last.returncode == 0, last.stderr
-    assert re.search(r"is resumed: \d+ of 30 are queued", last.stderr)
-    scripts = client.queued()
-    assert len(scripts) == len(set(scripts)) == 30
-    campaign = client.campaign()
-    assert states(campaign) == {"submitted": 30}
-    assert sorted(str(Path(script).parent) for script in scripts) == sorted(job["folder"] for job in campaign["jobs"])
-    assert len({job["job_id"] for job in campaign["jobs"]}) == 30
-    scales = [job["wanted"]["request"]["scale"] for job in campaign["jobs"]]
-    assert scales == sorted(scales, reverse=True)
 
 
 def test_a_job_that_slurm_got_is_found_again(client: Client) -> None:

@@ -20,7 +20,6 @@ from llmb.shown_text import printable, printable_lines
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eteg\r[bold red]x[/]"
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-SECRET = "hf_M4RKabcdefghijklmnopqrst"
 
 
 @pytest.fixture

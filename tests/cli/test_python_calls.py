@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typer.testing import CliRunner
 
 import llmb
 from llmb.cli.main import app
-from llmb.errors import LlmbError, UsageError
+from llmb.errors import UsageError
 from llmb.jobs.local_run import LocalRun
 from llmb.runs.experiment import run_parent
 from llmb.runs.plan import Plan
@@ -183,32 +182,6 @@ def test_runs_have_the_same_names_from_python_as_in_commands(
         llmb.result("week")
     with pytest.raises(UsageError, match="no job 'nothing'"):
         llmb.result("nothing")
-
-
-WRONG: tuple[Any, ...] = (
-    *(None, True, 5, 1.5, b"x", [], ["x"], {}, object(), 10**400, float("nan")),
-    *("", "\0", "\ud800", "a" * 5000, "/" + "a/" * 3000, "~nouser/x", Path("a\0b")),
-)
-CALLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "recipe": ({"workload": "pretrain_llama3.1", "size": "8b"}, ("workload", "size", "scale", "dtype", "gpu_type")),
-    "run": ({"workload": "none", "size": "8b"}, ("workload", "size", "force", "on_step", "on_message", "lr", "label")),
-    "result": ({"run": "x"}, ("run", "on_message")),
-    "list_runs": ({}, ("label", "workload", "campaign", "since", "limit", "on_message")),
-    "judge": ({"path": "x"}, ("path", "against", "expect", "tolerance", "gpu_type", "window")),
-    "parse": ({"path": "x"}, ("path", "window")),
-    "compare": ({"before": "x"}, ("before", "after", "vary", "tolerance")),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_argument_raises_no_other_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    usual, arguments = CALLS[name]
-    for argument in arguments:
-        for value in WRONG:
-            with suppress(LlmbError):
-                getattr(llmb, name)(**usual | {argument: value})
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ H100 = WantedFacts(
 GIB = 2**30
 AREAS = ("cpu", "memory", "kernel", "limits", "network")
 NET, IB, CPU = "sys/class/net", "sys/class/infiniband", "sys/devices/system/cpu"
-Change = Callable[[RecordedNode], object]
 
 
 class Host:

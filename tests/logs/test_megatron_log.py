@@ -3,17 +3,11 @@
 
 import io
 import math
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from llmb.logs.files import parse_file
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import CHUNK_BYTES, read_log
-from llmb.logs.step_line import format_step_line
 
 # As Megatron-Bridge v0.4 prints them: two lines an iteration, by the first and by the last rank.
 BRIDGE = """\
@@ -107,55 +101,6 @@ def test_a_last_line_without_its_end():
     cut = judged(text[:-60], "all")
     assert cut.status == "incomplete"
     assert cut.reason.startswith("died after step 2 of 3, while logging the next")
-
-
-def test_a_file_is_parsed(tmp_path: Path):
-    path = tmp_path / "log-account.lora_llama3_70b_123_0.out"
-    path.write_bytes(b"".join(iteration(n) for n in range(1, 51)))
-    assert parse_file(path, "reference").outcome.status == "success"
-
-
-NEMO = format_step_line(
-    step=3,
-    steps=50,
-    lr=1e-4,
-    global_batch_size=8,
-    peak_memory_bytes=1,
-    memory_allocated_bytes=1,
-    loss=1.5,
-    step_time_s=2.5,
-    tflops_per_gpu=9.0,
-    consumed_samples=8,
-).encode()
-PIECES = st.sampled_from(
-    [
-        b"\n",
-        b"\r",
-        b"noise",
-        NEMO + b"\n",
-        iteration(1),
-        iteration(2),
-        iteration(3)[:-1],
-        iteration(4).splitlines()[1],
-        iteration(5, form=MEGATRON_LM),
-        b"GPU utilization: 12.5MODEL_TFLOP/s/GPU\n",
-        b" iteration 7/ 50 | elapsed",
-        b"successfully loaded checkpoint from x\n",
-    ]
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(PIECES | st.binary(max_size=20), max_size=12).map(b"".join), st.integers(1, 3000))
-def test_chunks_do_not_change_what_is_read(text, chunk_bytes):
-    assert repr(asdict(read(text, chunk_bytes))) == repr(asdict(read(text)))
-
-
-@given(st.lists(st.floats(0.001, 1e5), min_size=1, max_size=20))
-def test_a_run_is_read_back(times):
-    log = read(b"".join(iteration(n, len(times), s=time) for n, time in enumerate(times, start=1)))
-    assert list(log.attempt.step) == list(range(1, len(times) + 1))
-    assert list(log.attempt.step_time_s) == pytest.approx(times, abs=1e-4)
 
 
 def test_text_without_ends_takes_no_longer_than_its_length():

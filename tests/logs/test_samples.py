@@ -3,9 +3,7 @@
 
 import gzip
 import io
-import os
 import re
-import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -250,40 +248,6 @@ def outcome(text, *chunk_bytes):
         return str(error)
 
 
-WORDS = b"\n,\r,\r\n,nan,inf,-1,1e999,.,\x1b[,\x1b[31m,\x00,\xff,11: ,[rank7]: ,{,},],|,  ,Training epoch ".split(b",")
-TOKENS = st.sampled_from([*WORDS, b"9" * 30, b"completed step: 5, ", b"x" * 5000])
-EDITS = st.lists(
-    st.tuples(st.floats(0, 1), st.integers(0, 60), TOKENS | st.binary(max_size=4), st.integers(0, 400)),
-    min_size=1,
-    max_size=6,
-)
-
-
-def mutated(text, edits):
-    """Replaces, inserts, and repeats."""
-    for where, length, token, repeated in edits:
-        at = int(where * len(text))
-        text = text[:at] + token + text[at + length :]
-        if repeated > 300:
-            text = text[:at] + text[max(0, at - repeated) : at] + text[at:]
-    return text
-
-
-@settings(max_examples=int(os.environ.get("LLMB_MUTATIONS", "60")), deadline=None)
-@given(
-    st.lists(st.sampled_from(sorted(SAMPLES)), min_size=1, max_size=2).map(lambda names: b"".join(map(text_of, names))),
-    EDITS,
-    st.integers(200, 9000),
-    st.sampled_from(["reference", "last", "all", "35-44"]),
-)
-def test_a_damaged_file_is_judged_and_chunks_do_not_matter(text, edits, chunk_bytes, rule):
-    damaged = mutated(text, edits)
-    whole = read(damaged, rule=rule)
-    found = judge_log(whole)
-    assert found.reason
-    assert repr(asdict(read(damaged, chunk_bytes, rule))) == repr(asdict(whole))
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from([gzip.compress, lambda text: b"\xff\xfe" + text, lambda text: b"\x1f\x8b" + text]), st.binary())
 def test_bytes_that_only_look_compressed_or_encoded_are_judged(change, text):
@@ -310,35 +274,6 @@ BEGINNINGS = [
 def test_text_that_only_begins_steps_takes_no_longer_than_its_length(text, end):
     """A quadratic search would take minutes."""
     assert read((text + end) * 60_000).attempt.number == 0
-
-
-class Repeated(io.RawIOBase):
-    def __init__(self, text, count):
-        self.text, self.whole, self.count = text, count, count
-
-    def seek(self, _offset, _whence=0):
-        self.count = self.whole
-        return 0
-
-    def read(self, size=-1):
-        self.count -= 1
-        return self.text if self.count >= 0 else b""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SAMPLES)
-def test_memory_does_not_grow_with_the_file(name):
-    text = text_of(name)
-    text *= 1 + (1 << 17) // len(text)
-    peaks = []
-    for count in (4, 12):
-        tracemalloc.start()
-        try:
-            assert read_log(Repeated(text, count), "35-44").size == count * len(text)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 100_000
 
 
 def test_lines_of_another_format_do_not_end_the_reading_of_the_first():

@@ -2,7 +2,6 @@
 """A page in a real browser: it fits, asks for nothing, works with the keyboard and without JavaScript."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from llmb.cli.main import app, exit_code_of
-from llmb.runs.steps import read_rank_times, read_steps
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 768, 1280)
@@ -28,27 +26,6 @@ MARKS = ("pass", "regressed", "inconclusive", "invalid", "not-comparable")
 TRAINED = pytest.mark.parametrize("pages", ["recorded", pytest.param("trained", marks=pytest.mark.slow)], indirect=True)
 """Where only training has all that a page can show."""
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-
-
-ROUNDED = 1e-3
-"""Four digits are shown."""
-ROWS = "(table) => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
-NAMES = {
-    "published": "document's formula",
-    "full": "full attention",
-    "causal": "causal attention",
-    "packed": "packed documents",
-}
-PARTS = {
-    "attention": "attention",
-    "matrix products": "matrix_product",
-    "other kernels": "other",
-    "memory copies": "memory_copy",
-    "communication, exposed": "communication_exposed",
-    "CUDA graphs": "cuda_graph",
-    "unclassified": "unclassified",
-    "idle": "idle",
-}
 
 
 @pytest.fixture
@@ -229,92 +206,3 @@ def test_without_a_browser_nothing_is_printed(
     assert exit_code_of(app, ["report", "before", "--format", "pdf", "-o", str(pages / "none.pdf")]) == 3
     assert "no browser" in capsys.readouterr().err
     assert not (pages / "none.pdf").exists()
-
-
-@TRAINED
-def test_every_figure_is_that_of_the_result(
-    opened: Callable[..., Any], pages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LLMB_INSTALL", str(pages))
-    page, results = opened(), {}
-    for path in pages.rglob("run.json"):
-        exit_code_of(app, ["result", str(path.parent), "--json"])
-        result = json.loads(capsys.readouterr().out)
-        results[result["id"]] = result
-    head, *runs = page.evaluate(f"({ROWS})(document.querySelector('#runs-table'))")
-    assert len(runs) == len(results)
-    for row in runs:
-        shown, result = dict(zip(head, row, strict=True)), results[row[0]]
-        times, tokens = result["step_time_s"] or {}, result["tokens_per_s"]
-        expected = [times.get("mean"), 100 * times["cv"] if times else None, tokens]
-        assert figures([shown["step s"], shown["CV %"], shown["tokens/s"]]) == pytest.approx(
-            [value for value in expected if value is not None], rel=ROUNDED
-        )
-        assert shown["status"] == result["status"]
-    failed = [result["id"] for result in results.values() if result["status"] != "success"]
-    assert sorted(page.locator("#missing ~ .missing b").all_text_contents()) == sorted(failed)
-    shown_and_table = f"[one.querySelector('h2 ~ p b').textContent, ({ROWS})(one.querySelector('.tables table'))]"
-    sections = page.locator(".recipe").evaluate_all(f"(all) => all.map((one) => {shown_and_table})")
-    assert len(sections) == page.locator("nav .mark").count()
-    for run, (head, *rows) in sections:
-        expected = expected_figures(results[run])
-        for row in rows:
-            measured = figures(
-                [text for text, name in zip(row, head, strict=True) if name in ("measured", "published")]
-            )
-            assert measured == pytest.approx(expected.get(row[0], []), rel=ROUNDED), (run, row)
-
-
-@pytest.mark.slow
-def test_the_slow_rank_is_seen(browser: Any, trained: Path) -> None:
-    page = browser.new_page()
-    page.goto((trained / "all.html").as_uri())
-    figure = page.locator("figure[id^=ranks-][id*=on-4-x-cpu]")
-    assert "rank 3 is" in str(figure.locator("figcaption").text_content())
-    (path,) = [path for path in trained.rglob("rank_times.jsonl") if "gpus4_" in str(path)]
-    steps, times = read_steps(path.with_name("metrics.jsonl")), read_rank_times(path)
-    assert [line.first_step for line in times] == [step.step for step in steps]
-    assert [max(line.layer_us) for line in times] == pytest.approx([1e6 * step.layer_s_max for step in steps], abs=0.1)
-    page.close()
-
-
-def figures(texts: Sequence[str]) -> list[float]:
-    """All numbers of cells."""
-    return [float(one) for text in texts for one in re.findall(r"-?\d[\d.]*(?:e[-+]\d+)?", text.replace(",", ""))]
-
-
-def expected_figures(result: dict[str, Any]) -> dict[str, list[float]]:
-    """The numbers of each row that has some, from the JSON of the result: measured, then published."""
-    counters, load, use = (result[name] or {} for name in ("counters", "expert_load", "resources"))
-    known = result["expectations"][0] if result["expectations"] else {}
-    rows: dict[str, Any] = {
-        "non-finite steps": counters.get("non_finite_steps"),
-        "skipped steps": counters.get("skipped_steps"),
-        "peak memory GiB": result["peak_memory_gib"],
-        "loss": list(result["loss"].values()) if result["loss"] else None,
-        "busiest expert / mean": load.get("max_over_mean"),
-        "experts without tokens": load.get("idle_experts"),
-        "dropped tokens": load.get("dropped_pct"),
-        "host CPU %": max((host["cpu_pct_mean"] or 0 for host in use.get("hosts", [])), default=None),
-        "energy J/token": use.get("energy_j_per_token"),
-    }
-    if times := result["step_time_s"]:
-        low, high = times["ci95"]
-        rows |= {f"step time s, {name}": times[name] for name in ("median", "std")}
-        rows["step time s, mean"] = [times["mean"], known.get("step_time_s")]
-        rows["step time s, 95 %"] = [low, high] if low > 0 else None
-    if result["tokens_per_s"]:
-        padded = ", padded" if result["packing"] else ""
-        rows[f"tokens/s{padded}"] = [result["tokens_per_s"], known.get("tokens_per_s")]
-        rows["tokens/s, real"] = result["real_tokens_per_s"]
-        rows[f"tokens/s per GPU{padded}"] = result["tokens_per_s_per_gpu"]
-        rows["days per 1T tokens"] = [result["days_per_1t_tokens"], known.get("days_per_1t_tokens")]
-        for convention, name in NAMES.items():
-            published = known.get("mfu_pct") if convention == "published" else None
-            rows[f"TFLOPS per GPU, {name}"] = result["tflops_per_gpu"][convention]
-            rows[f"MFU %, {name}"] = [result["mfu_pct"][convention], published]
-    if result["profile"]:
-        step = result["profile"]["breakdown"]
-        rows |= {f"{name} %": 100 * step[f"{part}_s"] / step["duration_s"] for name, part in PARTS.items()}
-    lists = {name: value if isinstance(value, list) else [value] for name, value in rows.items()}
-    return {name: [one for one in values if one is not None] for name, values in lists.items()}

@@ -2,17 +2,15 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow
 import pytest
 from fake_hub import FakeHub, serving
 from pyarrow import parquet
-from small_tokenizer import rows, save_tokenizer, write_lines
+from small_tokenizer import rows, save_tokenizer
 from typer.testing import CliRunner
 
 from llmb.cli.prepare import app
@@ -94,35 +92,6 @@ def test_the_commands_that_sample_prints_prepare_the_dataset(tmp_path: Path, mon
     again = runner.invoke(app, ["dataset", "finetune_llama3", "tiny"], catch_exceptions=False)
     assert "everything was prepared before; nothing to do" in again.stderr
     assert "kept" in again.stdout
-
-
-@pytest.mark.slow
-def test_a_preparation_that_is_killed_at_any_moment_is_completed_by_the_next(tmp_path: Path) -> None:
-    model, source = save_tokenizer(tmp_path / "model"), write_lines(tmp_path / "squad.jsonl", rows(12_000))
-
-    def start(install: Path) -> "subprocess.Popen[str]":
-        variables = {**os.environ, "LLMB_INSTALL": str(install)}
-        variables.pop("STAGE_PATH", None)
-        options = ["-w", "finetune_llama3", "-s", "tiny", "--source", str(source), "--tokenizer", str(model), "--json"]
-        command = [sys.executable, "-m", "llmb", "prepare", "dataset", *options]
-        return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-
-    def checksums(process: "subprocess.Popen[str]") -> list[dict[str, str]]:
-        document = json.loads(process.communicate(timeout=300)[0])
-        return [document["crc32"], *(packed["crc32"] for packed in document["packed"])]
-
-    began = time.monotonic()
-    wanted = checksums(start(tmp_path / "whole"))
-    duration = time.monotonic() - began
-    for part in (0.5, 0.8):
-        with start(tmp_path / "killed") as killed:
-            time.sleep(part * duration)
-            killed.kill()
-        with start(tmp_path / "killed") as again:
-            assert checksums(again) == wanted
-        left = {path.name for path in (tmp_path / "killed").rglob("*") if path.is_file()}
-        assert left == {path.name for path in (tmp_path / "whole").rglob("*") if path.is_file()}
-        shutil.rmtree(tmp_path / "killed")
 
 
 def test_an_unknown_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from llmb.errors import UsageError
 from llmb.reference_suite.variables import documented_variables
 
 MARK = "M4RK"
-LORA, MAVERICK = "finetune_llama3", "finetune_llama4-maverick"
+LORA = "finetune_llama3"
 PLACES = {"output", "open-mode", "chdir"}
 
 

@@ -7,7 +7,6 @@ import os
 import random
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -45,11 +44,10 @@ COUNTERS = {"tcp/node/OutSegs": 1000, "gpu/0/ecc_corrected": 4, "rdma/mlx5_0/pac
 AREAS = ("gpu", "rdma", "tcp")
 
 
-def record(program: str = "engine") -> RunRecord:
+def record() -> RunRecord:
     own = {"save_checkpoint": True, "profiling": Profiling(profile=True, profiler="torch", profile_ranks="0")}
     work = Overrides(gbs=32)  # that 16 GPUs can do in 2 s
-    more = own if program == "engine" else {}
-    return gpu_record(scale=16, nodes=NODES, steps=STEPS, program=program, overrides=work, **more)
+    return gpu_record(scale=16, nodes=NODES, steps=STEPS, overrides=work, **own)
 
 
 def nccl_lines(node: str) -> str:
@@ -106,7 +104,7 @@ def trace() -> bytes:
     return json.dumps({"deviceProperties": [{"id": 0}], "traceEvents": [step, *kernels]}).encode()
 
 
-def written(program: str) -> dict[str, bytes]:
+def written() -> dict[str, bytes]:
     """All files that a conclusion reads, as they are when nothing is wrong."""
     times = times_around(MEAN_S, steps=STEPS)
     gpu = GpuState(node="node1", index=0, uuid="node1-0", throttled_us={"sw_power_cap": 3.0})
@@ -126,20 +124,12 @@ def written(program: str) -> dict[str, bytes]:
             for node in NODES
         },
     }
-    if program == "engine":
-        texts["metrics.jsonl"] = "".join(f"{step_to_json(step)}\n" for step in steps_of(times, record().plan))
-    else:
-        ended = (datetime.fromtimestamp(FIRST_STEP_S + MEAN_S * number) for number in range(1, STEPS + 1))
-        texts["log-run.out"] = "".join(
-            f" [{at:%Y-%m-%d %H:%M:%S}] iteration {number}/ {STEPS} | elapsed time per iteration (ms): {2000 + number}"
-            " | lm loss: 1.1E+01 | grad norm: 1.0 | number of nan iterations:   0 |\n"
-            for number, at in enumerate(ended, start=1)
-        )
+    texts["metrics.jsonl"] = "".join(f"{step_to_json(step)}\n" for step in steps_of(times, record().plan))
     files = {name: text.encode() for name, text in texts.items()}
-    return files | ({"torch_profile/rank-0.json.gz": gzip.compress(trace())} if program == "engine" else {})
+    return files | {"torch_profile/rank-0.json.gz": gzip.compress(trace())}
 
 
-def concluded(place: Path, files: Mapping[str, bytes], program: str = "engine", exit_code: int = 0) -> Result:
+def concluded(place: Path, files: Mapping[str, bytes], exit_code: int = 0) -> Result:
     """The result of a run with these files, which the record and what shows it have, too."""
     folder = RunFolder(place / "run_1795298745" / "run")
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -148,7 +138,7 @@ def concluded(place: Path, files: Mapping[str, bytes], program: str = "engine", 
         path = folder.path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
-    began = record(program).model_copy(update={"environment": None, "started_at": "2026-11-20T10:00:00+00:00"})
+    began = record().model_copy(update={"environment": None, "started_at": "2026-11-20T10:00:00+00:00"})
     result = conclude_run(folder, began, End(exit_code))
     kept = read_record(folder)
     assert kept.status == result.status != "running"
@@ -224,20 +214,6 @@ def damaged(seed: int, program: str) -> dict[str, bytes]:
     return files
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_damage_never_keeps_a_run_from_its_result(tmp_path: Path, seed: int) -> None:
-    program = ("engine", "megatron_bridge")[seed % 2]
-    concluded(tmp_path, damaged(seed, program), program, exit_code=seed % 5 // 4)
-
-
-@pytest.mark.measured
-@pytest.mark.parametrize("seed", range(100, 1300, 100))
-def test_much_damage_never_keeps_a_run_from_its_result(tmp_path: Path, seed: int) -> None:
-    for number in range(seed, seed + 100):
-        program = ("engine", "megatron_bridge")[number % 2]
-        concluded(tmp_path / str(number), damaged(number, program), program, exit_code=number % 5 // 4)
-
-
 def reasons(result: Result) -> dict[str, str]:
     return {name: value.reason for name, value in result if isinstance(value, Missing)}
 
@@ -277,7 +253,7 @@ def reasons(result: Result) -> dict[str, str]:
 def test_one_file_costs_only_its_own_figures(
     tmp_path: Path, name: str, content: bytes, missing: set[str], reason: str
 ) -> None:
-    found = concluded(tmp_path, written("engine") | {name: content})
+    found = concluded(tmp_path, written() | {name: content})
     assert found.status == "success"
     assert found.step_time_s
     assert reasons(found).keys() - {"verdict"} == set(missing)
@@ -291,7 +267,7 @@ def test_names_of_files_may_be_no_text(tmp_path: Path) -> None:
     odd = bytes(folder / "resources") + b"/n\xffode.settings.json"
     Path(odd.decode(errors="surrogateescape")).write_text('{"values": {"cpu.smt": "off"}, "missing": {}}')
     Path((bytes(folder / "nccl_network") + b"/\xff.log").decode(errors="surrogateescape")).write_text("")
-    result = concluded(tmp_path, written("engine"))
+    result = concluded(tmp_path, written())
     assert result.status == "success"
     kept = read_record(RunFolder(folder))
     assert kept.settings
@@ -299,7 +275,7 @@ def test_names_of_files_may_be_no_text(tmp_path: Path) -> None:
 
 
 def test_steps_that_cannot_be_read_make_a_run_invalid_with_the_reason(tmp_path: Path) -> None:
-    files = written("engine")
+    files = written()
     lines = files["metrics.jsonl"].splitlines(keepends=True)
     files["metrics.jsonl"] = b"".join((*lines[:5], lines[5][:40], *lines[6:]))
     whole = concluded(tmp_path / "ended", files)
@@ -317,7 +293,7 @@ def test_a_file_that_is_something_else_costs_nothing_but_what_it_would_tell(tmp_
     for name in ("nccl_network/rank-0.log", "resources/node1.jsonl", "resources/node1.settings.json"):
         (folder / name).parent.mkdir(exist_ok=True)
         os.mkfifo(folder / name)
-    files = {"metrics.jsonl": written("engine")["metrics.jsonl"]}
+    files = {"metrics.jsonl": written()["metrics.jsonl"]}
     result = concluded(tmp_path, files)
     assert result.status == "success"
     assert {"resources", "machine", "checkpoint"} <= reasons(result).keys()

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of a node before and after: below a folder with the files of a kernel, and of this machine's kernel."""
 
-import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -150,52 +146,3 @@ def test_this_machine_is_read_within_a_second() -> None:
     before, after = read_counters(kernel), read_counters(kernel)
     assert not any("not read within" in reason for reason in (*before.unread.values(), *after.unread.values()))
     assert {"tcp", "memory"} <= set(before.read)
-
-
-LOSSY = """
-import json, socket, sys, threading
-from dataclasses import asdict
-from llmb.resources.counters import KernelLog, read_counters
-kernel = KernelLog()
-before = read_counters(kernel)
-server = socket.create_server(("127.0.0.1", 0))
-def send():
-    with socket.create_connection(server.getsockname()) as client:
-        client.sendall(bytes(20_000_000))
-thread = threading.Thread(target=send)
-thread.start()
-connection, _ = server.accept()
-while connection.recv(1 << 16):
-    pass
-thread.join()
-print(json.dumps([asdict(before), asdict(read_counters(kernel))]))
-"""
-
-
-def can_lose() -> str | None:
-    """Why no network that loses packets can be made here; None if it can."""
-    if not (shutil.which("unshare") and shutil.which("tc") and shutil.which("ip")):
-        return "unshare, ip or tc is not installed"
-    tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False)
-    return None if tried.returncode == 0 else f"no network with loss can be made: {tried.stderr.strip()[:80]}"
-
-
-NAMESPACE = [
-    *("unshare", "--net", "--map-root-user", "sh", "-c"),
-    'ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate 100mbit burst 16kb limit 32kb && exec "$@"',
-    "sh",
-]
-"""A network of its own whose queue is so short that it drops packets."""
-
-
-def test_retransmissions_over_a_network_that_loses_packets_are_found() -> None:
-    if reason := can_lose():
-        pytest.skip(reason)
-    said = subprocess.run(
-        [*NAMESPACE, sys.executable, "-c", LOSSY], capture_output=True, text=True, check=True, timeout=120
-    )
-    before, after = (CounterReading(**reading) for reading in json.loads(said.stdout))
-    found = machine(before, after, ("n1", "n2"))
-    assert found.state == "doubtful"
-    assert "tcp/node/RetransSegs" in [event.counter for event in found.events]
-    assert machine(before, after).events == (), "on one node it does not matter"

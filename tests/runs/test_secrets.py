@@ -29,28 +29,15 @@ def test_a_name_tells_a_secret(name: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        TOKEN,
-        f"Authorization: Bearer {TOKEN}",
-        "bearer 0123456789abcdef0123",
-        "hf_abcdefghijklmnopqrstuvwxyz",
-        "nvapi-abcdefghijklmnopqrst",
-        "https://user:password@registry.example/v2",
-        "http://:password@proxy:3128",
-        "https://0123456789abcdef0123@sentry.example/1",
-        "https://bucket.example/o?X-Amz-Signature=0123abcd",
-        "host=db user=me password=hunter2",
-        "-Djavax.net.ssl.keyStorePassword=changeit",
-        "sk-proj-abcdefghijklmnopqrst",
-        "sk-ant-api03-abcdefghijklmnopqrst",
-        "glpat-abcdefghijklmnop",
-        "glrt-abcdefghijklmnop",
-        "Basic abcdefghijkl1234",
-        "npm_abcdefghijklmnopqrstuv",
-        "Basic dXNlcjpwYXNzd29yZA==",
-        "x_hf_abcdefghijklmnopqrstuvwxyz",
-        "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaA",
+        TOKEN, f"Authorization: Bearer {TOKEN}", "bearer 0123456789abcdef0123", "hf_abcdefghijklmnopqrstuvwxyz",
+        "nvapi-abcdefghijklmnopqrst", "https://user:password@registry.example/v2", "http://:password@proxy:3128",
+        "https://0123456789abcdef0123@sentry.example/1", "https://bucket.example/o?X-Amz-Signature=0123abcd",
+        "host=db user=me password=hunter2", "-Djavax.net.ssl.keyStorePassword=changeit", "glpat-abcdefghijklmnop",
+        "sk-proj-abcdefghijklmnopqrst", "sk-ant-api03-abcdefghijklmnopqrst", "glrt-abcdefghijklmnop",
+        "Basic abcdefghijkl1234", "npm_abcdefghijklmnopqrstuv", "Basic dXNlcjpwYXNzd29yZA==",
+        "x_hf_abcdefghijklmnopqrstuvwxyz", "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaA",
     ],
-)
+)  # fmt: skip
 def test_a_value_tells_a_secret_whatever_its_name(value: str) -> None:
     assert holds_secret("HARMLESS", value)
 
@@ -139,24 +126,10 @@ def test_messages_do_not_repeat_a_secret() -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        "a=",
-        "A",
-        "a-",
-        "x.",
-        "eyJ-",
-        "://",
-        "https://a",
-        "bearer ",
-        "hf_",
-        "basic AAAA",
-        "SG.-",
-        "-",
-        "--a ",
-        'a: "',
-        "key: ",
-        "token='",
+        "a=", "A", "a-", "x.", "eyJ-", "://", "https://a", "bearer ", "hf_", "basic AAAA", "SG.-", "-", "--a ", 'a: "',
+        "key: ", "token='",
     ],
-)
+)  # fmt: skip
 def test_a_long_text_takes_no_longer_than_its_length(part: str) -> None:
     """Of anything that grew with the square, this test would see minutes."""
     text = part * 20_000

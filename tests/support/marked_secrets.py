@@ -4,12 +4,11 @@
 A plugin of pytest. The markers are in the environment of every test and of all that tests start, where a test sets no
 value of its own. The command lines of this user's processes are sampled. At the end all files below the session's
 temporary folder are searched, which holds install roots, histories and the state of test clusters. SLURM_JWT is not
-set, as Slurm's own commands would use it: ``tests/jobs/test_marked_tokens.py`` calls them without it.
+set, as Slurm's own commands would use it.
 
 Not searched: what a test itself removed, the middle of files above ``LARGEST_BYTES``, and ``IS_KNOWN``.
 """
 
-import base64
 import gzip
 import hashlib
 import os
@@ -45,12 +44,6 @@ def markers(salt: str) -> dict[str, str]:
     for name, (start, length) in FORMS.items():
         found[name] = start + hashlib.sha512(f"{salt} {name}".encode()).hexdigest()[:length]
     return found
-
-
-def web_token(salt: str) -> str:
-    """The form of SLURM_JWT."""
-    parts = (b'{"alg":"HS256"}', b'{"exp":1900000000}', hashlib.sha256(f"{salt} SLURM_JWT".encode()).digest())
-    return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)
 
 
 def names_in(content: bytes, marked: Mapping[str, str]) -> list[str]:

@@ -402,29 +402,6 @@ def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
         assert found == pytest.approx(expected, abs=1e-6, rel=0), plan.first_step
 
 
-@pytest.mark.measured
-def test_a_training_whose_ranks_were_all_killed_goes_on_to_the_bit(
-    finished: Finished, tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start
-) -> None:
-    plan = tiny_plan(steps=MOST_STEPS, checkpoint_interval=5, overrides={"layers": 1})
-    folder = create_run_folder(tmp_path, plan)
-    write_record(folder, new_record(plan, ()))
-    ranks = start_ranks(["-m", "llmb.engine.worker", str(folder.path)], 2)
-    while not (saved_checkpoints(folder.checkpoints) and len(read_steps(folder.steps)) > 8):
-        assert ranks[0].poll() is None, "the run ended before it saved anything"
-        time.sleep(0.01)
-    for rank in ranks:
-        rank.kill()
-    assert [rank.wait() for rank in ranks] == 2 * [-signal.SIGKILL]
-    saved = saved_checkpoints(folder.checkpoints)[0]
-    again = finished(*LLAMA, "--scale", "2", "--layers", "1", "--steps", "2", "--load-checkpoint", str(saved.path))
-    resumed, killed = steps(again), read_steps(folder.steps)
-    assert [step["step"] for step in resumed] == [5, 6]
-    for step in resumed:
-        before = killed[step["step"]]
-        assert (step["loss"], step["grad_norm"]) == (before.loss, before.grad_norm)
-
-
 @pytest.mark.slow
 def test_checkpoints_can_be_saved_elsewhere_and_asked_for_by_the_environment(
     finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,6 @@ from llmb.resources.read import read_samples
 from llmb.resources.records import ResourceUse
 
 Start = Callable[..., Any]
-Gone = Callable[..., bool]
 LLAMA = ("-w", "pretrain_llama3.1", "--scale", "2")
 OFTEN = ("--resource-interval", "0.01", "--window", "4-9")
 

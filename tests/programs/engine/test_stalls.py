@@ -31,7 +31,6 @@ TWO = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "100000")
 LIMIT_S, SHORT_LIMIT_S = 20, 12
 SOON_S = 120
 """Far less than torch waits for a rank that is gone."""
-ENDS_WITHIN_S = 300
 ODD_WORKER = Path(__file__).parent / "odd_worker.py"
 
 
