@@ -206,12 +206,3 @@ def test_memory_does_not_grow_with_the_steps_outside_the_window():
         tracemalloc.stop()
     assert (log.attempt.steps, list(log.attempt.step)) == (60_000, [5, 6, 7, 8, 9])
     assert peak < 60_000 * 8
-
-
-def test_a_line_that_another_runs_into_counts_once():
-    fields = "train_step_timing in s: 12.5 | reduced_train_loss: 12.5"
-    more = " | consumed_samples: 8 | TFLOPS_per_GPU: 12.5"
-    heads = [f"Training epoch 0, iteration {step}/49 | {fields}" for step in range(3)]
-    text = f"{'x' * 100}\n{heads[0]}{more}\n{heads[1]}{heads[1]}{more}\n{heads[2]}\n"
-    counts = {read_log(io.BytesIO(text.encode()), "reference", size).attempt.steps for size in range(60, len(text) + 1)}
-    assert counts == {3}

@@ -118,7 +118,7 @@ def slow_loader(item: dict[str, Any]) -> None:
 def slow_disk(item: dict[str, Any]) -> None:
     from llmb.engine.checkpoint import save
 
-    wrap(save, "save", lambda *call, **options: timed(item, 1, *call, **options))
+    wrap(save, "_write_pieces", lambda *call, **options: timed(item, 1, *call, **options))
 
 
 def slow_link(item: dict[str, Any]) -> None:
