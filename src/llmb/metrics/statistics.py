@@ -99,12 +99,13 @@ def level_and_spread(values: Series) -> tuple[float, float, float]:
 
 def despike(values: Series) -> Floats:
     """``values``, at least 4, with outliers among their neighbors replaced by the neighbors' median (Hampel filter)."""
-    array = np.asarray(values, float)
-    windows = sliding_window_view(np.pad(array, SPIKE_NEIGHBORS, mode="reflect"), 2 * SPIKE_NEIGHBORS + 1)
-    running = np.sort(windows, axis=1)[:, SPIKE_NEIGHBORS]
+    array, half = np.asarray(values, float), SPIKE_NEIGHBORS
+    padded = np.concatenate((array[half:0:-1], array, array[-2 : -half - 2 : -1]))
+    windows = sliding_window_view(padded, 2 * half + 1)
+    running = np.sort(windows, axis=1)[:, half]
     # Without the value itself, for the rest to the median of all seven is often 0.
-    others = np.sort(np.delete(windows, SPIKE_NEIGHBORS, axis=1), axis=1)
-    rest = array - others[:, SPIKE_NEIGHBORS - 1 : SPIKE_NEIGHBORS + 1].mean(axis=1)
+    others = np.sort(windows[:, [*range(half), *range(half + 1, 2 * half + 1)]], axis=1)
+    rest = array - others[:, half - 1 : half + 1].mean(axis=1)
     level, below, above = level_and_spread(rest)
     least = LEAST_SPREAD * abs(middle_of(array))
     low, high = OUTLIER_SPREADS * max(below, least), OUTLIER_SPREADS * max(above, least)

@@ -28,7 +28,8 @@ _MEASURED = (STEP_TIME, LOSS, TFLOPS)
 _HEAD = rb"Training epoch (\d{1,9}), iteration (\d{1,9})/(\d{1,9}) \|"
 _LINE = re.compile(_HEAD + rb"([^\r\n]{0,%d}+)(?:[\r\n]|\Z)" % MAX_BODY_BYTES)
 _FIELD = re.compile(rb" (%s): ([^ |\r\n]+)" % b"|".join((*_MEASURED, GBS, GLOBAL_STEP, SAMPLES)))
-_INTEGER = re.compile(rb"\d{1,15}")
+MOST_DIGITS = 15
+"""A number of steps or samples has no more."""
 
 
 class Nemo2Reader:
@@ -93,7 +94,7 @@ def _is_complete(body: bytes) -> bool:
 
 
 def _fields_of(body: bytes) -> dict[bytes, bytes]:
-    """Those that are read. Of two with one name, the first counts."""
+    """Returns the fields that are read. Of two with one name, the first counts."""
     return dict(reversed(_FIELD.findall(body)))
 
 
@@ -107,17 +108,24 @@ def _read(match: "re.Match[bytes]", fields: dict[bytes, bytes], rank: int | None
     step = before + iteration if global_step is None else global_step
     counted_from_1 = step == iteration - 1
     last = declared + before if step == before + iteration else declared - counted_from_1
+    loss, rate = fields.get(LOSS), fields.get(TFLOPS)
     try:
-        step_time_s, loss, rate = (float(fields[name]) if name in fields else None for name in _MEASURED)
+        return StepLine(
+            step,
+            max(last, step),
+            float(fields[STEP_TIME]),
+            None if loss is None else float(loss),
+            None if rate is None else float(rate),
+            rank=rank,
+            gbs=_integer(fields.get(GBS)),
+            samples=_integer(fields.get(SAMPLES)),
+        )
     except ValueError:
         return None
-    assert step_time_s is not None, "it is in the fields"
-    gbs, samples = _integer(fields.get(GBS)), _integer(fields.get(SAMPLES))
-    return StepLine(step, max(last, step), step_time_s, loss, rate, rank=rank, gbs=gbs, samples=samples)
 
 
 def _integer(value: bytes | None) -> int | None:
-    return int(value) if value and _INTEGER.fullmatch(value) else None
+    return int(value) if value and len(value) <= MOST_DIGITS and value.isdigit() else None
 
 
 FORMAT = Format(
