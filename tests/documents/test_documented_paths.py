@@ -9,8 +9,8 @@ from documented_launch import launched
 
 from llmb.checkpoints.checkpoint import CheckpointRecord, checkpoint_name, read_checkpoint
 from llmb.jobs.begin import begin
+from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order
-from llmb.jobs.refresh import finish_job
 from llmb.jobspec.spec import write_spec
 from llmb.logs.configuration import document_of_log
 from llmb.logs.files import find_logs

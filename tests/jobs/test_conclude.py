@@ -13,9 +13,10 @@ from quick_order import spec_of
 
 from llmb.errors import UsageError
 from llmb.jobs.begin import begin
+from llmb.jobs.finish import conclude_job, finish_job
 from llmb.jobs.folder_state import read_folder
 from llmb.jobs.job import Job
-from llmb.jobs.refresh import SETTLE_S, conclude_job, finish_job, look
+from llmb.jobs.refresh import SETTLE_S, look
 from llmb.jobs.states import decide
 from llmb.jobs.wait import exit_code
 from llmb.jobspec.spec import write_spec

@@ -31,7 +31,7 @@ from llmb.schedulers.port import Defaults, Scheduler, Submission
 from llmb.site.site import Site
 
 BEGIN = (PYTHON, "-P", "-m", "llmb.jobs.begin", RUN_FOLDER)
-FINISH = (PYTHON, "-P", "-m", "llmb.jobs.refresh", RUN_FOLDER)
+FINISH = (PYTHON, "-P", "-m", "llmb.jobs.finish", RUN_FOLDER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from llmb.catalogue.records import Lora
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
+from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order, make_order
-from llmb.jobs.refresh import finish_job
 from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import write_spec

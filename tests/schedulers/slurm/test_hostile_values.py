@@ -121,7 +121,7 @@ def test_values_come_out_inert_or_are_refused(
         done = run_script(f"module() {{ :; }}\n{script}", stubs, out)
         assert "canary" not in {path.name for path in out.rglob("*")}
         made = {path.name for path in set(out.rglob("*")) - before}
-        assert made <= {"srun", "variable", "begin", "refresh", "job_end.json", folder_of(order).log.name}, done
+        assert made <= {"srun", "variable", "begin", "finish", "job_end.json", folder_of(order).log.name}, done
         assert done.returncode == 0, (done.stderr, script)
         assert len(directives(script)) == len(job_of(order).flags)
         assert (out / "srun").read_text().splitlines()[-1] == str(folder_of(order).path)
