@@ -17,7 +17,7 @@ PRETENDED = f"{TINY} --pretend-scale 2"
 MISTAKES = [
     # Commands.
     ("shw", 2, "No such command 'shw'. Did you mean 'show'?"),
-    ("jobs lst", 2, "No such command 'lst'. Did you mean 'list'?"),
+    ("jobs lst", 2, "  valid: list, show, log, wait, cancel, refresh, rebuild, nodes"),
     ("help rnu", 2, "No such command 'rnu'. Did you mean 'run'"),
     # What is missing.
     ("run", 2, "the workload is not specified"),

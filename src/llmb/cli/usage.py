@@ -65,7 +65,8 @@ def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the clas
     path = error.ctx.command_path if error.ctx else "llmb"
     if not hasattr(error, "possibilities"):
         what = error.format_message().removesuffix(".").replace("Value error, ", "")
-        return UsageError(what, where=path, do=f"see '{path} --help'")
+        commands = error.ctx.command.list_commands(error.ctx) if what.startswith("No such command") else ()
+        return UsageError(what, where=path, choices=commands, do=f"see '{path} --help'")
     known = [name for item in error.ctx.command.params for name in (*item.opts, *item.secondary_opts)]
     meant = meant_option(error.option_name, known)
     question = f"; did you mean {' or '.join(meant)}?" if meant else ""
