@@ -56,7 +56,7 @@ FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 """What torch raises for inputs that a backend does not take, or for a backend that is not installed."""
 
 
-class Tried(NamedTuple):
+class BackendTrial(NamedTuple):
     """What one layer of each kind showed: the time of all layers, None if not timed, and the largest distance of any
     result from exact attention, None if not compared; NaN for a result that is not finite."""
 
@@ -140,7 +140,7 @@ def try_layers(
     repeats_heads: bool,
     *,
     timed: bool,
-) -> Tried:
+) -> BackendTrial:
     """Runs one layer of each kind; its time counts for all layers of its kind."""
     kinds = {core.chunk_size: core for core in cores}
     layers = Counter(core.chunk_size for core in cores)
@@ -157,14 +157,14 @@ def try_layers(
                 exact = exact_attention(heads, gradient, *seen_keys(plan, ranks, kind))
                 distances += distances_of(found, exact)
                 if wrong := accuracy_problem(distances[-len(RESULTS) :], BOUNDS[found[0].dtype]):
-                    return Tried(None, max(distances), wrong)
+                    return BackendTrial(None, max(distances), wrong)
                 del exact
             milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
     synchronize(ranks.device)
-    return Tried(milliseconds if timed else None, max(distances, default=None), None)
+    return BackendTrial(milliseconds if timed else None, max(distances, default=None), None)
 
 
-Measure = Callable[[bool], Tried]
+Measure = Callable[[bool], BackendTrial]
 """Computes attention, whether with repeated heads."""
 
 
@@ -195,7 +195,7 @@ def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, 
     return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
 
 
-def try_here(measure: Measure, *, repeats_heads: bool) -> tuple[Tried, str | None]:
+def try_here(measure: Measure, *, repeats_heads: bool) -> tuple[BackendTrial, str | None]:
     """What this rank finds, and why it cannot compute attention; None if it can."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -204,7 +204,7 @@ def try_here(measure: Measure, *, repeats_heads: bool) -> tuple[Tried, str | Non
         except torch.AcceleratorError:  # after which the device computes nothing in this process
             raise
         except FAILURES as error:
-            return Tried(None, None, None), problem_text(str(error), [str(warning.message) for warning in told])
+            return BackendTrial(None, None, None), problem_text(str(error), [str(warning.message) for warning in told])
 
 
 def varlen_problem(plan: EnginePlan) -> str | None:

@@ -28,7 +28,7 @@ from llmb.bench.jobs import (
     TransferCase,
 )
 from llmb.bench.worker.timing import DTYPES, Call, PreparedCall, burst, product, timed
-from llmb.engine.attention_backend import Tried, attention_kernel, try_kernel
+from llmb.engine.attention_backend import BackendTrial, attention_kernel, try_kernel
 from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
 from llmb.engine.environment import cudnn_version, nccl_version, node_gpus
 from llmb.engine.model.attention import attend
@@ -74,14 +74,16 @@ class AttentionChoices:
             raise RuntimeError(error.what) from error
         return Trial(backend=report.backend, repeats_heads=report.repeats_heads)
 
-    def _measure(self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool) -> Tried:
+    def _measure(
+        self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
+    ) -> BackendTrial:
         """Raises MemoryError, for which the backend is not to blame, where the device runs out of memory."""
         try:
             call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
             with attention_kernel(backend):
                 call()
                 milliseconds = 1e3 * median(burst(PreparedCall(call), self.device, self.job)) if timed else None
-                return Tried(milliseconds, None, None)
+                return BackendTrial(milliseconds, None, None)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
 

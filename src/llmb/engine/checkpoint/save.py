@@ -44,7 +44,7 @@ from llmb.runs.record import now
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class FolderTrial:
     """What one rank found: the name of the file that it left, if it is the first of its node, or why it could not."""
 
     file: str | None = None
@@ -66,15 +66,15 @@ def check_shared_folder(plan: Plan, folder: Path, ranks: Ranks, hosts: Hosts) ->
         raise EnvironmentProblem(f"checkpoints cannot be saved: {problem}", where=str(folder), do=advice)
 
 
-def _first_problem(tried: Sequence[Tried], folder: Path) -> str | None:
+def _first_problem(tried: Sequence[FolderTrial], folder: Path) -> str | None:
     problems = [one.problem for one in tried if one.problem]
     missing = [one.file for one in tried if one.file and not problems and not (folder / one.file).exists()]
     return next(chain(problems, (f"{file} of another node is not visible on {host_name()}" for file in missing)), None)
 
 
-def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> Tried:
+def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> FolderTrial:
     if int(os.environ.get("LOCAL_RANK", ranks.rank)):
-        return Tried()
+        return FolderTrial()
     name = f"{PROBE}-rank{ranks.rank}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,10 +82,10 @@ def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> Tried:
         if ranks.is_first:
             check_space(plan, folder)
     except OSError as error:
-        return Tried(problem=f"rank {ranks.rank} on {host_name()}: {error.strerror}: {error.filename}")
+        return FolderTrial(problem=f"rank {ranks.rank} on {host_name()}: {error.strerror}: {error.filename}")
     except EnvironmentProblem as error:
-        return Tried(file=name, problem=error.what)
-    return Tried(file=name)
+        return FolderTrial(file=name, problem=error.what)
+    return FolderTrial(file=name)
 
 
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
