@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from slurm_client import Client, ended, wait_until
+from slurm_client import Client, ended, run_out_of_time, wait_until
 
 from llmb.jobs.history import open_history
 from llmb.runs.folder import RunFolder
@@ -80,7 +80,7 @@ def test_a_time_limit_says_how_far_its_log_came(
     (queued,) = bridge.json("submit", *BRIDGE, **pretended(steps, sleep_s=300))["jobs"]
     log = RunFolder(Path(queued["run_dir"])).log
     wait_until(lambda: log.exists() and f"iteration {steps:8d}/" in log.read_text(), f"{steps} steps in {log}")
-    bridge.cluster.run("scontrol", "update", f"jobid={queued['job_id']}", "EndTime=now")
+    run_out_of_time(bridge.cluster, queued["job_id"])
     with open_history(bridge.install, lambda _: None) as store:
         (row,) = store.jobs()
         job = ended(store, bridge, row.key)

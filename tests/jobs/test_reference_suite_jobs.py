@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_client import Client, ended, wait_until
+from slurm_client import Client, ended, run_out_of_time, wait_until
 from small_suite import AS_RELEASED, SmallSuite, nemo1_lines, nemo_lines, small_suite
 
 from llmb.jobs.history import open_history
@@ -165,7 +165,7 @@ def test_a_job_that_is_ended_says_how_far_it_came(shell: Client, suite: Callable
     if end == "cancelled":
         shell.run("jobs", "cancel", queued["job_id"])
     else:
-        shell.cluster.run("scontrol", "update", f"jobid={queued['job_id']}", "EndTime=now")
+        run_out_of_time(shell.cluster, queued["job_id"])
     with open_history(shell.install, print) as store:
         job = ended(store, shell, store.jobs()[0].key)
     assert job.status == end

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from quick_order import QuickOrder
-from slurm_client import LLMB, WITHIN_S, Client, ended, up, wait_until
+from slurm_client import LLMB, WITHIN_S, Client, ended, run_out_of_time, up, wait_until
 from slurm_cluster import SEARCHED
 
 from llmb.errors import InfrastructureError, UsageError
@@ -94,8 +94,7 @@ def test_a_time_limit_after_the_last_step_is_a_success(submit: Submit, store: St
     half = submit(f"{HALF}; {WAIT}", "b")
     for job in (through, half):
         up(job)
-        # Slurm looks for jobs that are out of time twice a minute.
-        shell.cluster.run("scontrol", "update", f"jobid={job.job_id}", "EndTime=now")
+    run_out_of_time(shell.cluster, str(through.job_id), str(half.job_id))
     found = ended(store, shell, through.key)
     assert (found.state, found.status) == ("TIMEOUT", "success")
     assert found.reason == "ended at its time limit, after its last step"

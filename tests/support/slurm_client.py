@@ -73,14 +73,25 @@ def ended(store: Store, client: Client, key: str) -> Job:
     return job
 
 
+def run_out_of_time(cluster: SlurmCluster, *job_ids: str) -> None:
+    """Slurm ends the jobs at their time limit. It looks for such jobs twice a minute, by a clock that may go back."""
+    jobs = ",".join(job_ids)
+
+    def out() -> bool:
+        cluster.run("scontrol", "update", f"jobid={jobs}", "EndTime=now")
+        return not cluster.run("squeue", "-h", "-t", "running", "-j", jobs).stdout.strip()
+
+    wait_until(out, f"the end of {jobs} at the time limit\n{cluster.talk()}", between_s=5)
+
+
 def up(job: Job) -> None:
     """Waits until the shell line of a job has said so."""
     log = RunFolder(Path(job.run_dir)).log
     wait_until(lambda: log.exists() and "up" in log.read_text().splitlines(), job.run_dir)
 
 
-def wait_until(true: Callable[[], bool], what: str, within_s: float = WITHIN_S) -> None:
+def wait_until(true: Callable[[], bool], what: str, within_s: float = WITHIN_S, between_s: float = 0.1) -> None:
     end = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < end, what
-        time.sleep(0.1)
+        time.sleep(between_s)
