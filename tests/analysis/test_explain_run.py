@@ -24,8 +24,8 @@ from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.report.table import Table, plain_lines
 from llmb.report.verdict_report import explanation_tables
-from llmb.resources.node_settings import NodeSettings, together
-from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
+from llmb.resources.records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
+from llmb.resources.settings import NodeSettings, together
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record

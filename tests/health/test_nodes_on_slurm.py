@@ -14,7 +14,7 @@ from recorded_runs import gpu_record, times_around, write_run
 from slurm_cluster import SlurmCluster
 
 from llmb.health.settings import settings_here
-from llmb.resources.node_settings import together
+from llmb.resources.settings import together
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 WITHIN_S = 600

@@ -18,8 +18,7 @@ from llmb.missing import Missing
 from llmb.programs.conclude import conclude_run, stored_result
 from llmb.programs.port import End
 from llmb.report.run_report import run_table
-from llmb.resources.node_settings import NodeSettings
-from llmb.resources.sample import (
+from llmb.resources.records import (
     CounterReading,
     GpuSamples,
     HostSample,
@@ -29,6 +28,7 @@ from llmb.resources.sample import (
     SeenRun,
     to_line,
 )
+from llmb.resources.settings import NodeSettings
 from llmb.runs.environment import GpuState, RdmaPort
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling

@@ -7,8 +7,8 @@ import pytest
 
 from llmb.resources.counters import AREAS, MOST_LINES, KernelLog, read_counters
 from llmb.resources.machine import MachineReport, find_events
-from llmb.resources.read import Sampled
-from llmb.resources.sample import CounterReading, SamplerStart
+from llmb.resources.records import CounterReading, SamplerStart
+from llmb.resources.samples import Sampled
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 TREE = {

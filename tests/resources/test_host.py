@@ -7,7 +7,7 @@ import pytest
 
 from llmb.missing import Missing
 from llmb.resources.host import PAGE_BYTES, TICKS_PER_S, CpuEnergy, find_cpu_energy, read_host
-from llmb.resources.sample import HostSample
+from llmb.resources.records import HostSample
 
 
 def put(root: Path, files: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from llmb.missing import Missing
 from llmb.resources.nvml import NO_PACKAGE, Nvml, find_gpus
-from llmb.resources.sample import GpuSamples, SampledGpu
+from llmb.resources.records import GpuSamples, SampledGpu
 
 
 @pytest.fixture

@@ -16,12 +16,10 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.jobs.local_run import plan_here
-from llmb.resources.host import TICKS_PER_S, find_cpu_limit, read_host
+from llmb.resources.host import TICKS_PER_S, NodeProcesses, find_cpu_limit, read_host
 from llmb.resources.other_work import NOT_SAMPLED, find_other_work, run_text
-from llmb.resources.processes import NodeProcesses
-from llmb.resources.read import Sampled, TimeSpan
-from llmb.resources.records import OtherWork
-from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, SeenRun
+from llmb.resources.records import GpuSamples, HostSample, OtherWork, Sample, SampledGpu, SamplerStart, SeenRun
+from llmb.resources.samples import Sampled, TimeSpan
 from llmb.runs.choices import Choices
 
 SPIN = "while True: pass"

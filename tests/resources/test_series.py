@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.resources.read import TimeSpan, integral, length, merged, places_inside, rise
+from llmb.resources.samples import TimeSpan, integral, length, merged, places_inside, rise
 
 POINTS = [(0.0, 0.0), (1.0, 10.0), (2.0, 10.0), (4.0, 30.0)]
 

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from llmb.missing import Missing
-from llmb.resources.read import Sampled, TimeSpan
-from llmb.resources.records import ResourceUse
-from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart
-from llmb.resources.summary import NOT_COVERED, NOT_TOLD, SampledWork, summarize
+from llmb.resources.records import GpuSamples, HostSample, ResourceUse, Sample, SampledGpu, SamplerStart
+from llmb.resources.samples import NOT_COVERED, NOT_TOLD, Sampled, SampledWork, TimeSpan, summarize
 
 GPUS = (SampledGpu(index=0, uuid="GPU-a"), SampledGpu(index=1, uuid="GPU-b"))
 WORK = SampledWork(spans=(TimeSpan(12, 14), TimeSpan(14, 16)), tokens=1000, device="cuda", nodes=("n1",))

@@ -18,8 +18,8 @@ from llmb.missing import Missing
 from llmb.report.run_report import machine_table, run_table
 from llmb.resources.counters import AREAS, WORTH_KEEPING
 from llmb.resources.machine import MachineReport, find_events, machine_rules
-from llmb.resources.read import Sampled
-from llmb.resources.sample import CounterReading, SamplerStart, to_line
+from llmb.resources.records import CounterReading, SamplerStart, to_line
+from llmb.resources.samples import Sampled
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
 

@@ -7,8 +7,7 @@ import pytest
 from recorded_node import RecordedNode
 from recorded_runs import gpu_record
 
-from llmb.resources.node_settings import NodeSettings, NodesSettings, together
-from llmb.resources.read_settings import read_settings
+from llmb.resources.settings import NodeSettings, NodesSettings, read_settings, together
 from llmb.runs.drift import Drift, find_drift, settings_of_run, unlike_nodes
 from llmb.runs.environment import GpuState
 from llmb.runs.record import RunRecord

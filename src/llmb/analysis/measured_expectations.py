@@ -10,7 +10,7 @@ import yaml
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of, grouped
 from llmb.analysis.judge_run import measured_run, times_of
 from llmb.errors import EnvironmentProblem, UsageError, see
-from llmb.resources.node_settings import PREFIXES
+from llmb.resources.settings import PREFIXES
 from llmb.runs.folder import write_atomically
 from llmb.verdict.conditions import merged, rule_of
 from llmb.verdict.expectations_file import ExpectedLayout, ExpectedStepTime

@@ -30,7 +30,7 @@ from llmb.options.option import options_of
 from llmb.report.doctor_report import doctor_document, node_tables, nodes_document, nodes_tables
 from llmb.report.junit import node_cases, write_junit
 from llmb.report.output import print_output
-from llmb.resources.node_settings import together
+from llmb.resources.settings import together
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.schedulers.port import NodeState, Scheduler

@@ -12,7 +12,7 @@ from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.jobs.task import CHECKS
-from llmb.resources.node_settings import NodeSettings
+from llmb.resources.settings import NodeSettings
 from llmb.runs.folder import RunFolder, create_numbered, write_atomically, write_newest, writing
 from llmb.runs.record_file import read_record_file
 from llmb.trust import STATE_FOLDER

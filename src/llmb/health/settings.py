@@ -8,8 +8,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.health.checks.nvidia_smi import read_states
 from llmb.health.source import FactSource
 from llmb.missing import Missing
-from llmb.resources.node_settings import NodeSettings
-from llmb.resources.read_settings import read_settings
+from llmb.resources.settings import NodeSettings, read_settings
 from llmb.runs.drift import gpu_limits
 from llmb.runs.host import host_name
 from llmb.schedulers.lookup import read_cluster_site

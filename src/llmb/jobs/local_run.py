@@ -31,9 +31,9 @@ from llmb.programs.engine.nsys import check_here, with_profiler
 from llmb.programs.engine.program import plan_engine
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End, ProgramRequest
+from llmb.resources.host import NodeProcesses
 from llmb.resources.nvml import find_gpus
 from llmb.resources.other_work import run_text
-from llmb.resources.processes import NodeProcesses
 from llmb.runs.attempts import newest_checkpoint
 from llmb.runs.checkpoint_disk import check_space
 from llmb.runs.choices import Choices

@@ -11,8 +11,8 @@ from llmb.errors import UsageError
 from llmb.missing import Missing
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End
-from llmb.resources.node_settings import NodesSettings
-from llmb.resources.read import discard_settings, settings_of_nodes
+from llmb.resources.samples import discard_settings, settings_of_nodes
+from llmb.resources.settings import NodesSettings
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import read_environment
 from llmb.runs.folder import RunFolder

@@ -17,9 +17,8 @@ from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.programs.port import End
-from llmb.resources.read import Sampled, TimeSpan, samples_of_ended
 from llmb.resources.records import ResourceUse
-from llmb.resources.summary import SampledWork
+from llmb.resources.samples import Sampled, SampledWork, TimeSpan, samples_of_ended
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmb.resources.host import ROOT
-from llmb.resources.sample import CounterReading
+from llmb.resources.records import CounterReading
 
 MOST_S = 1.0
 """How long a reading may take; areas that are not reached have that as their reason."""

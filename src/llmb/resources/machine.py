@@ -13,8 +13,8 @@ from pydantic import model_validator
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.record import Record
 from llmb.resources.counters import KERNEL
-from llmb.resources.read import Sampled
-from llmb.resources.sample import CounterReading
+from llmb.resources.records import CounterReading
+from llmb.resources.samples import Sampled
 
 DATA = Path(__file__).with_name("machine.yaml")
 State = Literal["clean", "doubtful", "faulty", "unknown"]

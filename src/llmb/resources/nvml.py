@@ -7,8 +7,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from llmb.missing import Missing
-from llmb.resources.records import reasons_of
-from llmb.resources.sample import GpuSamples, SampledGpu
+from llmb.resources.records import GpuSamples, SampledGpu, reasons_of
 
 PACKAGE = "pynvml"
 NO_PACKAGE = Missing("nvidia-ml-py is not installed: pip install 'llmb[resources]'")

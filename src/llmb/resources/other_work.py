@@ -14,9 +14,8 @@ from typing import Literal
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.record import Record, Threshold
 from llmb.missing import Missing
-from llmb.resources.read import Sampled, TimeSpan
-from llmb.resources.records import NodeOtherWork, OtherWork
-from llmb.resources.sample import Sample, SeenRun
+from llmb.resources.records import NodeOtherWork, OtherWork, Sample, SeenRun
+from llmb.resources.samples import Sampled, TimeSpan
 
 DATA = Path(__file__).with_name("other_work.yaml")
 NOT_SAMPLED = Missing("too little time was sampled around the window")

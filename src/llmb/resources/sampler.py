@@ -19,12 +19,10 @@ from pathlib import Path
 
 from llmb.missing import Missing
 from llmb.resources.counters import KernelLog, read_counters
-from llmb.resources.host import CpuEnergy, find_cpu_energy, find_cpu_limit, read_host
-from llmb.resources.node_settings import FILE_ENDING
+from llmb.resources.host import CpuEnergy, NodeProcesses, find_cpu_energy, find_cpu_limit, read_host
 from llmb.resources.nvml import Nvml, find_gpus
-from llmb.resources.processes import NodeProcesses
-from llmb.resources.read_settings import read_settings
-from llmb.resources.sample import CounterReading, Sample, SamplerStart, to_line
+from llmb.resources.records import CounterReading, Sample, SamplerStart, to_line
+from llmb.resources.settings import FILE_ENDING, read_settings
 from llmb.system_files import SystemFiles
 
 MODULE = "llmb.resources.sampler"

@@ -14,7 +14,7 @@ from llmb.checkpoints.checkpoint import RECORD, SavedCheckpoint, checkpoint_name
 from llmb.errors import InfrastructureError, UsageError
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY, resolve_window
-from llmb.resources.read import discard_settings
+from llmb.resources.samples import discard_settings
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from llmb.catalogue.record import Record
 from llmb.missing import Missing
-from llmb.resources.node_settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings, together
+from llmb.resources.settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings, together
 from llmb.runs.environment import GpuState
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.record import RunRecord

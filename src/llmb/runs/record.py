@@ -16,7 +16,7 @@ from llmb.catalogue.records import Record, Window
 from llmb.checkpoints.origin import Origin
 from llmb.errors import UsageError
 from llmb.missing import Missing
-from llmb.resources.node_settings import NodesSettings
+from llmb.resources.settings import NodesSettings
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import ENGINE as ENGINE
 from llmb.runs.folder import RunFolder, write_atomically

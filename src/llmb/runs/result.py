@@ -17,9 +17,8 @@ from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.resources.machine import MachineReport, find_events
 from llmb.resources.other_work import find_other_work
-from llmb.resources.read import Sampled, TimeSpan
 from llmb.resources.records import OtherWork, ResourceUse
-from llmb.resources.summary import SampledWork, summarize
+from llmb.resources.samples import Sampled, SampledWork, TimeSpan, summarize
 from llmb.runs.attention import AttentionBackend, Fp8Product
 from llmb.runs.checkpoint_disk import CheckpointReport
 from llmb.runs.choices import Fp8Recipe

@@ -13,8 +13,8 @@ import pytest
 from slowed_runs import Slow, slowed
 
 from llmb.report.run_report import resource_rows
-from llmb.resources.read import read_samples
 from llmb.resources.records import ResourceUse
+from llmb.resources.samples import read_samples
 
 Start = Callable[..., Any]
 LLAMA = ("-w", "pretrain_llama3.1", "--scale", "2")

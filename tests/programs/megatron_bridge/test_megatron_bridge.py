@@ -30,8 +30,7 @@ from llmb.prepared.folders import prepared_folders
 from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.versions import BridgeVersion, bridge_data
-from llmb.resources.node_settings import NodeSettings
-from llmb.resources.sample import (
+from llmb.resources.records import (
     CounterReading,
     GpuSamples,
     HostSample,
@@ -41,6 +40,7 @@ from llmb.resources.sample import (
     SamplerStart,
     to_line,
 )
+from llmb.resources.settings import NodeSettings
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling

@@ -18,7 +18,7 @@ from llmb.predict.prediction import predicted_step
 from llmb.programs.engine.nsys import with_profiler, worker_module
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
-from llmb.resources.read import samples_of_ended
+from llmb.resources.samples import samples_of_ended
 from llmb.runs.attempts import cut, is_done, window_began, with_steady_window
 from llmb.runs.checkpoint_disk import report_checkpoints
 from llmb.runs.choices import Choices
