@@ -20,6 +20,7 @@ import numpy as np
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.checkpoints.prepared_data import ANSWERS, DOCUMENTS, PACKS, TOKENS, PackedDataset, TokenizerRecord
 from llmb.engine.data.build import build_data
 from llmb.engine.data.steps import Loader, RankData, StepData, StepSource, rank_data
 from llmb.engine.device import exact_fp32
@@ -27,7 +28,6 @@ from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.prepare.packed_files import pack
-from llmb.prepared.packed_dataset import ANSWERS, DOCUMENTS, PACKS, TOKENS, PackedDataset, TokenizerRecord
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, TrainingDataset, make_plan
 

@@ -25,12 +25,20 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.checkpoints.conversion import FILE_BYTES
 from llmb.huggingface.config import config_of
-from llmb.huggingface.formats import format_of
-from llmb.huggingface.tensors import CONFIG, INDEX, Shape, index_document, plan_shards, shard_files, stored_tensors
+from llmb.huggingface.tensors import (
+    CONFIG,
+    INDEX,
+    Shape,
+    format_of,
+    index_document,
+    plan_shards,
+    shard_files,
+    stored_tensors,
+)
 from llmb.metrics.model_counts import parameter_count
 from llmb.weights.conversion import ImportRequest, import_checkpoint
+from llmb.weights.protocol import FILE_BYTES
 
 GB = 10**9
 TARGET_BYTES = 2 * GB

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from llmb.bench.cases import gemm_cases
-from llmb.bench.jobs import CaseList, ProductCase, ProductDtype
+from llmb.bench.device_bench import gemm_cases
+from llmb.bench.protocol import CaseList, ProductCase, ProductDtype
 from llmb.bench.worker.timing import DTYPES, PreparedCall, product, timed
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve

@@ -12,7 +12,7 @@ from benchmarks.engine.cases import Subject
 from benchmarks.engine.processes import failure_reason, run_limited
 from benchmarks.engine.records import CaseResult, Ceilings, Document
 from benchmarks.engine.shapes import LISTS, floor_of, job_of, measured_of, request_of
-from llmb.bench.jobs import PROGRAM, Timings
+from llmb.bench.protocol import TIMING_PROGRAM, Timings
 
 GPU_LIMIT_S, CPU_LIMIT_S = 150.0, 600.0
 GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**25
@@ -47,7 +47,7 @@ def measure(subjects: Sequence[Subject], folder: Path, limit_s: float) -> tuple[
     asked, answered = folder / "ceilings-request.json", folder / "ceilings.json"
     asked.write_text(job.model_dump_json())
     answered.unlink(missing_ok=True)
-    command = [sys.executable, "-m", PROGRAM, str(asked), str(answered)]
+    command = [sys.executable, "-m", TIMING_PROGRAM, str(asked), str(answered)]
     ended = run_limited(command, os.environ, folder / "ceilings.log", limit_s)
     if ended.exit_code == 0:
         return measured_of(job, Timings.model_validate_json(answered.read_text())), None

@@ -4,8 +4,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmb.bench.cases import Weights, attention_dtype, product_case, weights_of
-from llmb.bench.jobs import (
+from llmb.bench.device_bench import Weights, attention_dtype, product_case, weights_of
+from llmb.bench.protocol import (
     PASSES,
     AttentionCase,
     Case,

@@ -9,8 +9,7 @@ from itertools import islice, product
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.predict.prediction import default_calibration, predict
-from llmb.predict.rows import predict_rows
+from llmb.predict.prediction import default_calibration, predict, predict_rows
 from llmb.predict.search import search
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan

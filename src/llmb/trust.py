@@ -12,9 +12,9 @@ import pwd
 from pathlib import Path
 
 from llmb.errors import UsageError
-from llmb.prepared.folders import WORKLOADS
 
 ADMINISTRATOR = 0
+WORKLOADS = "workloads"
 STATE_FOLDER = ".llmb"
 """History, campaigns and state of the installer, in the root."""
 

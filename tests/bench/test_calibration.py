@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from llmb.bench.calibration import calibrate_with_bench
-from llmb.bench.cases import TimedCase, attention_cases, gemm_cases, meaning, memory_cases
-from llmb.bench.jobs import DeviceReport, Timing
-from llmb.bench.kept_measurements import measurements_at
-from llmb.bench.records import Measurement, MeasurementFile
+from llmb.bench.device_bench import TimedCase, attention_cases, gemm_cases, meaning, memory_cases
+from llmb.bench.measurements import Measurement, MeasurementFile, measurements_at
+from llmb.bench.protocol import DeviceReport, Timing
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError

@@ -3,18 +3,20 @@
 
 import pytest
 
-from llmb.bench.collective_bench import (
+from llmb.bench.collectives import (
     CollectiveRequest,
     collective_job,
+    collective_texts,
     measurement_file,
     named_collectives,
     raise_if_wrong,
 )
-from llmb.bench.collectives import (
+from llmb.bench.protocol import (
     COLLECTIVES,
     CollectiveJob,
     CollectiveResult,
     CollectiveRow,
+    DeviceReport,
     NotTimed,
     RankReport,
     Way,
@@ -23,8 +25,6 @@ from llmb.bench.collectives import (
     extents,
     sizes_between,
 )
-from llmb.bench.jobs import DeviceReport
-from llmb.bench.nccl_table import collective_texts
 from llmb.errors import UsageError
 from llmb.traces.nccl_tests import read_test_tables
 

@@ -3,9 +3,9 @@
 
 import pytest
 
-from llmb.bench.cases import TimedCase, meaning, memory_cases
-from llmb.bench.jobs import Case, DeviceReport, LaunchCase, Timing
-from llmb.bench.records import Measurement, MeasurementFile, NotMeasured, changes
+from llmb.bench.device_bench import TimedCase, meaning, memory_cases
+from llmb.bench.measurements import Measurement, MeasurementFile, NotMeasured, changes
+from llmb.bench.protocol import Case, DeviceReport, LaunchCase, Timing
 from llmb.catalogue.load import Catalogue
 
 GPUS = Catalogue().gpus

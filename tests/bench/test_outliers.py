@@ -7,7 +7,7 @@ import pytest
 from shown_tables import shown_lines
 
 from llmb.bench.gpus import OutlierRule, below_median_pct, compare_parts, outlier_rule, slow_ones
-from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
+from llmb.bench.measurements import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.table import plain_lines
 

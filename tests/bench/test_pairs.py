@@ -11,7 +11,6 @@ import pytest
 from shown_tables import shown_lines
 
 from llmb.bench.pair_rounds import expected_s, limit_s, read_rounds, schedule
-from llmb.bench.pair_verdict import Readings, decide, group_notes, members, pair_rule
 from llmb.bench.pairs import (
     NodeReading,
     NodeVerdict,
@@ -19,6 +18,11 @@ from llmb.bench.pairs import (
     PairJob,
     PairReading,
     PairwiseResult,
+    Readings,
+    decide,
+    group_notes,
+    members,
+    pair_rule,
     rounds,
 )
 from llmb.cli.main import app, exit_code_of

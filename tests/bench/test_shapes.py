@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from llmb.bench.cases import (
+from llmb.bench.device_bench import (
     attention_cases,
     attention_shapes,
     gemm_cases,
@@ -14,7 +14,7 @@ from llmb.bench.cases import (
     product_text,
     weights_of,
 )
-from llmb.bench.jobs import AttentionCase, ProductCase
+from llmb.bench.protocol import AttentionCase, ProductCase
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve, sizes_of
 from llmb.metrics.model_counts import model_flops

@@ -3,7 +3,7 @@
 
 import pytest
 
-from llmb.bench.cases import bytes_of
+from llmb.bench.device_bench import bytes_of
 from llmb.errors import UsageError
 
 

@@ -14,7 +14,7 @@ from benchmarks.engine.run_case import blank, llmb_command, read_adapter
 from benchmarks.engine.shapes import Floor, floor_of, job_of, request_of
 from engine_comparison import CATALOGUE, SETTINGS, case_result, subject
 
-from llmb.bench.cases import weights_of
+from llmb.bench.device_bench import weights_of
 from llmb.catalogue.records import Dtype
 from llmb.metrics.model_counts import model_flops
 

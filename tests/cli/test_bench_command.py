@@ -14,8 +14,7 @@ from shown_tables import shown_lines
 from typer.testing import CliRunner
 
 from llmb.bench.device_bench import raise_if_missing
-from llmb.bench.kept_measurements import read_measurements, write_measurements
-from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
+from llmb.bench.measurements import Measurement, MeasurementFile, NotMeasured, read_measurements, write_measurements
 from llmb.cli.bench import app
 from llmb.cli.bench_jobs import save_and_show
 from llmb.cli.main import app as main_app

@@ -156,7 +156,7 @@ def test_a_recorded_nvidia_smi_is_called_as_a_program(program: Program, doctor: 
         return said
 
     from llmb.health.checks.nvidia_smi import read_gpus
-    from llmb.health.source import FactSource
+    from llmb.health.facts import FactSource
 
     read_gpus(FactSource(root=node.root, ask=record), "node1")
     done = doctor("--only", "gpu", "--gpu-type", "h100")

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from llmb.bench.collectives import COLLECTIVES, CollectiveJob, expected_data, extent, sent_data
 from llmb.bench.gpus import gpu_files, gpus_job
+from llmb.bench.protocol import COLLECTIVES, CollectiveJob, expected_data, extent, sent_data
 from llmb.bench.worker import collectives as worker
 from llmb.bench.worker import every_gpu
 from llmb.bench.worker.collectives import fill, wrong

@@ -16,8 +16,8 @@ from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.transformations import apply_lora
-from llmb.huggingface.adapter import targets_of
 from llmb.huggingface.config import config_of
+from llmb.huggingface.tensors import targets_of
 from llmb.metrics.model_counts import parameter_count, trainable_parameters
 from llmb.runs.plan import Plan
 

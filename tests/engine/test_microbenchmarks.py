@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from llmb.bench.jobs import PASSES, AttentionCase, Case, CaseList, CopyCase, LaunchCase, ProductCase
+from llmb.bench.protocol import PASSES, AttentionCase, Case, CaseList, CopyCase, LaunchCase, ProductCase
 from llmb.bench.worker import run as worker_run
 from llmb.bench.worker import timing
 from llmb.bench.worker.run import MANY, AttentionChoices, add_many, copy, free_bytes, needed_bytes, run_job
@@ -225,14 +225,14 @@ class TestOnAGpu:
         assert timing_.seconds > 0 and timing_.backend in ("flash", "cudnn", "efficient")
 
     def test_transfers_both_ways(self) -> None:
-        from llmb.bench.cases import transfer_cases
+        from llmb.bench.device_bench import transfer_cases
 
         cases = tuple(asked.case for asked in transfer_cases((2**20,)))
         found = run_job(CaseList(device="cuda", cases=cases), print).timings
         assert len(found) == 4 and all(timing_.seconds > 0 for timing_ in found)
 
     def test_launches_every_way(self) -> None:
-        from llmb.bench.cases import launch_cases
+        from llmb.bench.device_bench import launch_cases
 
         cases = tuple(asked.case for asked in launch_cases("cuda"))
         found = run_job(CaseList(device="cuda", cases=cases), print).timings

@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.checkpoints.conversion import ImportJob
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
 from llmb.errors import UsageError
 from llmb.huggingface.config import config_of
 from llmb.weights.conversion import ImportRequest, import_checkpoint, read_source
+from llmb.weights.protocol import ImportJob
 from llmb.weights.worker.weights_import import import_weights, parameter_shapes
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.checkpoints.prepared_data import DOCUMENTS, PACKS, RECORD, TOKENS
 from llmb.engine.data.batches import MicroBatch, rank_samples
 from llmb.engine.data.build import (
     PackedData,
@@ -29,7 +30,6 @@ from llmb.engine.data.steps import Figures, Loader, RankData, StepData, figures
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.parallel.mesh import arrange
 from llmb.errors import UsageError
-from llmb.prepared.packed_dataset import DOCUMENTS, PACKS, RECORD, TOKENS
 from llmb.runs.plan import EnginePlan, TrainingDataset
 
 SEQ_LEN, VOCAB = 24, 512

@@ -10,11 +10,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
-from llmb.prepared.folders import prepared_folders
 
 MAVERICK = "finetune_llama4-maverick"
 

@@ -17,12 +17,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM
 
 from llmb.checkpoints.checksums import damaged_files
-from llmb.checkpoints.conversion import IMPORTED, ExportJob, ImportJob, finished_files
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.huggingface.formats import format_of
+from llmb.huggingface.tensors import format_of
+from llmb.weights.protocol import IMPORTED, ExportJob, ImportJob, finished_files
 from llmb.weights.worker import chunk_files, weights_export, weights_import
 from llmb.weights.worker.chunk_files import Parameter, chunks_of
 from llmb.weights.worker.safetensors_files import open_files

@@ -17,9 +17,9 @@ from llmb.health.checks.nvidia_smi import (
     parse_links,
     read_gpus,
 )
+from llmb.health.facts import WantedFacts
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import names_of, rules
-from llmb.health.wanted import WantedFacts
 from llmb.tools import Said
 
 CATALOGUE = Catalogue().gpus

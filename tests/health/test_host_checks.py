@@ -13,10 +13,9 @@ from recorded_node import ADDRESSES, FILES, RecordedNode
 from llmb.catalogue.load import Catalogue
 from llmb.health.checks.host import LIMITS, allowed_cpus, cpu_checks, kernel_checks, limit_checks, memory_checks
 from llmb.health.checks.network import network_checks, read_ports
+from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rules
-from llmb.health.source import FactSource
-from llmb.health.wanted import WantedFacts
 from llmb.tools import Said
 
 CATALOGUE = Catalogue().gpus

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmb.bench.kept_measurements import bench_folder, read_measurements, write_measurements
-from llmb.bench.records import Measurement, MeasurementFile
+from llmb.bench.measurements import Measurement, MeasurementFile, bench_folder, read_measurements, write_measurements
 from llmb.errors import UsageError
 
 WHEN = "2026-11-22T10:00:00+00:00"

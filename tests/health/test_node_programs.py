@@ -20,10 +20,9 @@ from llmb.health.checks.disk import NOT_MEASURED, DiskFacts, Mount, Rate, disk_c
 from llmb.health.checks.host import ClockReading, clock_checks
 from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import container_checks, enroot_folders, expanded, software_checks
+from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rule_of, rules
-from llmb.health.source import FactSource
-from llmb.health.wanted import WantedFacts
 from llmb.missing import Missing
 from llmb.schedulers.port import NodeState, Plugin, SchedulerSetup
 from llmb.tools import Said, ask_program

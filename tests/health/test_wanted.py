@@ -7,7 +7,7 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
-from llmb.health.wanted import named_places, wanted_of
+from llmb.health.facts import named_places, wanted_of
 from llmb.schedulers.lookup import read_cluster_site
 from llmb.site.site import Site
 

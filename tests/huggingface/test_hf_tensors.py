@@ -3,8 +3,14 @@
 
 import pytest
 
-from llmb.huggingface.formats import known_formats
-from llmb.huggingface.tensors import StoredTensor, hugging_face_name, hugging_face_shape, match_tensors, stored_tensors
+from llmb.huggingface.tensors import (
+    StoredTensor,
+    hugging_face_name,
+    hugging_face_shape,
+    known_formats,
+    match_tensors,
+    stored_tensors,
+)
 
 LLAMA, LLAMA4, MIXTRAL, QWEN = (
     next(form for form in known_formats() if form.model_type == name)

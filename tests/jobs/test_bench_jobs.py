@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.bench.kept_measurements import read_measurements
+from llmb.bench.measurements import read_measurements
 from llmb.traces.nccl_tests import read_test_tables
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

@@ -17,10 +17,10 @@ from llmb.jobs.submit import submit_task
 from llmb.jobs.task import BENCHMARKS, CHECKS, PREPARATIONS, TaskKind, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, Placement
-from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.site import Site
+from llmb.trust import WORKLOADS
 
 SETTINGS = {
     "gpu_type": "h100",

@@ -10,7 +10,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import predicted_seconds
-from llmb.predict.remedies import remedies
+from llmb.predict.search import remedies
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import EnginePlan, make_plan

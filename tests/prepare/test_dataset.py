@@ -12,13 +12,12 @@ import pytest
 from small_tokenizer import rows, save_tokenizer, write_lines
 
 from llmb.catalogue.load import Catalogue
+from llmb.checkpoints.prepared_data import ARRAYS, RECORD, map_arrays, prepared_folders
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.locks import file_lock
 from llmb.prepare import dataset
 from llmb.prepare.dataset import LOCK, DatasetRequest, PreparedDataset, prepare_dataset, seq_lens_of
 from llmb.prepare.tokenizer import load_tokenizer
-from llmb.prepared.folders import prepared_folders
-from llmb.prepared.packed_dataset import ARRAYS, RECORD, map_arrays
 
 WORKLOAD = "finetune_llama3"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from fake_hub import SHA, FakeHub, serving
 
+from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt
 from llmb.prepare.hub import MODEL_FILES, Hub, fetch_model, hub_cache
-from llmb.prepared.folders import PreparedFolders
 
 TOKEN = "hf_" + "x" * 34
 OTHER = "hf_" + "y" * 34

@@ -8,12 +8,12 @@ import pytest
 
 from llmb import errors
 from llmb.catalogue.load import Catalogue
+from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.errors import EnvironmentProblem
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.prepare.hub import Hub
+from llmb.prepare.samples import read_samples
 from llmb.prepare.small_files import write_small_files
-from llmb.prepare.sources import read_samples
-from llmb.prepared.folders import PreparedFolders
 
 WORKLOAD = "finetune_llama3"
 

@@ -9,7 +9,7 @@ from called_here import Run
 from small_suite import NEMO_FILES, write_nemo_checkpoint
 
 from llmb.checkpoints.checkpoint import RECORD
-from llmb.prepared.folders import PreparedFolders, prepared_folders
+from llmb.checkpoints.prepared_data import PreparedFolders, prepared_folders
 
 MODEL = "meta-llama/Meta-Llama-3-70B"
 VERIFY = ("prepare", "verify", "-w", "finetune_llama3", "-s", "70b")

@@ -14,14 +14,14 @@ from typer.testing import CliRunner, Result
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import partial_path, read_checkpoint
-from llmb.checkpoints.conversion import IMPORTED, FinishedFile
+from llmb.checkpoints.prepared_data import PreparedFolders, prepared_folders
 from llmb.cli.prepare import app
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
 from llmb.prepare import checkpoint
 from llmb.prepare.small_files import MODEL, SAMPLES, write_small_files
-from llmb.prepared.folders import PreparedFolders, prepared_folders
 from llmb.weights.conversion import export_checkpoint
+from llmb.weights.protocol import IMPORTED, FinishedFile
 
 WORKLOAD = "finetune_llama3"
 TINY = ("-w", WORKLOAD, "-s", "tiny")

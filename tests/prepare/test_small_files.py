@@ -7,14 +7,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from llmb.catalogue.load import Catalogue
+from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.errors import UsageError
 from llmb.huggingface.config import config_differences
-from llmb.huggingface.formats import format_of
-from llmb.huggingface.tensors import StoredTensor, match_tensors
+from llmb.huggingface.tensors import StoredTensor, format_of, match_tensors
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.prepare.small_files import MODEL, SAMPLES, parameter_shapes, write_small_files
 from llmb.prepare.tokenizer import load_tokenizer
-from llmb.prepared.folders import prepared_folders
 from llmb.weights.worker.weights_import import parameter_shapes as engine_shapes
 
 WORKLOADS = ("finetune_llama3", "finetune_llama4-maverick")

@@ -9,7 +9,7 @@ from pyarrow import parquet
 from small_tokenizer import rows, write_lines
 
 from llmb.errors import UsageError
-from llmb.prepare.sources import read_samples, split_files
+from llmb.prepare.samples import read_samples, split_files
 
 ROW = {"context": "Anna has a hat.", "question": "Who?", "answers": {"text": ["Anna", "she"], "answer_start": [0, 0]}}
 PROMPT = "Context: Anna has a hat. Question: Who? Answer:"

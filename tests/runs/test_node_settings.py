@@ -7,11 +7,11 @@ import pytest
 from recorded_node import RecordedNode
 from recorded_runs import gpu_record
 
+from llmb.input_files import SystemFiles
 from llmb.resources.settings import NodeSettings, NodesSettings, read_settings, together
 from llmb.runs.drift import Drift, find_drift, settings_of_run, unlike_nodes
 from llmb.runs.environment import GpuState
 from llmb.runs.record import RunRecord
-from llmb.system_files import SystemFiles
 from llmb.verdict.conditions import rule_of
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\nGCC version:  gcc 12\n"

@@ -4,8 +4,8 @@
 from typing import Any
 
 from llmb.bench.gpus import compare_parts, outlier_rule
+from llmb.bench.measurements import Measurement, MeasurementFile, NotMeasured
 from llmb.bench.pairs import NodeReading, NodeVerdict, PairFigures, PairReading, PairwiseResult
-from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import gpus_document, history_document, measurement_document, pairs_document
 from llmb.schedulers.lookup import find_scheduler
 

@@ -38,7 +38,7 @@ LOADED = (
     "llmb.engine.loop",
     "llmb.engine.parallel.alone",
     "llmb.weights.worker.convert",
-    "llmb.weights.worker.adapters",
+    "llmb.weights.worker.weights_export",
     "llmb.processes.ranks",
     "torch._inductor.compile_fx",  # by ranks whose blocks are compiled, with any backend
     *(f"llmb.cli.{name}" for name in COMMANDS),

@@ -31,8 +31,7 @@ from llmb.logs.outcome import LogOutcome
 from llmb.metrics.statistics import describe, describe_means
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import default_calibration, predict
-from llmb.predict.remedies import Remedy
-from llmb.predict.search import Candidate
+from llmb.predict.search import Candidate, Remedy
 from llmb.prepare.hub_access import NeededRepository, RepositoryAccess
 from llmb.programs.conclude import EndedRun
 from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts

@@ -10,8 +10,8 @@ from json_types import Schema, schema_of
 from llmb.analysis import comparison, watched
 from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.watched import State
+from llmb.bench.measurements import Measurement, MeasurementFile
 from llmb.bench.pairs import PairFigures
-from llmb.bench.records import Measurement, MeasurementFile
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention, Dtype, Unspecified, Window
 from llmb.checkpoints.origin import DataOrigin, WeightsOrigin

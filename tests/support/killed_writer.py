@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from llmb.checkpoints.conversion import FinishedFile
+from llmb.weights.protocol import FinishedFile
 from llmb.weights.worker.chunk_files import WeightFile
 
 

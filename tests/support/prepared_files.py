@@ -6,8 +6,7 @@ from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
-from llmb.prepared.folders import prepared_folders
-from llmb.prepared.packed_dataset import ARRAYS
+from llmb.checkpoints.prepared_data import ARRAYS, prepared_folders
 
 DOCUMENTS = ((100, 20), (60,))
 """Places of the documents of each pack."""

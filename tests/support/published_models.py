@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Llama4Config, Llama4F
 
 from llmb.catalogue.records import Model
 from llmb.huggingface.config import config_of
-from llmb.huggingface.formats import format_of
+from llmb.huggingface.tensors import format_of
 
 
 def write_published(model: Model, folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmb.health.source import FactSource
+from llmb.health.facts import FactSource
 from llmb.runs.environment import QUERIES
 from llmb.tools import Said
 

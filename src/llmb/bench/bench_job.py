@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import IO, Literal
 
 import llmb
-from llmb.bench.collective_bench import TABLE, measurement_file, read_result
-from llmb.bench.collectives import JOB, CollectiveJob
+from llmb.bench.collectives import TABLE, collective_texts, measurement_file, read_result
 from llmb.bench.device_bench import DeviceChoice
 from llmb.bench.gpus import gpu_files, read_parts
-from llmb.bench.kept_measurements import write_measurements
-from llmb.bench.nccl_table import collective_texts
+from llmb.bench.measurements import MeasurementFile, write_measurements
 from llmb.bench.pair_rounds import STEPS, expected_s, limit_s, read_rounds
-from llmb.bench.pair_verdict import decide, group_notes, members, pair_rule
 from llmb.bench.pairs import JOB as JOB_OF_PAIRS
-from llmb.bench.pairs import PairJob, PairwiseResult
-from llmb.bench.records import MeasurementFile
+from llmb.bench.pairs import PairJob, PairwiseResult, decide, group_notes, members, pair_rule
+from llmb.bench.protocol import COLLECTIVES_JOB, CollectiveJob
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
@@ -201,7 +198,7 @@ def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
 
 
 def _collectives(folder: Path, request: BenchRequest) -> tuple[MeasurementFile, ...]:
-    job, result = CollectiveJob.model_validate_json((folder / JOB).read_text()), read_result(folder)
+    job, result = CollectiveJob.model_validate_json((folder / COLLECTIVES_JOB).read_text()), read_result(folder)
     write_atomically(folder / TABLE, "\n".join(collective_texts(job, result, llmb.__version__)))
     return (measurement_file(job, result, request.command, request.measured_at),)
 

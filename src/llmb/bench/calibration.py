@@ -4,8 +4,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from llmb.bench.cases import MIB, PASS_WORDS, attention_shapes
-from llmb.bench.records import Measurement, MeasurementFile
+from llmb.bench.device_bench import MIB, PASS_WORDS, attention_shapes
+from llmb.bench.measurements import Measurement, MeasurementFile
 from llmb.catalogue.records import Gpu, gpu_type_of
 from llmb.errors import UsageError
 from llmb.predict.prediction import Calibration

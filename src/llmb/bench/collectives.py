@@ -1,180 +1,253 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of a benchmark: sizes, data and expected results, bandwidths, and the job's records. Pure."""
+"""Collectives over the ranks of this machine: started, their result as measurements, and as the text of nccl-tests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from pathlib import Path
 
-from llmb.bench.jobs import DeviceReport
-from llmb.catalogue.records import Record
+import llmb
+from llmb.bench.measure import OnProgress, job_folder, run_ranks
+from llmb.bench.measurements import Measurement, MeasurementFile, NotMeasured
+from llmb.bench.protocol import (
+    ALIGNED,
+    COLLECTIVES,
+    COLLECTIVES_JOB,
+    COLLECTIVES_PROGRAM,
+    COLLECTIVES_RESULT,
+    SHOWN_AS_SUM,
+    UNCHECKED_IN_PLACE,
+    Collective,
+    CollectiveJob,
+    CollectiveResult,
+    CollectiveRow,
+    RankReport,
+    Way,
+    algorithm_gb_per_s,
+    bus_factor,
+    sizes_between,
+)
+from llmb.errors import RunFailed, UsageError
 from llmb.runs.host import Device
 
-PROGRAM = "llmb.bench.worker.collectives"
-JOB, RESULT = "collectives_job.json", "collectives_result.json"
-"""Files in the folder that the program is called with."""
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]
-"""By the names of nccl-tests."""
-COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
-ELEMENT_BYTES = 4
-"""fp32, the default of nccl-tests."""
-ALIGNED = 16
-"""Bytes of which each rank's part is a multiple, where ranks have parts."""
-SHOWN_AS_SUM: frozenset[Collective] = frozenset(["all_reduce", "reduce_scatter", "sendrecv"])
-"""nccl-tests names a reduction for these; send and receive has none."""
-UNCHECKED_IN_PLACE: frozenset[Collective] = frozenset(["alltoall", "sendrecv"])
-"""Data that is sent may be overwritten before: there is no right result."""
-BASES, WEIGHTS = 61, 64
-"""Values are small enough for sums of 8,000 ranks to be exact in fp32."""
+LEAST_BYTES = 8
+MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}
+"""Unless a size is specified: processes on a CPU need minutes for what GPUs do in a second."""
+TABLE = "collectives.txt"
+"""The text of nccl-tests in the folder of a job."""
 
 
-class CollectiveJob(Record):
-    """What every rank measures, in this order. ``sizes`` in bytes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRequest:
+    """What to measure; ``most`` is None for the device's default."""
 
-    device: Device
     collectives: tuple[Collective, ...]
-    sizes: tuple[int, ...]
-    limited_by_memory: bool = False
-    """Sizes that do not fit are left out; else they are an error."""
-    warm_ups: int
+    least: int
+    most: int | None
+    factor: int
     iterations: int
+    warm_ups: int
 
 
-class Way(Record):
-    """Calls out of place, or in place."""
-
-    time_s: float
-    """Time of one call: the mean of all iterations and ranks, as in nccl-tests."""
-    wrong: int | None
-    """Elements of all ranks that differ from the expected result; None where there is no expected result."""
-
-
-class CollectiveRow(Record):
-    """One collective at one size. A way is None if the library has no such call."""
-
-    collective: Collective
-    size_bytes: int
-    count: int
-    out_of_place: Way | None
-    in_place: Way | None
+def named_collectives(names: list[str]) -> tuple[Collective, ...]:
+    """All of them if none is named. Raises UsageError for an unknown one."""
+    found = [name.lower().replace("-", "_") for name in names]
+    aliases = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
+    wanted = {aliases.get(name, name) for name in found}
+    for name in wanted - {*COLLECTIVES}:
+        raise UsageError(f"unknown collective '{name}'", choices=COLLECTIVES)
+    return tuple(name for name in COLLECTIVES if not wanted or name in wanted)
 
 
-class NotTimed(Record):
-    """A size and all larger ones, or without a size a whole collective, that could not be measured."""
-
-    collective: Collective
-    size_bytes: int | None
-    reason: str
-    out_of_memory: bool = False
-
-
-class RankReport(Record):
-    """One rank, and where it ran."""
-
-    rank: int
-    node: str
-    local_rank: int
-    pid: int
-    device: str
-    bus_id: str | None
-    """Bus id of the GPU, as in ``0000:04:00``."""
+def collective_job(asked: CollectiveRequest, device: Device) -> CollectiveJob:
+    """Raises UsageError if there is no size."""
+    most = MOST_BYTES[device] if asked.most is None else asked.most
+    sizes = tuple(sizes_between(asked.least, most, asked.factor))
+    if not sizes:
+        raise UsageError(f"--min-size is {asked.least:,} bytes, above the largest of {most:,}", do="give --max-size")
+    return CollectiveJob(
+        device=device,
+        collectives=asked.collectives,
+        sizes=sizes,
+        limited_by_memory=asked.most is None,
+        warm_ups=asked.warm_ups,
+        iterations=asked.iterations,
+    )
 
 
-class CollectiveResult(Record):
-    """What rank 0 writes."""
+def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> CollectiveResult:
+    """Over ``ranks`` processes of this machine.
 
-    backend: str
-    device: DeviceReport
-    """The device of rank 0."""
-    ranks: tuple[RankReport, ...]
-    rows: tuple[CollectiveRow, ...]
-    not_timed: tuple[NotTimed, ...]
-
-    @property
-    def nodes(self) -> list[str]:
-        return list(dict.fromkeys(rank.node for rank in self.ranks))
+    Raises EnvironmentProblem without torch, RunFailed if a process failed, or UserInterrupt.
+    """
+    with job_folder(COLLECTIVES_JOB, job) as folder:
+        run_ranks(COLLECTIVES_PROGRAM, folder, ranks, job.device, "collectives", on_progress)
+        return read_result(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """What one call moves, in elements. ``count`` is what NCCL's function is called with: of one part, if ranks have
-    parts."""
-
-    count: int
-    sent: int
-    received: int
-
-    @property
-    def size_bytes(self) -> int:
-        """The size that bandwidths are computed from, which is that of the whole array."""
-        return max(self.sent, self.received) * ELEMENT_BYTES
+def read_result(folder: Path) -> CollectiveResult:
+    """Raises RunFailed if there is none."""
+    try:
+        return CollectiveResult.model_validate_json((folder / COLLECTIVES_RESULT).read_text())
+    except FileNotFoundError as error:
+        raise RunFailed("the ranks ended without a result", where=str(folder)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Values ``count`` long from ``at`` in a buffer: element i is ``((offset + i) % BASES + 1) * weight``."""
-
-    at: int
-    count: int
-    offset: int
-    weight: int
-
-
-def extent(collective: Collective, size_bytes: int, ranks: int) -> Extent:
-    """Where ranks have parts, the size is rounded down to equal parts, which may be nothing."""
-    if collective in ("all_reduce", "sendrecv"):
-        count = size_bytes // ELEMENT_BYTES
-        return Extent(count, count, count)
-    part = size_bytes // ELEMENT_BYTES // ranks // (ALIGNED // ELEMENT_BYTES) * (ALIGNED // ELEMENT_BYTES)
-    whole = part * ranks
-    sent = part if collective == "all_gather" else whole
-    return Extent(part, sent, part if collective == "reduce_scatter" else whole)
-
-
-def extents(collective: Collective, sizes: tuple[int, ...], ranks: int) -> list[Extent]:
-    """Without empty ones, and each size once."""
-    found = (extent(collective, size, ranks) for size in sizes)
-    return list(dict.fromkeys(one for one in found if one.count))
-
-
-def sizes_between(least: int, most: int, factor: int) -> Iterator[int]:
-    size = least
-    while size <= most:
-        yield size
-        size *= factor
-
-
-def bus_factor(collective: Collective, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth."""
-    if collective == "sendrecv":
-        return 1.0
-    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+def measurement_file(
+    job: CollectiveJob, result: CollectiveResult, command: tuple[str, ...], measured_at: str
+) -> MeasurementFile:
+    """What is kept for the node of rank 0."""
+    ranks, node = len(result.ranks), result.nodes[0]
+    over = f", {len(result.nodes)} nodes" if len(result.nodes) > 1 else ""
+    rows = [
+        _measurement(row, way, f"{where}{over}", job, result, node, ranks)
+        for row in result.rows
+        for way, where in ((row.out_of_place, "out of place"), (row.in_place, "in place"))
+        if way
+    ]
+    missing = [
+        NotMeasured(
+            benchmark="collectives",
+            case=row.collective,
+            size_bytes=row.size_bytes,
+            reason=row.reason,
+            out_of_memory=row.out_of_memory,
+        )
+        for row in result.not_timed
+    ]
+    versions = result.device.model_dump(include={"python", "torch", "cuda", "nccl", "driver"})
+    return MeasurementFile(
+        node=node,
+        measured_at=measured_at,
+        command=command,
+        software={"llmb": llmb.__version__, **versions},
+        measurements=tuple(rows),
+        not_measured=tuple(missing),
+    )
 
 
-def algorithm_gb_per_s(size_bytes: int, seconds: float) -> float:
-    return size_bytes / 1e9 / seconds
+def _measurement(
+    row: CollectiveRow, way: Way, shape: str, job: CollectiveJob, result: CollectiveResult, node: str, ranks: int
+) -> Measurement:
+    algorithm = algorithm_gb_per_s(row.size_bytes, way.time_s)
+    return Measurement(
+        benchmark="collectives",
+        case=row.collective,
+        shape=shape,
+        dtype="fp32",
+        size_bytes=row.size_bytes,
+        node=node,
+        device=result.device.device,
+        ranks=ranks,
+        time_s=way.time_s,
+        repetitions=job.iterations,
+        bandwidth_gb_per_s=algorithm,
+        bus_bandwidth_gb_per_s=algorithm * bus_factor(row.collective, ranks),
+        wrong=way.wrong,
+        backend=result.backend,
+    )
 
 
-def sent_data(size: Extent, rank: int) -> Piece:
-    """What a rank sends."""
-    return Piece(0, size.sent, 0, _weight(rank))
+def raise_if_wrong(measured: MeasurementFile) -> None:
+    """Raises RunFailed, with the collectives and sizes, if a result was not the expected one."""
+    wrong = [row for row in measured.measurements if row.wrong]
+    if wrong:
+        named = "; ".join(f"{row.case} of {row.size_bytes:,} bytes ({row.shape}): {row.wrong:,}" for row in wrong)
+        raise RunFailed(f"wrong results, in elements: {named}", do="check the network and the library with nccl-tests")
 
 
-def expected_data(collective: Collective, size: Extent, rank: int, ranks: int) -> list[Piece]:
-    """What a rank has received when all is right."""
-    total = sum(map(_weight, range(ranks)))
-    match collective:
-        case "all_reduce":
-            return [Piece(0, size.count, 0, total)]
-        case "reduce_scatter":
-            return [Piece(0, size.count, rank * size.count, total)]
-        case "all_gather":
-            return [Piece(other * size.count, size.count, 0, _weight(other)) for other in range(ranks)]
-        case "alltoall":
-            start = rank * size.count
-            return [Piece(other * size.count, size.count, start, _weight(other)) for other in range(ranks)]
-        case "sendrecv":
-            return [Piece(0, size.count, 0, _weight((rank - 1) % ranks))]
+_NAMES = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
+_FIGURES = "  {:>7}  {:>6}  {:>6}  {:>6}"
+_NOT_MEASURED = _FIGURES.format(*["N/A"] * 4)
 
 
-def _weight(rank: int) -> int:
-    return rank % WEIGHTS + 1
+def collective_texts(job: CollectiveJob, result: CollectiveResult, version: str) -> Iterator[str]:
+    """A table for each collective that was measured. ``version`` is that of llmb."""
+    for collective in job.collectives:
+        if rows := [row for row in result.rows if row.collective == collective]:
+            yield "".join(f"{line}\n" for line in _lines(collective, rows, job, result, version))
+
+
+def _lines(
+    collective: Collective, rows: list[CollectiveRow], job: CollectiveJob, result: CollectiveResult, version: str
+) -> Iterator[str]:
+    ranks, program = len(result.ranks), f"{collective}_perf"
+    yield f"# llmb {version} in the format of nccl-tests, {result.backend}, torch {result.device.torch}"
+    yield f"# Collective test starting: {program}"
+    yield (
+        f"# nThread 1 nGpus 1 minBytes {min(job.sizes)} maxBytes {max(job.sizes)} step: {_factor(job)}(factor) "
+        f"warmup iters: {job.warm_ups} iters: {job.iterations} agg iters: 1 validation: 1 graph: 0"
+    )
+    yield "#"
+    yield "# Using devices"
+    yield from map(_device, result.ranks)
+    yield from _header()
+    yield from (_row(row, ranks) for row in rows)
+    yield from _notes(collective, rows, job, ranks)
+    ways = [way for row in rows for way in (row.out_of_place, row.in_place) if way]
+    wrong = sum(bool(way.wrong) for way in ways)
+    yield f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}"
+    yield f"# {'Avg bus bandwidth':<20} : {average_bus_gb_per_s(rows, ranks):g} "
+    yield "#"
+    yield f"# Collective test concluded: {program}"
+
+
+def _header() -> Iterator[str]:
+    yield "#"
+    yield _NAMES.format(*[""] * 5) + "           out-of-place                       in-place          "
+    way = ("time", "algbw", "busbw", "#wrong")
+    yield _NAMES.format("size", "count", "type", "redop", "root") + 2 * _FIGURES.format(*way) + " "
+    units = ("(us)", "(GB/s)", "(GB/s)", "")
+    yield _NAMES.format("(B)", "(elements)", "", "", "") + 2 * _FIGURES.format(*units) + " "
+
+
+def _factor(job: CollectiveJob) -> int:
+    return job.sizes[1] // job.sizes[0] if len(job.sizes) > 1 else 2
+
+
+def _device(rank: RankReport) -> str:
+    return (
+        f"#  Rank {rank.rank:2} Group  0 Pid {rank.pid:6} on {rank.node:>10} device {rank.local_rank:2} "
+        f"[{rank.bus_id or 'cpu'}] {rank.device}"
+    )
+
+
+def _row(row: CollectiveRow, ranks: int) -> str:
+    redop = "sum" if row.collective in SHOWN_AS_SUM else "none"
+    ways = "".join(_way(way, row, ranks) for way in (row.out_of_place, row.in_place))
+    return f"{row.size_bytes:12}  {row.count:12}  {'float':>8}  {redop:>6}  {-1:6}{ways}"
+
+
+def _way(way: Way | None, row: CollectiveRow, ranks: int) -> str:
+    if way is None:
+        return _NOT_MEASURED
+    algorithm = algorithm_gb_per_s(row.size_bytes, way.time_s)
+    bus = algorithm * bus_factor(row.collective, ranks)
+    wrong = "   N/A" if way.wrong is None else f"{float(way.wrong):6g}"
+    return f"  {_figure(way.time_s * 1e6, 7)}  {_figure(algorithm, 6)}  {_figure(bus, 6)}  {wrong}"
+
+
+def _figure(value: float, width: int) -> str:
+    """The first form that is not too wide."""
+    forms = (f"{value:{width}.2f}", f"{value:{width}.1f}", f"{value:{width}.0f}")
+    shortest = f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
+    return next((form for form in forms if len(form) <= width), shortest)
+
+
+def _notes(collective: Collective, rows: list[CollectiveRow], job: CollectiveJob, ranks: int) -> Iterator[str]:
+    if any(row.out_of_place is None for row in rows):
+        yield "# out-of-place: torch.distributed reduces in place alone"
+    if collective in UNCHECKED_IN_PLACE:
+        yield "# in-place: sent data may be overwritten, so that it is not checked"
+    if collective not in ("all_reduce", "sendrecv") and min(job.sizes) < ranks * ALIGNED:
+        yield f"# sizes below {ranks * ALIGNED} bytes are left out: a rank's part is a multiple of {ALIGNED} bytes"
+
+
+def average_bus_gb_per_s(rows: list[CollectiveRow], ranks: int) -> float:
+    """Over all sizes, and over both ways."""
+    found = [
+        algorithm_gb_per_s(row.size_bytes, way.time_s) * bus_factor(row.collective, ranks)
+        for row in rows
+        for way in (row.out_of_place, row.in_place)
+        if way
+    ]
+    return sum(found) / len(found)

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 
 import llmb
-from llmb.bench.cases import SQUARE
-from llmb.bench.jobs import PASSES, Case, CaseList, ProductCase, ProductDtype
+from llmb.bench.device_bench import SQUARE
 from llmb.bench.measure import OnProgress, job_folder, run_ranks
-from llmb.bench.records import JOB, PARTS, PROGRAM, Measurement, MeasurementFile, NotMeasured, PartReport
+from llmb.bench.measurements import JOB, PARTS, PROGRAM, Measurement, MeasurementFile, NotMeasured, PartReport
+from llmb.bench.protocol import PASSES, Case, CaseList, ProductCase, ProductDtype
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.runs.host import Device

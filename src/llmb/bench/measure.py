@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from llmb.bench.jobs import PROGRAM, BenchProgress, CaseList, Timings
+from llmb.bench.protocol import TIMING_PROGRAM, BenchProgress, CaseList, Timings
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem
 from llmb.processes.families import run_talking
@@ -33,7 +33,7 @@ def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
     """Raises as ``run_program``."""
     with job_folder("job.json", job) as folder:
         asked, answered = folder / "job.json", folder / "timings.json"
-        run_program(("-P", "-m", PROGRAM, str(asked), str(answered)), job.device, "", on_progress)
+        run_program(("-P", "-m", TIMING_PROGRAM, str(asked), str(answered)), job.device, "", on_progress)
         return Timings.model_validate_json(answered.read_text())
 
 

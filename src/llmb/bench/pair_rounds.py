@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmb.bench.collective_bench import read_result
-from llmb.bench.collectives import PROGRAM as COLLECTIVES
+from llmb.bench.collectives import read_result
 from llmb.bench.gpus import read_parts
-from llmb.bench.pair_verdict import Readings, decide, members, pair_rule
+from llmb.bench.measurements import PROGRAM as PRODUCT
 from llmb.bench.pairs import (
     ALONE_S,
     END_S,
@@ -27,11 +26,15 @@ from llmb.bench.pairs import (
     PairFigures,
     PairJob,
     PairReading,
+    Readings,
     collective_figures,
+    decide,
+    members,
+    pair_rule,
     product_figures,
     rounds,
 )
-from llmb.bench.records import PROGRAM as PRODUCT
+from llmb.bench.protocol import COLLECTIVES_PROGRAM
 from llmb.errors import RunFailed
 
 SCHEDULE, STEPS = "rounds.txt", "rounds"
@@ -64,9 +67,11 @@ class Phase:
 
 def phases(nodes: int, per_node: int) -> list[Phase]:
     each = tuple((node,) for node in range(nodes))
-    within = [Phase("within", PAIR_S, COLLECTIVES, each)] if per_node > 1 else []
-    meetings = [Phase(f"round-{number}", PAIR_S, COLLECTIVES, one.pairs) for number, one in enumerate(rounds(nodes), 1)]
-    group = Phase("group", GROUP_S + GROUP_PER_NODE_S * nodes, COLLECTIVES, ((),))
+    within = [Phase("within", PAIR_S, COLLECTIVES_PROGRAM, each)] if per_node > 1 else []
+    meetings = [
+        Phase(f"round-{number}", PAIR_S, COLLECTIVES_PROGRAM, one.pairs) for number, one in enumerate(rounds(nodes), 1)
+    ]
+    group = Phase("group", GROUP_S + GROUP_PER_NODE_S * nodes, COLLECTIVES_PROGRAM, ((),))
     return [Phase("alone", ALONE_S, PRODUCT, each), *within, *meetings, group]
 
 

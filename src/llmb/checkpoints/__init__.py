@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints as files: their records, checksums, folders that appear when complete, imports that resume."""
+"""Checkpoints and prepared data as files: records, checksums, folders that appear when complete."""

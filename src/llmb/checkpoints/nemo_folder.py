@@ -16,7 +16,7 @@ from llmb.catalogue.data_files import LOADER, check_yaml
 from llmb.catalogue.records import Model
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.errors import UsageError, itemized
-from llmb.huggingface.formats import format_of
+from llmb.huggingface.tensors import format_of
 from llmb.input_files import MOST_TEXT_BYTES, check_values, read_regular
 
 SIGNS = (f"{WEIGHTS}/metadata.json", f"{WEIGHTS}/common.pt", "context/model.yaml", "context/io.json")

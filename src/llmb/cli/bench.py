@@ -6,29 +6,26 @@ from typing import Annotated, Any
 
 import typer
 
-from llmb.bench.cases import (
-    TimedCase,
-    attention_cases,
-    bytes_of,
-    gemm_cases,
-    launch_cases,
-    memory_cases,
-    transfer_cases,
-)
 from llmb.bench.device_bench import (
     DEFAULT_MODEL,
     BenchSettings,
     DeviceChoice,
+    TimedCase,
+    attention_cases,
+    bytes_of,
     device_here,
     dtypes_asked,
+    gemm_cases,
+    launch_cases,
     measure,
+    memory_cases,
     raise_if_missing,
     recipe_of,
     recipe_text,
+    transfer_cases,
 )
-from llmb.bench.jobs import ProductDtype
-from llmb.bench.kept_measurements import bench_folder, read_measurements
-from llmb.bench.records import BENCHMARKS
+from llmb.bench.measurements import BENCHMARKS, bench_folder, read_measurements
+from llmb.bench.protocol import ProductDtype
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe

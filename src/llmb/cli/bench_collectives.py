@@ -10,24 +10,22 @@ import typer
 import llmb
 from llmb.bench import pair_rounds
 from llmb.bench.bench_job import BenchProgram, run_here
-from llmb.bench.cases import bytes_of
-from llmb.bench.collective_bench import (
+from llmb.bench.collectives import (
     LEAST_BYTES,
     TABLE,
     CollectiveRequest,
     collective_job,
+    collective_texts,
     measure_here,
     measurement_file,
     named_collectives,
     raise_if_wrong,
 )
-from llmb.bench.collectives import JOB as FILE
-from llmb.bench.collectives import PROGRAM
-from llmb.bench.device_bench import DeviceChoice, raise_if_missing
-from llmb.bench.nccl_table import collective_texts
+from llmb.bench.device_bench import DeviceChoice, bytes_of, raise_if_missing
+from llmb.bench.measurements import MeasurementFile
 from llmb.bench.pair_rounds import SCHEDULE, expected_s, limit_s, schedule
 from llmb.bench.pairs import LEAST_NODES, PairwiseResult, pair_files
-from llmb.bench.records import MeasurementFile
+from llmb.bench.protocol import COLLECTIVES_JOB, COLLECTIVES_PROGRAM
 from llmb.cli.bench_jobs import (
     JOB,
     BenchJobRequest,
@@ -156,7 +154,7 @@ def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, *, wait: bool,
     placement = request.nodes.placement
     if placement.processes < LEAST_RANKS:
         raise UsageError("collectives need two ranks", do="add --nodes 2, or --ranks")
-    program = BenchProgram("collectives", PROGRAM, "torchrun", {FILE: job.model_dump_json()})
+    program = BenchProgram("collectives", COLLECTIVES_PROGRAM, "torchrun", {COLLECTIVES_JOB: job.model_dump_json()})
     order = request.order(program, f"collectives over {placement.processes} ranks, by llmb")
     done = queue(order, dry_run=dry_run, wait=wait, json=json)
     if done:

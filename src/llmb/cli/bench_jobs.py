@@ -21,10 +21,9 @@ from llmb.bench.bench_job import (
 )
 from llmb.bench.device_bench import DeviceChoice, device_here
 from llmb.bench.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts, outlier_rule
-from llmb.bench.kept_measurements import write_measurements
-from llmb.bench.records import JOB as GPUS_FILE
-from llmb.bench.records import PROGRAM as GPUS_PROGRAM
-from llmb.bench.records import MeasurementFile
+from llmb.bench.measurements import JOB as GPUS_FILE
+from llmb.bench.measurements import PROGRAM as GPUS_PROGRAM
+from llmb.bench.measurements import MeasurementFile, write_measurements
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import with_excluded
 from llmb.cli.common import Json

@@ -26,13 +26,12 @@ from llmb.predict.prediction import (
     Prediction,
     calibrate,
     default_calibration,
+    predict_rows,
     predicted_seconds,
 )
 from llmb.predict.prediction import predict as predict_plan
-from llmb.predict.remedies import remedies
-from llmb.predict.rows import predict_rows
 from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
-from llmb.predict.search import Candidate, Goal, search_for
+from llmb.predict.search import Candidate, Goal, remedies, search_for
 from llmb.programs.engine.memory_check import count_ranks
 from llmb.report.output import print_json, print_output
 from llmb.report.predict_report import (
@@ -177,7 +176,7 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan) -
     # These take longer to load than a prediction may take.
     from llmb.analysis.find_runs import find_ended_runs
     from llmb.bench.calibration import calibrate_with_bench
-    from llmb.bench.kept_measurements import measurements_at
+    from llmb.bench.measurements import measurements_at
 
     if files := measurements_at(Path(selector).expanduser()):
         gpu = catalogue.gpus[plan.recipe.gpu_type]

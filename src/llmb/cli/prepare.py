@@ -13,6 +13,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload
+from llmb.checkpoints.prepared_data import SPLITS, Split, prepared_folders
 from llmb.cli.campaign_options import DryRun, Yes, with_excluded
 from llmb.cli.checkpoint import MaxFileSize, Processes
 from llmb.cli.common import Json
@@ -40,8 +41,6 @@ from llmb.prepare.jobs import (
 )
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepare.verify import Verification, verify_prepared
-from llmb.prepared.folders import prepared_folders
-from llmb.prepared.packed_dataset import SPLITS, Split
 from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
 from llmb.report.campaign_report import flags_text, queued_document, submit_text
 from llmb.report.install_report import image_document, image_text

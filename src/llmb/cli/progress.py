@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from llmb.bench.jobs import BenchProgress
+from llmb.bench.protocol import BenchProgress
 from llmb.jobs.job import Job
 from llmb.runs.steps import StepNews
 from llmb.shown_text import printable, printable_lines

@@ -24,12 +24,12 @@ from llmb.jobs.job import Job
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.wait import exit_code, last_try
-from llmb.prepared.folders import WORKLOADS
 from llmb.programs.conclude import read_ended_run
 from llmb.report.output import log_writer, print_output
 from llmb.report.run_report import run_document
 from llmb.report.watch_report import watch_document, watch_line, watch_title
 from llmb.runs.folder import RunFolder
+from llmb.trust import WORKLOADS
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llmb.catalogue.records import Convention, Layout, Training
-from llmb.checkpoints.times import CheckpointTime, add_checkpoint_time
+from llmb.checkpoints.checkpoint import CheckpointTime, add_checkpoint_time
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint, load_weights, verify_checkpoint
 from llmb.engine.checkpoint.save import Saver

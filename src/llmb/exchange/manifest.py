@@ -11,10 +11,10 @@ from llmb.catalogue.record import first_problem
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.input_files import check_values
-from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import Time
 from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
+from llmb.trust import WORKLOADS
 
 ENDING = ".tar.zst"
 MANIFEST = "manifest.json"

@@ -30,12 +30,11 @@ from llmb.health.checks.network import Port, network_checks, read_ports
 from llmb.health.checks.nvidia_smi import GpuFacts, read_gpus
 from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import container_checks, software_checks
+from llmb.health.facts import FactSource, WantedFacts, named_places, wanted_of
 from llmb.health.kept_checks import CheckFolder
 from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
 from llmb.health.settings import settings_here
-from llmb.health.source import FactSource
-from llmb.health.wanted import WantedFacts, named_places, wanted_of
 from llmb.missing import Missing
 from llmb.runs.folder import write_atomically
 from llmb.runs.host import host_name

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
 from llmb.health.checks.nvidia_smi import read_states
-from llmb.health.source import FactSource
+from llmb.health.facts import FactSource
 from llmb.missing import Missing
 from llmb.resources.settings import NodeSettings, read_settings
 from llmb.runs.drift import gpu_limits

@@ -12,8 +12,7 @@ from threading import Event
 from typing import Any
 
 from llmb.errors import UsageError
-from llmb.huggingface.adapter import ADAPTER_CONFIG
-from llmb.huggingface.tensors import CONFIG, INDEX, SINGLE_FILE
+from llmb.huggingface.tensors import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE_FILE
 from llmb.input_files import MOST_JSON_BYTES, check_values, read_regular
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")

@@ -1,13 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and shapes of a model's parameters in Hugging Face files, their division into files, and a check. Pure."""
+"""Forms in which Hugging Face keeps models and adapters, and names and shapes of their tensors."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from llmb.errors import UsageError
-from llmb.huggingface.formats import WeightsFormat
+from pydantic import Field
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import ADAPTED, Lora, LoraTargets, Model, Record
+from llmb.errors import UsageError, itemized
+
+Parts = Mapping[str, object]
+"""Required values of a model's fields, by name; ``moe.router`` is the router of its experts, None if it has none."""
+
+
+def part(model: Model, name: str) -> object:
+    """A field of ``model``; None if it belongs to a part that the model lacks."""
+    found: object = model
+    for step in name.split("."):
+        found = getattr(found, step) if isinstance(found, Record) else None
+    return found
+
+
+def part_differences(model: Model, parts: Parts) -> Iterator[str]:
+    for name, wanted in parts.items():
+        if (found := part(model, name)) != wanted:
+            yield f"{name} is {found}, not {wanted}"
+
+
+DATA = Path(__file__).with_name("formats.yaml")
+IN_EVERY_FORM = ("tied_embeddings", "rope_scaling")
+SETTINGS = Path(__file__).with_name("settings.yaml")
+
+
+class WeightsFormat(Record):
+    """One entry of ``formats.yaml``, which says what the fields mean."""
+
+    model_type: str
+    model_class: str
+    multimodal_type: str | None = None
+    """What ``config.json`` says of a model that has this one as its text model."""
+    parts: dict[str, Any]
+    equal: dict[str, str] = Field(default_factory=dict)
+    needed: tuple[str, ...] = ()
+    """Parts that a model must have, whatever they are."""
+    settings: dict[str, str]
+    constants: dict[str, Any] = Field(default_factory=dict)
+    silent: dict[str, Any]
+    compared: tuple[str, ...]
+    unused: tuple[str, ...] = ()
+    multimodal_keys: tuple[str, ...] = ()
+    lists_layers: bool = False
+    """The configuration lists which layers have experts, and which rotary."""
+    names: dict[str, str] = Field(default_factory=dict)
+    expert_matrices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class IgnoredSettings(Record):
+    """Keys of ``config.json`` that change nothing in training, for one reason."""
+
+    why: str
+    keys: tuple[str, ...]
+
+
+class CommonSettings(Record):
+    """``settings.yaml``, which says what the fields mean."""
+
+    ignored: tuple[IgnoredSettings, ...]
+    fixed: dict[str, Any]
+
+
+class FormatsFile(Record):
+    """``formats.yaml``."""
+
+    formats: tuple[WeightsFormat, ...]
+
+
+@cache
+def known_formats() -> tuple[WeightsFormat, ...]:
+    return read_file(DATA, FormatsFile, wrap="formats").formats
+
+
+@cache
+def common_settings() -> CommonSettings:
+    return read_file(SETTINGS, CommonSettings)
+
+
+def format_of(model: Model) -> WeightsFormat:
+    """Raises UsageError for a model that no form can express, with what keeps it from the nearest one."""
+    problems = {known.model_class: list(obstacles(model, known)) for known in known_formats()}
+    found = next((known for known in known_formats() if not problems[known.model_class]), None)
+    if found is None:
+        nearest = min(problems, key=lambda name: len(problems[name]))
+        what = f"{model.model} {model.size} has no form in Hugging Face's formats; it is no {nearest}:"
+        raise UsageError(what + itemized(problems[nearest]))
+    return found
+
+
+def obstacles(model: Model, known: WeightsFormat) -> Iterator[str]:
+    """Fields that the form does not name must have their default, so that a part that is new is not overlooked."""
+    yield from part_differences(model, known.parts)
+    named = {name.partition(".")[0] for name in (*IN_EVERY_FORM, *known.parts, *known.equal, *known.settings.values())}
+    for name, field in Model.model_fields.items():
+        if name not in named and not field.is_required() and (found := getattr(model, name)) != field.default:
+            yield f"{name} is {found}, not {field.default}"
+    for name, other in known.equal.items():
+        if part(model, name) != part(model, other):
+            yield f"{name} is {part(model, name)}, not {part(model, other)} as {other}"
+    for name in known.needed:
+        if part(model, name) is None:
+            yield f"it has no {name}"
+
 
 Shape = tuple[int, ...]
 
@@ -154,3 +261,90 @@ def index_document(shards: Sequence[Sequence[str]], total_bytes: int) -> dict[st
     files = shard_files(len(shards))
     weight_map = {name: file for names, file in zip(shards, files, strict=True) for name in names}
     return {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+MATRICES = {"A": "a", "B": "b"}
+"""peft's name of a matrix, and ours."""
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "fan_in_fan_out": (False, None),
+    "use_rslora": (False, None),
+    "use_dora": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "modules_to_save": (None, []),
+    "layers_to_transform": (None, []),
+    "layer_replication": (None, []),
+    "trainable_token_indices": (None, []),
+    "lora_bias": (False, None),
+    "target_parameters": (None, []),
+}
+"""The only values of these settings that the engine's adapters can express."""
+
+
+def adapter_config(lora: Lora, model: Model, base: str | None) -> dict[str, Any]:
+    """What peft reads; a shared A is written once for each projection."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": [name for name in ADAPTED[lora.targets] if name != "gate_proj" or model.mlp == "swiglu"],
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+
+
+def adapter_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Settings of ``adapter_config.json`` that are unsupported."""
+    for name, supported in UNSUPPORTED.items():
+        if name in config and config[name] not in supported:
+            yield f"{name} is {config[name]}, which is unsupported"
+    for name, kind in {"r": int, "lora_alpha": int | float}.items():
+        if not isinstance(config.get(name), kind):
+            yield f"{name} is {config.get(name)}, not a number"
+
+
+def peft_layers(layers: Iterable[str], form: WeightsFormat) -> dict[str, str]:
+    """peft's name of each adapted layer, such as ``layers.0.self_attn.q_proj``."""
+    return {layer: PEFT_PREFIX + hugging_face_name(f"{layer}.weight", form).removesuffix(".weight") for layer in layers}
+
+
+def peft_tensor(layer: str, matrix: str) -> str:
+    return f"{layer}.lora_{matrix}.weight"
+
+
+def own_names(layer: str, lora: Lora) -> dict[str, str]:
+    """The parameters that hold A and B of a layer, by peft's names of the matrices."""
+    if not lora.fused:
+        return {matrix: f"{layer}.adapter.{ours}.weight" for matrix, ours in MATRICES.items()}
+    owner, _, name = layer.rpartition(".")
+    return {"A": f"{owner}.qkv_adapter.a.weight", "B": f"{owner}.qkv_adapter.b.{name}.weight"}
+
+
+def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
+    """The layers with adapters among a model's parameters, given by name."""
+    layers = (name.removesuffix(".weight") for name in names)
+    return [layer for layer in layers if layer.rpartition(".")[2] in ADAPTED[targets]]
+
+
+def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
+    """The targets of exactly the layers of these names (``q_proj``); ``shared``: query, key and value have one A."""
+    found = set(layers)
+    fitting: tuple[LoraTargets, ...] = ("qkv", "qkv-split", "qv", "attention", "all-linear")
+    for targets in fitting if shared else fitting[1:]:
+        if found in (set(ADAPTED[targets]), set(ADAPTED[targets]) - {"gate_proj"}):
+            return targets
+    return None
+
+
+def adapter_shapes(layer: Shape, rank: int) -> dict[str, Shape]:
+    """Shapes of A and B of a layer with the weight ``layer``, [outputs, inputs]."""
+    return {"A": (rank, layer[1]), "B": (layer[0], rank)}

@@ -11,13 +11,13 @@ from typing import Any
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve
+from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.errors import EnvironmentProblem
 from llmb.install.answers import Answers
 from llmb.install.environment import run_visibly
 from llmb.install.state import Journal
 from llmb.prepare.hub_access import NeededRepository, access_problem, can_check, check_access, needed_repositories
 from llmb.prepare.verify import verify_prepared
-from llmb.prepared.folders import prepared_folders
 
 IMAGES = "images"
 

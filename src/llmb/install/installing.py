@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU
+from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.errors import LlmbError, UserInterrupt
 from llmb.install.answers import EXISTING, Answers, suite_scripts
 from llmb.install.cluster_file import (
@@ -38,11 +39,11 @@ from llmb.install.installation import (
 )
 from llmb.install.state import InstallState, Journal, opened_journal, read_state
 from llmb.install.suite import remove_environments, suite_environments, suite_steps
-from llmb.prepared.folders import WORKLOADS, prepared_folders
 from llmb.runs.checkpoint_disk import check_room
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.schedulers.installer import NONE
 from llmb.schedulers.lookup import LOCAL, find_scheduler
+from llmb.trust import WORKLOADS
 
 RESUMED = "the same command resumes here"
 ENVIRONMENT_BYTES = 12 * 10**9

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmb.checkpoints.prepared_data import PREPARED
 from llmb.errors import UsageError
 from llmb.install.state import (
     LOCK,
@@ -21,9 +22,8 @@ from llmb.jobs.history import database_path, read_history
 from llmb.jobs.job import LIVE
 from llmb.jobs.store import Filter
 from llmb.jobs.task import PREPARATIONS
-from llmb.prepared.folders import PREPARED, WORKLOADS
 from llmb.runs.folder import writing
-from llmb.trust import STATE_FOLDER, check_inside
+from llmb.trust import STATE_FOLDER, WORKLOADS, check_inside
 
 RESULTS = ("experiments", PREPARATIONS, PREPARED)
 """Folders of a workload that runs and preparations made."""

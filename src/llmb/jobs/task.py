@@ -14,7 +14,6 @@ from llmb.jobs.assemble import mounted_folders, on_site
 from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec, Placement, Word, write_spec
-from llmb.prepared.folders import WORKLOADS
 from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder, write_atomically, writing
 from llmb.runs.record import JobEnd
@@ -22,7 +21,7 @@ from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import Scheduler
 from llmb.site.site import Site
-from llmb.trust import STATE_FOLDER
+from llmb.trust import STATE_FOLDER, WORKLOADS
 
 PREPARATIONS = "preparations"
 """Folder of a workload."""

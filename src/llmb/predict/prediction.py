@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A predicted step with its interval, what it rests on, and what no published step has checked. Pure."""
+"""A predicted step, or one of each row of a file, with its interval, what it rests on, and what is not validated."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
+from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Gpu
+from llmb.catalogue.records import Gpu, Layout
+from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.schema import ExpectedError, RatesFile
-from llmb.errors import UsageError
+from llmb.errors import LlmbError, UsageError
 from llmb.predict.step import BUBBLE, COMPUTED, TERMS, Kept, Rates, computed_seconds, nominal_step, why_not_predicted
 from llmb.predict.work import MeasuredMachine
-from llmb.runs.plan import EnginePlan, PredictedStep
+from llmb.runs.choices import Choices
+from llmb.runs.plan import EnginePlan, PredictedStep, make_plan
 
 CHECKED_GPU = "h100"
 """The only type of which there are published tables of pre-training."""
@@ -174,3 +178,72 @@ def _error_names(plan: EnginePlan, calibration: Calibration) -> Sequence[str]:
             name for name, has in (("experts", plan.recipe.model.moe), ("adapters", plan.lora)) if has is not None
         ]
     return names
+
+
+RECIPE = ("workload", "size", "dtype", "gpu_type", "scale", "release")
+SIZES = tuple(name for name in Layout.model_fields if name in Overrides.model_fields)
+COLUMNS = (*RECIPE, "gpus", *(name for name in SIZES if name != "sequence_parallel"))
+"""A file may lack all but ``workload`` and ``size``, or leave them empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedRow:
+    """What a line asks for, and what is predicted of it, or why nothing is."""
+
+    line: int
+    asked: Mapping[str, str]
+    found: Prediction | LlmbError
+
+
+def predict_rows(
+    catalogue: Catalogue, rows: Sequence[Mapping[str, str]], calibration: Calibration
+) -> Iterator[PredictedRow]:
+    """One that cannot be predicted takes no other with it. Raises UsageError for columns that there are not."""
+    if rows and (unknown := set(rows[0]) - set(COLUMNS)):
+        raise UsageError(f"unknown columns: {', '.join(sorted(map(str, unknown)))}", choices=COLUMNS)
+
+    @cache
+    def plan_of(*recipe: str) -> EnginePlan:
+        values: dict[str, Any] = {name: value for name, value in zip(RECIPE, recipe, strict=True) if value}
+        if "scale" in values:
+            values["scale"] = _whole("scale", values["scale"])
+        if missing := [name for name in ("workload", "size") if name not in values]:
+            raise UsageError(f"{missing[0]} is missing")
+        return make_plan(resolve(catalogue, Request(**values)), Choices(), device="cuda")
+
+    kept: dict[tuple[object, ...], Kept] = {}
+    for line, row in enumerate(rows, start=2):
+        try:
+            recipe = tuple(row.get(name) or "" for name in RECIPE)
+            plan = with_layout(plan_of(*recipe), _sizes(row))
+            gpu, alike = catalogue.gpus[plan.recipe.gpu_type], kept.setdefault(recipe, Kept())
+            found: Prediction | LlmbError = predict(plan, gpu, calibration, catalogue.rates.errors, alike)
+        except LlmbError as error:
+            found = error
+        yield PredictedRow(line, {name: text for name, text in row.items() if name in COLUMNS}, found)
+
+
+def with_layout(plan: EnginePlan, changes: Mapping[str, int | None]) -> EnginePlan:
+    """The plan with other sizes. Raises UsageError with all that is wrong with them."""
+    recipe = plan.recipe
+    layout = recipe.layout.model_copy(update=dict(changes))
+    model = (
+        recipe.model
+        if layout.layers == recipe.model.layers
+        else recipe.model.model_copy(update={"layers": layout.layers})
+    )
+    if problems := check_layout(model, layout):
+        raise UsageError("; ".join(problems))
+    recipe = recipe.model_copy(update={"layout": layout, "model": model, "scale": layout.gpus})
+    return plan.model_copy(update={"recipe": recipe})
+
+
+def _sizes(row: Mapping[str, str]) -> dict[str, int | None]:
+    return {name: _whole(name, row[name]) for name in COLUMNS[len(RECIPE) :] if row.get(name)}
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"{name} is '{text}'; it must be a whole number") from error

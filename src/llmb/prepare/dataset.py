@@ -12,16 +12,14 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.checkpoints.checksums import damaged_files, file_checksum
+from llmb.checkpoints.prepared_data import RECORD, SPLITS, PackedDataset, PreparedFolders, Split
 from llmb.errors import UsageError, check_installed, itemized
 from llmb.jobs.locks import file_lock
 from llmb.prepare.hub import DATASETS, OnBytes, fetch_dataset, fetch_model
 from llmb.prepare.packed_files import read_packed, tokenize, write_packed
 from llmb.prepare.sample_files import OnCount, SampleFiles, lines_file, read_samples_record, write_samples
-from llmb.prepare.samples import TEMPLATE
-from llmb.prepare.sources import Files, split_files
+from llmb.prepare.samples import TEMPLATE, Files, split_files
 from llmb.prepare.tokenizer import LoadedTokenizer, checksum, load_tokenizer, tokenizer_file
-from llmb.prepared.folders import PreparedFolders
-from llmb.prepared.packed_dataset import RECORD, SPLITS, PackedDataset, Split
 from llmb.runs.folder import writing
 from llmb.trust import check_links
 

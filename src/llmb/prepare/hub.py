@@ -14,10 +14,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
+from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt, check_installed
 from llmb.prepare.tokenizer import FILES as TOKENIZER_FILES
 from llmb.prepare.tokenizer import TOKENIZER
-from llmb.prepared.folders import PreparedFolders
 from llmb.processes.signals import Interrupted, SignalGate, signals_as_exceptions
 from llmb.runs.folder import cannot_write
 

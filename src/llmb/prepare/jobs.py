@@ -12,6 +12,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU, Request, resolve
+from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.job import LIVE, Job
 from llmb.jobs.refresh import refresh
@@ -21,9 +22,9 @@ from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import PYTHON, Placement
 from llmb.options.option import Option, limit_problems
 from llmb.prepare.dataset import source_of
-from llmb.prepared.folders import WORKLOADS, prepared_folders
 from llmb.schedulers.lookup import scheduler_of
 from llmb.site.site import Site
+from llmb.trust import WORKLOADS
 
 TIME_LIMIT_MIN = 55
 """Time limit of the reference documents."""

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING
 from llmb import __version__
 from llmb.checkpoints.checksums import ChecksumWriter
 from llmb.checkpoints.new_folder import new_folder
-from llmb.errors import UsageError
-from llmb.prepare.sample_files import SampleFiles, parse_line, read_prepared
-from llmb.prepare.tokenizer import LoadedTokenizer
-from llmb.prepared.packed_dataset import (
+from llmb.checkpoints.prepared_data import (
     ANSWERS,
     DOCUMENTS,
     PACKS,
@@ -24,6 +21,9 @@ from llmb.prepared.packed_dataset import (
     Packer,
     Split,
 )
+from llmb.errors import UsageError
+from llmb.prepare.sample_files import SampleFiles, parse_line, read_prepared
+from llmb.prepare.tokenizer import LoadedTokenizer
 from llmb.runs.record import now
 
 if TYPE_CHECKING:

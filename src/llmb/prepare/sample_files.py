@@ -15,11 +15,10 @@ from pydantic import ValidationError
 from llmb import __version__
 from llmb.catalogue.records import Record
 from llmb.checkpoints.checksums import ChecksumWriter, file_checksum
+from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, Split, incomplete_files
 from llmb.errors import UsageError
 from llmb.input_files import MOST_JSON_BYTES, read_regular
-from llmb.prepare.samples import TEMPLATE, DatasetSample
-from llmb.prepare.sources import Files, read_samples
-from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, incomplete_files
+from llmb.prepare.samples import TEMPLATE, DatasetSample, Files, read_samples
 from llmb.runs.record import now
 
 RECORD = "samples.json"

@@ -1,8 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample of a dataset: a prompt and its answer, as NeMo's SQuAD has them. Pure."""
+"""Samples of a dataset, prompts with answers as in NeMo's SQuAD: their forms, and the local files that hold them."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from llmb.checkpoints.prepared_data import Split
+from llmb.errors import UsageError, check_installed
+from llmb.input_files import list_folder, open_file
+
+if TYPE_CHECKING:
+    import pyarrow
+
 
 TEMPLATE = "squad-1"
 """Name and version of the prompt template; a change of ``from_question`` or of ``tokens`` needs another version."""
@@ -97,3 +109,166 @@ def _list(parent: Any, key: str, place: str) -> list[Any]:  # noqa: ANN401 (any 
         raise Malformed(f"'{name}' is not a list")
     found: list[Any] = parent[key]
     return found
+
+
+PARQUET = b"PAR1"
+ARROW = b"\xff\xff\xff\xff"
+"""First bytes of the stream format, which the library 'datasets' writes, in its cache and with save_to_disk."""
+SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow")
+NOTES = ("dataset_info.json", "dataset_dict.json", "state.json")
+"""What the library ``datasets`` writes beside its samples."""
+NAMES: dict[Split, str] = {"training": r"train(ing)?", "validation": r"(validation|valid|val|dev)", "test": r"test"}
+SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+FORMATS = (
+    "SQuAD's own JSON (data, paragraphs, qas)",
+    "JSON lines, parquet or arrow with context, question and answers",
+    "JSON lines with input and output",
+)
+Files = dict[Split, list[Path]]
+Row = tuple[str, Mapping[str, Any]]
+
+
+def split_files(source: Path) -> Files:
+    """The files of each split at ``source``: a folder with files named after splits, or one file, all training.
+
+    Raises UsageError if there are none, or several of which each may be the one.
+    """
+    if not source.is_dir():
+        with open_file(source, do="give a file or a folder with --source"):
+            return {"training": [source]}
+    files = sorted(path for path in _below(source) if path.suffix in SUFFIXES and path.name not in NOTES)
+    found: Files = {split: named for split in NAMES if (named := [path for path in files if _holds(path, split)])}
+    if "training" not in found:
+        do = "name the file itself, or the files train, validation and test"
+        raise UsageError("no file of training samples", where=str(source), choices=FORMATS, do=do)
+    for split, paths in found.items():
+        if len({SHARD.sub("", path.stem) + path.suffix + str(path.parent) for path in paths}) > 1:
+            names = [str(path.relative_to(source)) for path in paths]
+            raise UsageError(f"several files of {split} samples", where=str(source), choices=names, do="name one")
+    return found
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Regular files, but for hidden ones, such as a hub's notes about its downloads."""
+    for path in list_folder(folder):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _below(path)
+        elif path.is_file():
+            yield path
+
+
+def _holds(path: Path, split: Split) -> bool:
+    """By its name, such as ``train-v1.1.json`` or ``squad-train.arrow``, or by that of its folder."""
+    named = re.search(rf"(^|[-_.]){NAMES[split]}([-_.]|$)", path.stem.lower())
+    return named is not None or re.fullmatch(NAMES[split], path.parent.name.lower()) is not None
+
+
+def read_samples(path: Path) -> Iterator[DatasetSample | None]:
+    """Every sample of a file, in order; None for a question without an answer.
+
+    Raises UsageError, with the line or the place, for what is not a sample.
+    """
+    for place, row in _rows(path):
+        try:
+            yield from_row(row)
+        except Malformed as error:
+            raise _not_a_sample(path, f"{place}: {error}") from None
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    match _format_of(path):
+        case "parquet" | "arrow" as columns:
+            check_installed(f"reading {columns} files", "pyarrow")
+            return _numbered(path, _parquet_batches(path) if columns == "parquet" else _arrow_batches(path))
+        case "squad":
+            try:
+                return iter(from_squad_document(_whole(path)))
+            except Malformed as error:
+                raise _not_a_sample(path, str(error)) from None
+        case "lines":
+            return _lines(path)
+
+
+def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
+    """By the content alone. SQuAD's own files have one line; files like it may have more."""
+    with open_file(path) as stream:
+        match stream.read(len(PARQUET)):
+            case magic if magic == PARQUET:
+                return "parquet"
+            case magic if magic == ARROW:
+                return "arrow"
+    first = next(_texts(path), None)
+    if first is None:
+        raise UsageError("the file is empty", where=str(path), choices=FORMATS)
+    try:
+        start = json.loads(first[1])
+    except (ValueError, RecursionError):
+        return "squad" if first[1].strip() == "{" else "lines"
+    return "squad" if isinstance(start, dict) and "data" in start else "lines"
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers."""
+    number = 0
+    try:
+        open_file(path).close()  # refuses what is not a regular file
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if text.strip():
+                    yield number, text
+    except UnicodeDecodeError as error:
+        raise UsageError(f"line {number} is not UTF-8 text", where=str(path)) from error
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    for number, text in _texts(path):
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _not_a_sample(path, f"line {number}: invalid JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise _not_a_sample(path, f"line {number} is not a JSON object")
+        yield f"line {number}", row
+
+
+def _whole(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads("".join(text for _, text in _texts(path)))
+    except (ValueError, RecursionError) as error:
+        raise _not_a_sample(path, f"invalid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise _not_a_sample(path, "the file is not a JSON object")
+    return document
+
+
+def _numbered(path: Path, batches: "Iterator[pyarrow.RecordBatch]") -> Iterator[Row]:
+    import pyarrow
+
+    try:
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def _parquet_batches(path: Path) -> "Iterator[pyarrow.RecordBatch]":
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        yield from file.iter_batches(batch_size=1000)
+
+
+def _arrow_batches(path: Path) -> "Iterator[pyarrow.RecordBatch]":
+    import pyarrow
+
+    with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as batches:
+        yield from batches
+
+
+def _not_a_sample(path: Path, what: str) -> UsageError:
+    return UsageError(f"this is not a dataset like SQuAD: {what}", where=str(path), choices=FORMATS)

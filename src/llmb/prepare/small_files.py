@@ -15,8 +15,7 @@ from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.new_folder import new_folder
 from llmb.errors import UsageError, check_installed
 from llmb.huggingface.config import config_of
-from llmb.huggingface.formats import WeightsFormat, format_of
-from llmb.huggingface.tensors import CONFIG, SINGLE_FILE, Shape, stored_tensors
+from llmb.huggingface.tensors import CONFIG, SINGLE_FILE, Shape, WeightsFormat, format_of, stored_tensors
 from llmb.prepare.dataset import source_of
 from llmb.prepare.tokenizer import NAMING, TOKENIZER
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmb.checkpoints.prepared_data import TokenizerRecord
 from llmb.errors import UsageError
 from llmb.prepare.samples import DatasetSample
-from llmb.prepared.packed_dataset import TokenizerRecord
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -15,18 +15,17 @@ from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, find_workload, releases_of
 from llmb.checkpoints.checkpoint import RECORD, model_differences, partial_path, read_checkpoint
 from llmb.checkpoints.checksums import BLOCK, damaged_files
-from llmb.checkpoints.conversion import OnProgress, finished_files
 from llmb.checkpoints.nemo_folder import is_nemo_folder
+from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, PreparedFolders, Split
 from llmb.errors import UsageError
 from llmb.metrics.model_counts import parameter_count
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.dataset import seq_lens_of, source_of
 from llmb.prepare.packed_files import read_packed
 from llmb.prepare.sample_files import SampleFiles, read_samples_record
-from llmb.prepared.folders import PreparedFolders
-from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split
 from llmb.reference_suite.launch_scripts import find_launch_script
 from llmb.reference_suite.prepared_data import NemoItem, nemo_items
+from llmb.weights.protocol import OnProgress, finished_files
 
 State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 

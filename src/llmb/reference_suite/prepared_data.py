@@ -12,7 +12,7 @@ from typing import Literal
 
 from llmb.checkpoints.checkpoint import RECORD
 from llmb.checkpoints.nemo_folder import BACKEND_FILE, MODEL_FILE, is_nemo_folder
-from llmb.prepared.folders import PreparedFolders
+from llmb.checkpoints.prepared_data import PreparedFolders
 
 NemoState = Literal["complete", "missing", "incomplete", "of llmb"]
 COMMON_FILE = "weights/common.pt"

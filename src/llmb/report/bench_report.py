@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from llmb.bench.gpus import OutlierRule, Part, Parts, median_tflops
+from llmb.bench.measurements import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
 from llmb.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
-from llmb.bench.records import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
 from llmb.report.table import Column, Row, Table, duration, known, number, number_column, result_table, table_of, whole
 from llmb.shown_text import counted, printable
 

@@ -9,11 +9,9 @@ from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.errors import LlmbError
 from llmb.metrics.throughput import MFU, Throughput, throughput
 from llmb.missing import Missing
-from llmb.predict.prediction import Prediction
-from llmb.predict.remedies import Remedy
-from llmb.predict.rows import COLUMNS, PredictedRow
+from llmb.predict.prediction import COLUMNS, PredictedRow, Prediction
 from llmb.predict.scale import PUBLISHED_GPUS, Curve, Goodput
-from llmb.predict.search import Candidate
+from llmb.predict.search import Candidate, Remedy
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import (
     Column,

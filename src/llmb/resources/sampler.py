@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from llmb.input_files import SystemFiles
 from llmb.missing import Missing
 from llmb.resources.counters import KernelLog, read_counters
 from llmb.resources.host import CpuEnergy, NodeProcesses, find_cpu_energy, find_cpu_limit, read_host
 from llmb.resources.nvml import Nvml, find_gpus
 from llmb.resources.records import CounterReading, Sample, SamplerStart, to_line
 from llmb.resources.settings import FILE_ENDING, read_settings
-from llmb.system_files import SystemFiles
 
 MODULE = "llmb.resources.sampler"
 OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})

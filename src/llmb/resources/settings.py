@@ -14,8 +14,8 @@ from typing import NamedTuple
 from pydantic import Field
 
 from llmb.catalogue.record import Record
+from llmb.input_files import SystemFiles
 from llmb.secrets import without_secrets
-from llmb.system_files import SystemFiles
 
 PREFIXES = ("kernel.", "sysctl.", "cpu.", "bios.", "gpu.", "modules.", "nic.", "interface.", "pcie.", "image.")
 """How keys begin that only settings have."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.catalogue.records import Model
-from llmb.checkpoints.checkpoint import saved_checkpoints
+from llmb.checkpoints.checkpoint import read_checkpoint_times, saved_checkpoints
 from llmb.checkpoints.checksums import Verification
-from llmb.checkpoints.times import read_checkpoint_times
 from llmb.errors import EnvironmentProblem
 from llmb.metrics.model_counts import checkpoint_bytes, parameter_count
 from llmb.missing import Missing

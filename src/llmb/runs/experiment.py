@@ -7,10 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from llmb.catalogue.records import Dtype, Recipe
-from llmb.prepared.folders import WORKLOADS
 from llmb.runs.choices import Choices, keeps_logits
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import EnginePlan, Plan
+from llmb.trust import WORKLOADS
 
 ENGINE = "engine"
 RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}

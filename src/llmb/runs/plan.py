@@ -22,10 +22,10 @@ from llmb.catalogue.records import (
 )
 from llmb.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
+from llmb.checkpoints.prepared_data import PackedDataset
 from llmb.errors import UsageError, itemized
 from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, scaled_mean, synthetic_packing
 from llmb.metrics.window import resolve_window
-from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.attention import AttentionChoice
 from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Recompute
 from llmb.runs.host import Device

@@ -15,12 +15,18 @@ from llmb.catalogue.records import Model, Packing, Recipe, Record
 from llmb.catalogue.resolve import CPU, Overrides, Request, find_workload, resolve
 from llmb.checkpoints.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
 from llmb.checkpoints.origin import DataOrigin, Origin, OriginHere, dataset_title, identity_of
+from llmb.checkpoints.prepared_data import (
+    RECORD,
+    PackedDataset,
+    PreparedFolders,
+    incomplete_files,
+    map_arrays,
+    prepared_folders,
+)
 from llmb.errors import UsageError, itemized
 from llmb.input_files import MOST_JSON_BYTES, read_regular
 from llmb.metrics.packing import chunked_squares
 from llmb.options.option import arguments_of
-from llmb.prepared.folders import PreparedFolders, prepared_folders
-from llmb.prepared.packed_dataset import RECORD, PackedDataset, incomplete_files, map_arrays
 from llmb.runs.choices import Choices
 from llmb.runs.host import Device
 from llmb.runs.initial_weights import check_weights

@@ -26,7 +26,21 @@ from llmb.checkpoints.checkpoint import (
     read_checkpoint,
 )
 from llmb.checkpoints.checksums import damaged_files, file_checksum
-from llmb.checkpoints.conversion import (
+from llmb.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
+from llmb.checkpoints.new_folder import check_free, flush_file, new_folder, resumable_folder
+from llmb.checkpoints.origin import WeightsOrigin, identity_of
+from llmb.errors import EnvironmentProblem, UsageError, itemized
+from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
+from llmb.huggingface.folder import HuggingFaceFolder, corrupt_files, hub_checksums, read_folder, read_json
+from llmb.huggingface.tensors import ADAPTER_CONFIG, ADAPTER_FILE, CONFIG, INDEX, adapter_problems
+from llmb.input_files import open_file
+from llmb.processes.families import run_talking
+from llmb.runs.checkpoint_disk import check_weights_space
+from llmb.runs.folder import write_atomically
+from llmb.runs.host import usable_cores
+from llmb.runs.initial_weights import base_problem, base_text
+from llmb.runs.record import now
+from llmb.weights.protocol import (
     FILE_BYTES,
     IMPORTED,
     AdapterExportJob,
@@ -42,21 +56,6 @@ from llmb.checkpoints.conversion import (
     error_from,
     finished_files,
 )
-from llmb.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
-from llmb.checkpoints.new_folder import check_free, flush_file, new_folder, resumable_folder
-from llmb.checkpoints.origin import WeightsOrigin, identity_of
-from llmb.errors import EnvironmentProblem, UsageError, itemized
-from llmb.huggingface.adapter import ADAPTER_CONFIG, ADAPTER_FILE, adapter_problems
-from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
-from llmb.huggingface.folder import HuggingFaceFolder, corrupt_files, hub_checksums, read_folder, read_json
-from llmb.huggingface.tensors import CONFIG, INDEX
-from llmb.input_files import open_file
-from llmb.processes.families import run_talking
-from llmb.runs.checkpoint_disk import check_weights_space
-from llmb.runs.folder import write_atomically
-from llmb.runs.host import usable_cores
-from llmb.runs.initial_weights import base_problem, base_text
-from llmb.runs.record import now
 
 BYTES = {"fp32": 4, "bf16": 2}
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -18,6 +18,7 @@ from slurm_values import CATALOGUE, INSTALL, PYTHON, folder_of, job_of, script_o
 
 from llmb.catalogue.records import Lora
 from llmb.catalogue.resolve import Overrides, Request
+from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
 from llmb.jobs.finish import finish_job
@@ -26,7 +27,6 @@ from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import write_spec
 from llmb.missing import Missing
-from llmb.prepared.folders import prepared_folders
 from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.versions import BridgeVersion, bridge_data

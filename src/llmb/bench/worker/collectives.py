@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llmb.bench.collectives import (
+from llmb.bench.protocol import (
     BASES,
+    COLLECTIVES_JOB,
+    COLLECTIVES_RESULT,
     ELEMENT_BYTES,
-    JOB,
-    RESULT,
     UNCHECKED_IN_PLACE,
+    BenchProgress,
     Collective,
     CollectiveJob,
     CollectiveResult,
@@ -36,7 +37,6 @@ from llmb.bench.collectives import (
     extents,
     sent_data,
 )
-from llmb.bench.jobs import BenchProgress
 from llmb.bench.worker.run import describe, free_bytes, leave, say
 from llmb.engine.device import device_name, local_device, synchronize
 from llmb.engine.parallel.mesh import connect_ranks
@@ -253,14 +253,14 @@ def _bus_id(device: torch.device) -> str | None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    job = CollectiveJob.model_validate_json((folder / JOB).read_text())
+    job = CollectiveJob.model_validate_json((folder / COLLECTIVES_JOB).read_text())
     device = local_device(job.device)
     connect_ranks(device, PATIENCE)
 
     is_first = dist.get_rank() == 0
     result = run(job, device, say if is_first else lambda _: None)
     if is_first:
-        write_atomically(folder / RESULT, result.model_dump_json())
+        write_atomically(folder / COLLECTIVES_RESULT, result.model_dump_json())
     dist.barrier()
     leave()
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from llmb.bench.jobs import CaseList, Timing
-from llmb.bench.records import JOB, PARTS, PartReport
+from llmb.bench.measurements import JOB, PARTS, PartReport
+from llmb.bench.protocol import CaseList, Timing
 from llmb.bench.worker.run import leave, run_job, say
 from llmb.runs.folder import write_atomically
 from llmb.runs.host import host_name

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from llmb.bench.jobs import (
+from llmb.bench.protocol import (
     AttentionCase,
     BenchProgress,
     Case,

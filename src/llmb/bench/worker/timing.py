@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from llmb.bench.jobs import CaseList, ProductCase, ProductDtype, Timing
+from llmb.bench.protocol import CaseList, ProductCase, ProductDtype, Timing
 from llmb.engine.device import Moment, synchronize
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Scaled, multiply
 from llmb.runs.attention import fp8_product

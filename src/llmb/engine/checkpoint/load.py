@@ -19,9 +19,16 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.futures import Future
 
-from llmb.checkpoints.checkpoint import WEIGHTS, damage_error, read_checkpoint_record
+from llmb.checkpoints.checkpoint import (
+    WEIGHTS,
+    CheckpointTime,
+    RankTransfer,
+    Verified,
+    checkpoint_time,
+    damage_error,
+    read_checkpoint_record,
+)
 from llmb.checkpoints.checksums import damaged_files
-from llmb.checkpoints.times import CheckpointTime, RankTransfer, Verified, checkpoint_time
 from llmb.engine.checkpoint.parts import PartsLoadPlanner, Places
 from llmb.engine.checkpoint.state import (
     MODEL,

@@ -20,10 +20,18 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from llmb import __version__
-from llmb.checkpoints.checkpoint import RECORD, WEIGHTS, CheckpointRecord, checkpoint_name, partial_path
+from llmb.checkpoints.checkpoint import (
+    RECORD,
+    WEIGHTS,
+    CheckpointRecord,
+    RankTransfer,
+    add_checkpoint_time,
+    checkpoint_name,
+    checkpoint_time,
+    partial_path,
+)
 from llmb.checkpoints.new_folder import flush_folder
 from llmb.checkpoints.origin import WeightsOrigin
-from llmb.checkpoints.times import RankTransfer, add_checkpoint_time, checkpoint_time
 from llmb.engine.checkpoint.parts import PartsSavePlanner
 from llmb.engine.checkpoint.state import part_places, training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from llmb.health.facts import FactSource, WantedFacts, printed_documents
 from llmb.health.rules import Finding, gb, rule
-from llmb.health.source import FactSource, printed_documents
-from llmb.health.wanted import WantedFacts
 from llmb.missing import Missing
 from llmb.shown_text import counted
 

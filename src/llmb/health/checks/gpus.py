@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from llmb.catalogue.records import Gpu, gpu_type_of
 from llmb.health.checks.nvidia_smi import GpuFacts, LinkErrors, NvLinks
+from llmb.health.facts import WantedFacts
 from llmb.health.rules import Finding, indexes, names_of, rule, skipped
-from llmb.health.wanted import WantedFacts
 from llmb.missing import Missing
 from llmb.runs.environment import GpuState
 from llmb.shown_text import counted, listed

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Status
 from llmb.health.rules import GIB, Finding, gib, rule
-from llmb.health.source import FactSource
-from llmb.health.wanted import WantedFacts
 from llmb.missing import Missing
 from llmb.shown_text import counted, listed
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llmb.health.source import FactSource
+from llmb.health.facts import FactSource
 from llmb.missing import Missing
 from llmb.runs.environment import PROGRAM, QUERIES, NodeGpus, command, parse_states
 from llmb.tools import Said

@@ -4,8 +4,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from llmb.health.facts import WantedFacts
 from llmb.health.rules import Finding, names_of, rule, skipped
-from llmb.health.wanted import WantedFacts
 from llmb.missing import Missing
 from llmb.schedulers.port import SchedulerSetup, Trait
 

@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmb import __version__
 from llmb.health.checks.disk import read_disk
+from llmb.health.facts import FactSource, WantedFacts, printed_documents
 from llmb.health.rules import Finding, gb, names_of, rule, skipped
-from llmb.health.source import FactSource, printed_documents
-from llmb.health.wanted import WantedFacts
 from llmb.missing import Missing
 from llmb.shown_text import listed
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.predict.memory import clearly_fits, estimate, estimate_here
-from llmb.predict.remedies import remedies
+from llmb.predict.search import remedies
 from llmb.processes.families import run_talking
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, PROGRAM, SURE_MARGIN_GIB, AccountJob, MemoryUse, RankAccount, countable

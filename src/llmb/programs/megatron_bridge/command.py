@@ -16,10 +16,10 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
+from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.errors import UsageError, itemized
 from llmb.jobspec.spec import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
-from llmb.prepared.folders import prepared_folders
 from llmb.programs.megatron_bridge.versions import bridge_data, bridge_recipe, script_of, version_check
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.choices import DEFAULT_SEED, Choices

@@ -14,6 +14,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import find_workload
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title
+from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.errors import UsageError, itemized
 from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
@@ -24,7 +25,6 @@ from llmb.logs.formats.known import format_called
 from llmb.metrics.window import resolve_window, rule_of_document
 from llmb.missing import Missing
 from llmb.predict.prediction import predicted_step
-from llmb.prepared.folders import prepared_folders
 from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.programs.reference_suite.script_variables import (

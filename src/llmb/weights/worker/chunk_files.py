@@ -34,15 +34,6 @@ from torch.distributed.checkpoint.metadata import (
 from llmb import __version__
 from llmb.checkpoints.checkpoint import WEIGHTS, StoredDtype
 from llmb.checkpoints.checksums import ChecksumWriter
-from llmb.checkpoints.conversion import (
-    IMPORTED,
-    FinishedFile,
-    ImportedWeights,
-    ImportJob,
-    OnNote,
-    OnProgress,
-    finished_files,
-)
 from llmb.engine.checkpoint.load import torch_message
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import causes
@@ -51,6 +42,15 @@ from llmb.huggingface.tensors import Shape
 from llmb.runs.checkpoint_disk import check_room
 from llmb.runs.folder import write_atomically
 from llmb.runs.parent_death import end_with_parent
+from llmb.weights.protocol import (
+    IMPORTED,
+    FinishedFile,
+    ImportedWeights,
+    ImportJob,
+    OnNote,
+    OnProgress,
+    finished_files,
+)
 
 CHUNK_BYTES = 2**27
 """Large enough for a disk, and small enough for a rank that reads a chunk to get its shard of it."""

@@ -4,7 +4,9 @@
 import sys
 import warnings
 
-from llmb.checkpoints.conversion import (
+from llmb.engine.torch_names import ENGINE, WEIGHTS, check_names
+from llmb.errors import LlmbError
+from llmb.weights.protocol import (
     AdapterExportJob,
     AdapterImportJob,
     AnyJob,
@@ -13,8 +15,6 @@ from llmb.checkpoints.conversion import (
     error_record,
     parse_job,
 )
-from llmb.engine.torch_names import ENGINE, WEIGHTS, check_names
-from llmb.errors import LlmbError
 
 
 def say(message: ConverterMessage) -> None:
@@ -29,8 +29,7 @@ def report_progress(done: int, total: int) -> None:
 def convert(job: AnyJob) -> None:
     check_names((*ENGINE, *WEIGHTS))
     # Only now: they cannot be imported without those names.
-    from llmb.weights.worker.adapters import export_adapters, import_adapters
-    from llmb.weights.worker.weights_export import export_weights
+    from llmb.weights.worker.weights_export import export_adapters, export_weights, import_adapters
     from llmb.weights.worker.weights_import import import_weights
 
     if isinstance(job, ExportJob):

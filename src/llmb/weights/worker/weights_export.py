@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads weights and adapters of a checkpoint, and converts them to safetensors files."""
+"""Reads weights and adapters of a checkpoint, and converts them to safetensors files; imports adapters of peft."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -9,33 +9,50 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.catalogue.records import Lora
 from llmb.checkpoints.checkpoint import WEIGHTS
-from llmb.checkpoints.conversion import ExportJob, OnProgress
 from llmb.checkpoints.new_folder import flush_file
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
 from llmb.engine.checkpoint.state import MODEL
+from llmb.engine.checkpoint.writer import Writer
 from llmb.errors import EnvironmentProblem, UsageError, itemized
-from llmb.huggingface.adapter import adapted_layers, adapter_shapes, own_names
 from llmb.huggingface.config import config_of
-from llmb.huggingface.formats import WeightsFormat, format_of
 from llmb.huggingface.tensors import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILE,
     CONFIG,
     INDEX,
     Shape,
+    WeightsFormat,
+    adapted_layers,
+    adapter_config,
+    adapter_shapes,
+    format_of,
     index_document,
     matrices_of_expert,
+    own_names,
+    peft_layers,
+    peft_tensor,
     plan_shards,
     shard_files,
     stored_tensors,
+    targets_of,
 )
 from llmb.runs.folder import write_atomically
+from llmb.weights.protocol import (
+    AdapterExportJob,
+    AdapterImportJob,
+    ExportJob,
+    ImportedWeights,
+    OnProgress,
+)
 from llmb.weights.worker.safetensors_files import not_finite
 from llmb.weights.worker.weights_import import parameter_shapes
 
@@ -183,3 +200,89 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
     except (SafetensorError, OSError) as error:
         advice = "free some space, or give a folder on another disk"
         raise EnvironmentProblem(f"{path.name} cannot be written: {error}", where=str(path), do=advice) from error
+
+
+def export_adapters(job: AdapterExportJob) -> None:
+    """Writes ``adapter_config.json`` and the safetensors file that peft reads to the job's folder."""
+    folder, shapes = Path(job.folder), parameter_shapes(job.model)
+    found = read_adapters(Path(job.checkpoint), shapes, job.lora)
+    if spoiled := next((layer for layer, part in found.items() if any(map(not_finite, part))), None):
+        raise UsageError(f"the adapter of {spoiled} has values that are not finite", where=job.checkpoint)
+    names = peft_layers(found, format_of(job.model))
+    # A shared A is written for each of its layers: a safetensors file has no references.
+    tensors = {
+        peft_tensor(names[layer], matrix): values.clone()
+        for layer, adapter in found.items()
+        for matrix, values in zip("AB", adapter, strict=True)
+    }
+    write_file(folder / ADAPTER_FILE, tensors)
+    config = adapter_config(job.lora, job.model, job.base)
+    write_atomically(folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def import_adapters(job: AdapterImportJob) -> ImportedWeights:
+    """Writes the checkpoint's ``weights`` from peft's file; the targets follow from the layers that it holds.
+
+    Raises UsageError if it does not hold adapters of rank ``job.rank`` for one kind of targets in all blocks.
+    """
+    path, shapes = Path(job.source) / ADAPTER_FILE, parameter_shapes(job.model)
+    try:
+        stored = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{path.name} is not a complete safetensors file: {error}", where=str(path)) from error
+    lora, adapters = read_peft(stored, shapes, job)
+    state: dict[str, Tensor] = {}
+    for layer, adapter in adapters.items():
+        for matrix, name in own_names(layer, lora).items():
+            state[MODEL + name] = adapter.a if matrix == "A" else adapter.b
+    writer = Writer(Path(job.folder) / WEIGHTS)
+    save(state, storage_writer=writer, no_dist=True)
+    return ImportedWeights(checksums=writer.checksums, dtypes=("fp32",), lora=lora)
+
+
+def read_peft(
+    stored: Mapping[str, Tensor], shapes: Mapping[str, Shape], job: AdapterImportJob
+) -> tuple[Lora, dict[str, LowRank]]:
+    """The adapters among peft's tensors, fp32, and what they are. Raises UsageError."""
+    names = peft_layers(adapted_layers(shapes, "all-linear"), format_of(job.model))
+    ours = {theirs: layer for layer, theirs in names.items()}
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, values in stored.items():
+        theirs, _, matrix = name.removesuffix(".weight").rpartition(".lora_")
+        if theirs not in ours or matrix not in ("A", "B"):
+            raise UsageError(f"{name} is not an adapter of a layer of {job.model.model} {job.model.size}")
+        found.setdefault(ours[theirs], {})[matrix] = values.float()
+    if problems := list(shape_problems(found, shapes, job.rank)):
+        raise UsageError(
+            f"the adapters do not fit {job.model.model} {job.model.size}:{itemized(problems)}", where=job.source
+        )
+    adapters = {layer: LowRank(parts["A"], parts["B"]) for layer, parts in sorted(found.items())}
+    targets = targets_of({layer.rpartition(".")[2] for layer in found}, shared=has_shared_inputs(adapters))
+    if targets is None or set(adapted_layers(shapes, targets)) != set(found):
+        kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in found}))
+        raise UsageError(
+            f"these are adapters of {kinds}, in {len(found)} layers; supported are those of q_proj and v_proj, "
+            "also with k_proj, also with o_proj, or of all linear layers, in every block",
+            where=job.source,
+        )
+    return Lora(rank=job.rank, alpha=job.alpha, dropout=job.dropout, targets=targets), adapters
+
+
+def shape_problems(found: Mapping[str, Mapping[str, Tensor]], shapes: Mapping[str, Shape], rank: int) -> Iterator[str]:
+    for layer, parts in found.items():
+        for matrix, shape in adapter_shapes(shapes[f"{layer}.weight"], rank).items():
+            if matrix not in parts:
+                yield f"{layer} has no lora_{matrix}"
+            elif tuple(parts[matrix].shape) != shape:
+                yield f"lora_{matrix} of {layer} has the shape {list(parts[matrix].shape)}, not {list(shape)}"
+            elif not_finite(parts[matrix]):
+                yield f"lora_{matrix} of {layer} has values that are not finite"
+
+
+def has_shared_inputs(adapters: Mapping[str, LowRank]) -> bool:
+    """Whether the adapters of each block have equal A, as those of a fused projection do."""
+    first: dict[str, Tensor] = {}
+    return all(
+        torch.equal(first.setdefault(layer.rpartition(".")[0], adapter.a), adapter.a)
+        for layer, adapter in adapters.items()
+    )

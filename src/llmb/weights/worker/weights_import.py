@@ -20,13 +20,20 @@ from torch.distributed.checkpoint.utils import _create_file_view
 
 from llmb.catalogue.records import Model
 from llmb.checkpoints.checkpoint import WEIGHTS
-from llmb.checkpoints.conversion import ImportedWeights, ImportJob, OnNote, OnProgress
 from llmb.checkpoints.nemo_folder import CONVERT, METADATA_FILE
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, METADATA_TYPES, MetadataUnpickler, torch_message
 from llmb.engine.model.decoder import EMBEDDING, build_model
 from llmb.errors import UsageError, itemized
-from llmb.huggingface.formats import WeightsFormat, format_of
-from llmb.huggingface.tensors import HEAD_WEIGHT, Match, Shape, match_tensors, matrices_of_expert
+from llmb.huggingface.tensors import (
+    HEAD_WEIGHT,
+    Match,
+    Shape,
+    WeightsFormat,
+    format_of,
+    match_tensors,
+    matrices_of_expert,
+)
+from llmb.weights.protocol import ImportedWeights, ImportJob, OnNote, OnProgress
 from llmb.weights.worker.chunk_files import CHUNK_BYTES, Chunk, ChunkSource, Parameter, chunks_of, write_checkpoint
 from llmb.weights.worker.safetensors_files import DTYPES, SafetensorsFiles, not_finite, open_files
 

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node is expected to have: by the command, the cluster's settings, and the catalogue."""
+"""What a node is expected to have, and what its checks read: files below a root folder, and what programs print."""
 
-from collections.abc import Mapping
+import json
+import os
+import resource
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
 from llmb.errors import unknown
+from llmb.input_files import SystemFiles
 from llmb.runs.folder import CLUSTER_CONFIG
+from llmb.runs.host import usable_cores
 from llmb.schedulers.lookup import SCHEDULERS, scheduler_of
 from llmb.site.site import Site
+from llmb.tools import Said, ask_program
 
 OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
 """Settings that a single machine does not have, whose file 'llmb install' writes, too."""
@@ -92,3 +99,30 @@ def _images(site: Site) -> Path:
     if image and image.startswith("/"):
         return Path(image).parent
     return site.install / (site.config.install.image_folder or "images")
+
+
+Ask = Callable[[Sequence[str], float], Said]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactSource(SystemFiles):
+    """A node; in tests, a recorded tree of files, and recorded answers of programs and of the kernel."""
+
+    ask: Ask = ask_program
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    cores: Callable[[], int] = usable_cores
+    rlimit: Callable[[int], tuple[int, int]] = resource.getrlimit
+    """Soft and hard limit of this process."""
+    statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
+
+
+def printed_documents(text: str) -> dict[str, Any]:
+    """What a probe printed, an object per line, also before it failed; start-up files of Python may print, too."""
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        found.update(document if isinstance(document, dict) else {})
+    return found

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packed dataset on disk: documents of tokens, put together into packs of at most ``seq_len`` places.
+"""Prepared data and checkpoints on disk, with the folder names of the reference documents; a packed dataset.
 
-The folder holds ``dataset.json``, written last, and arrays that are mapped into memory, never read as a whole:
+A packed dataset has documents of tokens, put together into packs of at most ``seq_len`` places. Its folder holds
+``dataset.json``, written last, and arrays that are mapped into memory, never read as a whole:
 
 - ``tokens.npy``: uint32 [tokens], all documents one after the other, those of a pack next to each other.
 - ``answers.npy``: bool [tokens], True for the tokens that the loss counts.
@@ -18,9 +19,56 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from llmb.catalogue.records import Record
+from llmb.trust import WORKLOADS
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+PREPARED = "checkpoint_and_dataset"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedFolders:
+    """The prepared files of one workload, all below ``path``; nothing need exist."""
+
+    path: Path
+
+    @property
+    def datasets(self) -> Path:
+        return self.path / "datasets"
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models"
+
+    @property
+    def hub(self) -> Path:
+        """The hub's cache."""
+        return self.path / "hub"
+
+    @property
+    def temporary(self) -> Path:
+        """Work in progress; nothing in it is needed when preparation has ended."""
+        return self.path / "nemo_nlp_tmp"
+
+    def dataset(self, name: str) -> Path:
+        """``training.jsonl``, ``validation.jsonl``, ``test.jsonl``, their indexes, and ``packed/``."""
+        return self.datasets / name
+
+    def packed(self, dataset: str, tokenizer: str, split: str, seq_len: int) -> Path:
+        """A packed dataset (see ``packed_dataset``). ``tokenizer`` is ``ORG/NAME`` or a name."""
+        return self.dataset(dataset) / "packed" / tokenizer.replace("/", "--") / f"{split}_{seq_len}"
+
+    def model(self, name: str) -> Path:
+        """A checkpoint of llmb: ``checkpoint.json``, ``weights/``, ``context/``. ``name`` is ``ORG/NAME`` or a name."""
+        return self.models / name
+
+
+def prepared_folders(install: Path, workload: str) -> PreparedFolders:
+    """Folders of ``workload`` below the root of installation."""
+    return PreparedFolders(install / WORKLOADS / workload / PREPARED)
+
 
 RECORD = "dataset.json"
 TOKENS, ANSWERS, DOCUMENTS, PACKS = "tokens.npy", "answers.npy", "documents.npy", "packs.npy"
