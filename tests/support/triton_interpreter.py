@@ -28,6 +28,7 @@ def run_cases(*tests: Path, interpreted: bool) -> None:
         for name, value in os.environ.items()
         if name not in {INTERPRETED, "PYTEST_ADDOPTS"} and not name.startswith("PYTEST_XDIST_")
     }
+    environment["OMP_NUM_THREADS"] = "1"  # threads on cores that other tests use wait for each other
     environment["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     if interpreted:
         environment[INTERPRETED] = "1"

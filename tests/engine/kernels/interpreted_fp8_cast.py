@@ -2,6 +2,7 @@
 """Casts by Triton kernels against torch's, in Triton's interpreter; run by ``test_interpreted.py``."""
 
 import math
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -13,6 +14,14 @@ from llmb.engine.kernels.fp8_cast_triton import MAX_STRIDE
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]
 SHAPES = [(1, 1), (1, 70), (131, 1), (128, 64), (2, 130, 70), (0, 8)]
 WORST = [0.0, -math.inf, math.nan]
+CASTS = [(*case, worst) for case, worst in zip(product(SHAPES, FORMATS), cycle(WORST), strict=False)]
+ACTIVATIONS = [
+    (*size, activation, worst)
+    for (size, activation), worst in zip(
+        product([(1, 1), (37, 70), (129, 64), (0, 8)], ["swiglu", "squared-relu"]), cycle(WORST), strict=False
+    )
+]
+"""Rows, features, the activation, and the worst of the values."""
 SCALE = torch.tensor(3.7)
 
 
@@ -46,10 +55,8 @@ def assert_both_ways(found, source, dtype, scale=SCALE):
     torch.testing.assert_close(amax, fp8_cast.largest_value(source), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("worst", WORST)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_cast_is_that_of_torch(shape, worst, dtype):
+@pytest.mark.parametrize(("shape", "dtype", "worst"), CASTS)
+def test_a_cast_is_that_of_torch(shape, dtype, worst):
     source = with_worst(random(*shape), worst)
     assert_both_ways(run(fp8_cast_triton.cast_both_ways, source, SCALE, dtype), source, dtype)
 
@@ -113,10 +120,8 @@ def test_rows_further_apart_than_a_tile_can_count_are_refused():
         run(fp8_cast_triton.cast_both_ways, source, SCALE, FORMATS[0])
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "squared-relu"])
-@pytest.mark.parametrize("worst", WORST)
-@pytest.mark.parametrize(("rows", "features"), [(1, 1), (37, 70), (129, 64), (0, 8)])
-def test_an_activation_is_cast_as_if_it_were_stored(activation, worst, rows, features):
+@pytest.mark.parametrize(("rows", "features", "activation", "worst"), ACTIVATIONS)
+def test_an_activation_is_cast_as_if_it_were_stored(rows, features, activation, worst):
     source = with_worst(torch.randn(rows, 2 * features).bfloat16() * 3, worst)
     if activation == "squared-relu":
         source = source[:, features:]
@@ -124,10 +129,8 @@ def test_an_activation_is_cast_as_if_it_were_stored(activation, worst, rows, fea
     assert_close_both_ways(found, activate(source, activation), FORMATS[0], 2**-3)
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "squared-relu"])
-@pytest.mark.parametrize("worst", WORST)
-@pytest.mark.parametrize(("rows", "features"), [(1, 1), (37, 70), (129, 64), (0, 8)])
-def test_the_gradient_of_an_activation_is_cast_as_if_it_were_stored(activation, worst, rows, features):
+@pytest.mark.parametrize(("rows", "features", "activation", "worst"), ACTIVATIONS)
+def test_the_gradient_of_an_activation_is_cast_as_if_it_were_stored(rows, features, activation, worst):
     source = with_worst(torch.randn(rows, 2 * features).bfloat16() * 3, worst)
     gradient = torch.randn(rows, features).bfloat16()
     if activation == "squared-relu":
