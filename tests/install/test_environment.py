@@ -108,8 +108,11 @@ def test_a_half_made_environment_is_made_again(
     assert json.loads(call(root, *fixed).stdout)["steps"][1]["state"] == "kept"
     other = json.loads(call(root, *fixed, "--torch", "cu126").stdout)
     assert other["steps"][1]["state"] == "done", "made of something else"
-    call(root, "--remove", "--yes")
-    assert not root.exists()
+    moved = root.rename(tmp_path / "moved")
+    again = json.loads(call(moved, "--yes", "--json").stdout)
+    assert again["steps"][1]["state"] == "done", "its programs name their old place"
+    call(moved, "--remove", "--yes")
+    assert not moved.exists()
 
 
 def stub_wheel(folder: Path, name: str, content: dict[str, str] | None = None) -> None:
@@ -148,12 +151,11 @@ def test_a_real_environment_without_a_network(call: Install, tmp_path: Path, mon
     where = [python, "-c", "import llmb; print(llmb.__file__)"]
     seen = subprocess.run(where, capture_output=True, text=True, check=True, cwd="/").stdout
     assert seen.startswith(str(root / "environment"))
-    moved = tmp_path / "moved"
-    root.rename(moved)
-    call(moved, "--yes")
-    script = moved / "workloads" / "pretrain_llama3.1" / "launch.sh"
-    for command in ([script, "--help"], [moved / "environment" / "bin" / "llmb", "--version"]):
+    for command in (
+        [root / "workloads" / "pretrain_llama3.1" / "launch.sh", "--help"],
+        [root / "environment" / "bin" / "llmb", "--version"],
+    ):
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
         assert done.returncode == 0, (command, done.stderr)
-    call(moved, "--remove", "--yes")
-    assert not moved.exists()
+    call(root, "--remove", "--yes")
+    assert not root.exists()
