@@ -4,9 +4,7 @@
 import gzip
 import json
 import os
-import random
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -145,73 +143,6 @@ def concluded(place: Path, files: Mapping[str, bytes], exit_code: int = 0) -> Re
     assert stored_result(folder, kept) == kept.result
     run_table(kept.plan, result)
     return result
-
-
-ODD_VALUES = (
-    *("null", "true", '""', '"x"', "[]", "{}", "[[[]]]", "-1", "0", "1e308", "-1e308", "1e-320", "NaN", "Infinity"),
-    *("9" * 30, "9" * 400, "-" + "9" * 30, '"\\ud800"', '"' + "y" * 5000 + '"', "[" * 3000),
-)
-"""In place of a value of JSON."""
-VALUE = re.compile(rb'-?\d[\d.e+-]*|"[^"]*"|null|true|false')
-
-
-def odd_value(rng: random.Random, content: bytes) -> bytes:
-    places = list(VALUE.finditer(content))
-    if not places:
-        return content
-    place = rng.choice(places)
-    return content[: place.start()] + rng.choice(ODD_VALUES).encode() + content[place.end() :]
-
-
-def odd_values(rng: random.Random, content: bytes) -> bytes:
-    """The same one on many places, as of a program that counts otherwise."""
-    value, share = rng.choice(ODD_VALUES).encode(), rng.choice((0.02, 0.3))
-    return VALUE.sub(lambda found: value if rng.random() < share else found[0], content)
-
-
-def torn(rng: random.Random, content: bytes) -> bytes:
-    """Without a part, such as two lines in one or one that ends early."""
-    begin = rng.randrange(len(content) + 1)
-    return content[:begin] + content[begin + rng.choice((1, 7, 60, 10**6)) :]
-
-
-def mixed(rng: random.Random, content: bytes) -> bytes:
-    """As where two processes write."""
-    begin, end = sorted(rng.randrange(len(content) + 1) for _ in range(2))
-    at = rng.randrange(len(content) + 1)
-    return content[:at] + content[begin:end] + content[at:]
-
-
-def no_text(rng: random.Random, content: bytes) -> bytes:
-    at = rng.randrange(len(content) + 1)
-    return content[:at] + rng.choice((b"\xff\xfe\x80", b"\x00" * 9, b"\xed\xa0\x80", b"\r", b"\x1b[2J")) + content[at:]
-
-
-def shuffled(rng: random.Random, content: bytes) -> bytes:
-    lines = content.splitlines(keepends=True)
-    rng.shuffle(lines)
-    return b"".join(lines)
-
-
-def something_else(rng: random.Random, _content: bytes) -> bytes:
-    return rng.choice((b"", b"\n\n", b"{}", b"[]\n", b"null", b"<html>", rng.randbytes(2000), b"[" * 100_000))
-
-
-DAMAGE: tuple[Callable[[random.Random, bytes], bytes], ...] = (
-    *(odd_value, odd_values, torn, mixed, no_text, shuffled, something_else),
-)
-
-
-def damaged(seed: int, program: str) -> dict[str, bytes]:
-    """The files of a run, one to three of them damaged in up to three ways."""
-    rng, files = random.Random(seed), written(program)
-    for name in rng.sample(sorted(files), rng.choice((1, 1, 1, 2, 3))):
-        packed = name.endswith(".gz") and rng.random() < 0.8
-        content = gzip.decompress(files[name]) if packed else files[name]
-        for _ in range(rng.choice((1, 1, 2, 3))):
-            content = rng.choice(DAMAGE)(rng, content)
-        files[name] = gzip.compress(content) if packed else content
-    return files
 
 
 def reasons(result: Result) -> dict[str, str]:

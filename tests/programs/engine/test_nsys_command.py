@@ -29,9 +29,7 @@ from llmb.runs.profile_report import profile_file, report_profile
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import new_record, queued_record, read_record, write_record
 from llmb.schedulers.local.scheduler import local_command
-from llmb.site.machine import Machine
 
-H100 = Machine(gpu_names=("NVIDIA H100 80GB HBM3",) * 8, cores=112)
 MAVERICK = "finetune_llama4-maverick"
 CHOICES = Choices(profiling=Profiling(profile=True, profile_ranks="2-3"))
 
