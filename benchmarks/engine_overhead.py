@@ -36,9 +36,9 @@ from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.jobs.local_run import local_spec
 from llmb.processes.ranks import STORE
 from llmb.runs.choices import Choices
+from llmb.runs.failure import Phase
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.runs.stall import Phase
 from llmb.schedulers.local.scheduler import local_variables
 from llmb.site.machine import this_machine
 

@@ -36,7 +36,7 @@ from llmb.huggingface.tensors import (
     shard_files,
     stored_tensors,
 )
-from llmb.metrics.model_counts import parameter_count
+from llmb.metrics.throughput import parameter_count
 from llmb.weights.conversion import ImportRequest, import_checkpoint
 from llmb.weights.protocol import FILE_BYTES
 

@@ -27,8 +27,7 @@ from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import pretend_others
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.processes.ranks import words
-from llmb.runs.choices import Choices
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan, pretending
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -27,12 +27,12 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.loop import train
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watchdog.heartbeat import Progress
+from llmb.resources.host import host_name
 from llmb.resources.sampler import Sampler, start_sampler
 from llmb.runs.choices import Choices
+from llmb.runs.failure import Phase
 from llmb.runs.folder import RunFolder
-from llmb.runs.host import host_name
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.runs.stall import Phase
 
 THREADS = "OMP_NUM_THREADS"
 TARGET_PCT = 0.5

@@ -17,9 +17,8 @@ from benchmarks.engine.processes import Ended, failure_reason, run_limited, tail
 from benchmarks.engine.records import CaseResult, Settings
 from benchmarks.engine.store import code_of
 from llmb.catalogue.records import Dtype
-from llmb.metrics.model_counts import parameter_count
 from llmb.metrics.statistics import describe
-from llmb.metrics.throughput import throughput, why_too_fast
+from llmb.metrics.throughput import parameter_count, throughput, why_too_fast
 from llmb.programs.engine.program import shipped_variables
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan

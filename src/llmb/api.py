@@ -50,8 +50,8 @@ from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.plan import Plan
 from llmb.runs.result import Result
 from llmb.runs.steps import StepNews, read_steps
+from llmb.verdict.conditions import Condition, Verdict
 from llmb.verdict.judgement import given_tolerance
-from llmb.verdict.records import Condition, Verdict
 
 if TYPE_CHECKING:
     import pandas

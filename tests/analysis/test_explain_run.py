@@ -32,8 +32,8 @@ from llmb.runs.record import RunRecord, read_record
 from llmb.runs.steps import read_steps, step_to_json
 from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.causes import Explanation
+from llmb.verdict.conditions import Reference, Verdict
 from llmb.verdict.judgement import without_reference
-from llmb.verdict.records import Reference, Verdict
 
 QUIET = {
     "data_wait_s": 0.0,

@@ -17,7 +17,7 @@ from llmb.bench.device_bench import (
 from llmb.bench.protocol import AttentionCase, ProductCase
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve, sizes_of
-from llmb.metrics.model_counts import model_flops
+from llmb.metrics.throughput import model_flops
 
 CATALOGUE = Catalogue()
 SIZES = [(w.workload, size) for w in CATALOGUE.workloads.values() for size in sizes_of(w)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmb.catalogue.load import Catalogue
-from llmb.metrics.model_counts import parameter_count
+from llmb.metrics.throughput import parameter_count
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

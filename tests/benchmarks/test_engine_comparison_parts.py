@@ -16,7 +16,7 @@ from engine_comparison import CATALOGUE, SETTINGS, case_result, subject
 
 from llmb.bench.device_bench import weights_of
 from llmb.catalogue.records import Dtype
-from llmb.metrics.model_counts import model_flops
+from llmb.metrics.throughput import model_flops
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ from engine_comparison import CATALOGUE, H200, SETTINGS, subject
 
 from llmb.catalogue.records import Dtype
 from llmb.cli.main import app, exit_code_of
-from llmb.metrics.model_counts import parameter_count
+from llmb.metrics.throughput import parameter_count
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,8 +24,7 @@ from llmb.cli.root import agree
 from llmb.errors import UsageError, UserInterrupt
 from llmb.options.option import Option, build, convert, options_of
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables, read_variables
-from llmb.runs.choices import Choices
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.profiling import Profiling
 from llmb.schedulers.slurm.asked import SlurmChoices
 

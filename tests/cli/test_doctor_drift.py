@@ -14,9 +14,9 @@ from llmb.cli.main import app, exit_code_of
 from llmb.health.settings import settings_here
 from llmb.report.doctor_report import DriftReport, drift_tables
 from llmb.report.table import plain_lines
+from llmb.resources.host import host_name
 from llmb.resources.settings import NodeSettings, together
-from llmb.runs.drift import Drift
-from llmb.runs.host import host_name
+from llmb.runs.conditions import Drift
 
 
 @pytest.fixture(autouse=True)

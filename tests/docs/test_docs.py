@@ -17,7 +17,7 @@ from llmb.catalogue.records import Convention
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.main import COMMANDS, load_command
 from llmb.errors import LlmbError
-from llmb.metrics.model_counts import flops_per_sequence
+from llmb.metrics.throughput import flops_per_sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -15,7 +15,7 @@ from llmb.jobspec.spec import write_spec
 from llmb.logs.configuration import document_of_log
 from llmb.logs.files import find_logs
 from llmb.logs.step_line import SaveLine, format_save_line, format_step_line
-from llmb.runs.claim import create_run_folder
+from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import queued_record, write_record

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llmb.engine.checkpoint.parts import PartPlace, boxes
-from llmb.runs.parallelism import DpSharding, Parallelism
+from llmb.runs.choices import DpSharding, Parallelism
 from llmb.runs.plan import Plan, Start
 
 LLAMA, MAVERICK = "pretrain_llama3.1", "finetune_llama4-maverick"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llmb.engine.precision import scaling
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Parallelism
 from llmb.runs.plan import Plan, Start
 
 LONG, STEPS, FEW, SAVED = 20, 6, 3, 3

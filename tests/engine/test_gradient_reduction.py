@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Parallelism
 from llmb.runs.plan import Plan
 
 WORKER = Path(__file__).parent / "reduction_worker.py"

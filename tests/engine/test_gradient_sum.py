@@ -20,7 +20,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.linear import Linear, add_product, join_products
 from llmb.engine.parallel.mesh import arrange
 from llmb.engine.transformations import apply_recompute, freeze
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Parallelism
 from llmb.runs.plan import EnginePlan
 from llmb.runs.published_verdict import ways_of_engine
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from llmb.runs.parallelism import DpSharding, Parallelism
+from llmb.runs.choices import DpSharding, Parallelism
 from llmb.runs.plan import Plan, Start
 
 LLAMA, NEMOTRON, MAVERICK, LORA = (

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from llmb.runs.parallelism import DpSharding, Parallelism
+from llmb.runs.choices import DpSharding, Parallelism
 from llmb.runs.plan import Plan
 
 STEPS, GBS = 20, 4

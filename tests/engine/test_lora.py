@@ -18,7 +18,7 @@ from llmb.engine.optimizer import build_optimizer
 from llmb.engine.transformations import apply_lora
 from llmb.huggingface.config import config_of
 from llmb.huggingface.tensors import targets_of
-from llmb.metrics.model_counts import parameter_count, trainable_parameters
+from llmb.metrics.throughput import parameter_count, trainable_parameters
 from llmb.runs.plan import Plan
 
 TOLERANCE = 1e-4

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from llmb.catalogue.records import Lora
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Parallelism
 from llmb.runs.plan import Plan
 
 STEPS, GBS = 3, 4

@@ -19,7 +19,7 @@ from llmb.engine.data.steps import rank_data
 from llmb.engine.loop import add_gradients, build_passes, prepare_stages
 from llmb.engine.parallel.mesh import DIMENSIONS, EXPERT_DIMENSIONS, Ranks, arrange, as_one
 from llmb.engine.parallel.pipeline import connect_lanes, lane
-from llmb.runs.parallelism import Replicas
+from llmb.runs.choices import Replicas
 from llmb.runs.plan import Plan
 
 CPU = torch.device("cpu")

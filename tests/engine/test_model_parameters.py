@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from llmb.catalogue.load import Catalogue
 from llmb.engine.model.decoder import build_model
 from llmb.huggingface.config import config_of
-from llmb.metrics.model_counts import parameter_count
+from llmb.metrics.throughput import parameter_count
 
 PUBLISHED_BILLIONS = {
     ("llama3.1", "8b"): (8.03, 8.03),

@@ -13,8 +13,8 @@ from llmb.engine.profile import NcclTrace
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
-from llmb.runs.profile_report import nccl_log
 from llmb.runs.profiling import Profiling
+from llmb.runs.trace_reports import nccl_log
 from llmb.traces.nccl_log import read_nccl_logs
 from llmb.traces.nccl_summary import Codes, summarize_nccl
 

@@ -11,9 +11,9 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.nccl_request import ask_for_nccl_log
+from llmb.resources.host import Device
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
-from llmb.runs.host import Device
 from llmb.runs.plan import Plan, make_plan
 
 NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")

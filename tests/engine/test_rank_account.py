@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Parallelism
 from llmb.runs.plan import Plan
 
 WORKER = Path(__file__).parent / "account_worker.py"

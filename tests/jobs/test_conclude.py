@@ -21,7 +21,7 @@ from llmb.jobs.states import decide
 from llmb.jobs.wait import exit_code
 from llmb.jobspec.spec import write_spec
 from llmb.programs.conclude import stored_result
-from llmb.runs.drift import faults_of
+from llmb.runs.conditions import faults_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record

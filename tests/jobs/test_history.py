@@ -21,7 +21,7 @@ from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Prepared
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_job, record_handle
-from llmb.runs.claim import create_run_folder
+from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob, queued_record, write_record

@@ -26,10 +26,10 @@ from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remainin
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun
 from llmb.runs.choices import Choices
-from llmb.runs.claim import create_run_folder
+from llmb.runs.conditions import identity_of
+from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import new_record, write_record
-from llmb.runs.recorded_identity import identity_of
 from llmb.runs.result import Result, RunEvidence, Status, conclude
 from llmb.runs.steps import step_to_json
 

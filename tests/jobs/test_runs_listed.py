@@ -162,7 +162,7 @@ def test_a_result_is_found_through_the_link(
     install: Path, monkeypatch: pytest.MonkeyPatch, tiny_plan: Callable[..., object]
 ) -> None:
     """In the install root ``latest`` is also a folder, whose name is that of no run."""
-    from llmb.runs.claim import create_run_folder
+    from llmb.runs.experiment import create_run_folder
     from llmb.runs.record import queued_record, write_record
 
     run = create_run_folder(install, tiny_plan())  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from quick_order import step
 
-from llmb.metrics.model_counts import model_flops
+from llmb.metrics.throughput import model_flops
 from llmb.runs.plan import EnginePlan
 from llmb.runs.result import RunEvidence, conclude, measured_packing
 from llmb.runs.steps import Step

@@ -9,7 +9,6 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import ChunkedAttention, DocumentLengths, Packing
-from llmb.metrics.model_counts import model_flops
 from llmb.metrics.packing import (
     document_lengths,
     expected_squares,
@@ -18,6 +17,7 @@ from llmb.metrics.packing import (
     scaled_mean,
     synthetic_packing,
 )
+from llmb.metrics.throughput import model_flops
 
 LLAMA = Catalogue().models[("llama3.1", "tiny")]
 MAVERICK = Catalogue().models[("llama4-maverick", "tiny")]

@@ -6,8 +6,7 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention, Packing
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.metrics.model_counts import flops_per_sequence, model_flops
-from llmb.metrics.throughput import throughput
+from llmb.metrics.throughput import flops_per_sequence, model_flops, throughput
 
 CATALOGUE = Catalogue()
 TABLE = [figure for figure in CATALOGUE.figures if figure.expectation.kind == "table"]

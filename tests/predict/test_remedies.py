@@ -11,8 +11,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import predicted_seconds
 from llmb.predict.search import remedies
-from llmb.runs.choices import Choices
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 
 

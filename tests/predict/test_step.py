@@ -8,12 +8,11 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
-from llmb.metrics.model_counts import model_flops
+from llmb.metrics.throughput import model_flops
 from llmb.predict.prediction import MeasuredStep, calibrate, default_calibration, predict
 from llmb.predict.step import TERMS, Kept, computed_seconds, nominal_step
 from llmb.predict.work import filled
-from llmb.runs.choices import Choices
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 
 CATALOGUE = Catalogue()

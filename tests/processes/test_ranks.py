@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from llmb.processes.ranks import LOOPBACK, MOST_FILES, STORE, variables, words
+from llmb.resources.host import host_name, usable_cores
 from llmb.runs.failure import first_failure
-from llmb.runs.host import host_name, usable_cores
 
 Started = Callable[..., "subprocess.Popen[str]"]
 WAITS = f'exec {sys.executable} -c "import signal; signal.pause()"'

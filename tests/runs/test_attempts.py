@@ -14,7 +14,7 @@ from llmb.missing import Missing
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.attempts import begin_attempt, is_done
-from llmb.runs.claim import create_run_folder
+from llmb.runs.experiment import create_run_folder
 from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt, tail
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

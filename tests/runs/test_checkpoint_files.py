@@ -21,10 +21,10 @@ from llmb.checkpoints.checkpoint import (
 )
 from llmb.checkpoints.origin import random_and_synthetic
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.metrics.model_counts import checkpoint_bytes
+from llmb.metrics.throughput import checkpoint_bytes
 from llmb.report.prepared_report import checkpoint_table
-from llmb.runs import checkpoint_disk
-from llmb.runs.checkpoint_disk import check_space
+from llmb.runs import checkpoints
+from llmb.runs.checkpoints import check_space
 from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.plan import Plan, Start, make_plan
 
@@ -245,9 +245,9 @@ def test_a_disk_without_room_is_said_before_anything_starts(
     usage = namedtuple("usage", "free")
     plan = tiny_plan(steps=12, checkpoint_interval=5)
     need = 3 * checkpoint_bytes(plan.recipe.model)
-    monkeypatch.setattr(checkpoint_disk.shutil, "disk_usage", lambda path: usage(need - 1))
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: usage(need - 1))
     with pytest.raises(EnvironmentProblem, match=r"3 checkpoints need about 0.0413 GB; the disk has 0.0413 GB"):
         check_space(plan, tmp_path / "not" / "yet" / "there")
     check_space(tiny_plan(steps=12, save_checkpoint=True), tmp_path)
-    monkeypatch.setattr(checkpoint_disk.shutil, "disk_usage", lambda path: usage(0))
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: usage(0))
     check_space(tiny_plan(steps=12), tmp_path)

@@ -10,9 +10,8 @@ import pytest
 
 from llmb import trust
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.runs import claim
-from llmb.runs.claim import create_run_folder, release_checkpoints
-from llmb.runs.experiment import run_parent
+from llmb.runs import experiment
+from llmb.runs.experiment import create_run_folder, release_checkpoints, run_parent
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, read_job, read_record, write_record
@@ -47,7 +46,7 @@ def test_a_place_that_takes_a_folder_but_no_file_is_told(
     def full(handle: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    monkeypatch.setattr(claim.os, "fsync", full)
+    monkeypatch.setattr(experiment.os, "fsync", full)
     plan = tiny_plan(save_checkpoint=True, checkpoint_dir=str(tmp_path / "saved"))
     with pytest.raises(EnvironmentProblem, match="checkpoints cannot be saved there: Disk quota exceeded"):
         create_run_folder(tmp_path / "install", plan)
@@ -58,7 +57,7 @@ def test_a_place_that_takes_a_folder_but_no_file_is_told(
 def test_runs_of_two_roots_never_save_to_one_folder(
     tmp_path: Path, tiny_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim.time, "time", lambda: 1_700_000_000.7)
+    monkeypatch.setattr(experiment.time, "time", lambda: 1_700_000_000.7)
     plan = tiny_plan(save_checkpoint=True, checkpoint_dir=str(tmp_path / "saved"))
     one, other = (create_run_folder(tmp_path / name, plan) for name in ("one", "other"))
     assert other.path.parent.name == f"{one.path.parent.name}-2"

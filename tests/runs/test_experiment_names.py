@@ -10,10 +10,10 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, gpu_types_of, listed_scales, releases_of, resolve, sizes_of
 from llmb.runs.choices import Choices
+from llmb.runs.conditions import identity_of_plan
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.runs.recorded_identity import identity_of_plan
 
 PLAIN = "pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_ep1_mbs1_gbs128_h100"
 LONGEST_FILE_NAME = 255

@@ -9,11 +9,11 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.choices import Choices
+from llmb.runs.conditions import conditions_of, identity_of, speed_variables
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.identity import differences, may_be_short_id, short_id
 from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.record import BegunJob, RunRecord, new_record, queued_record
-from llmb.runs.recorded_identity import conditions_of, identity_of, speed_variables
 
 SQUAD = DataOrigin(kind="dataset", name="SQuAD, packed to 4096")
 

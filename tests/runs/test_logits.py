@@ -10,9 +10,9 @@ from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.report.plan_report import plan_table
 from llmb.runs.choices import Choices, keeps_logits, logits_gb, logits_text
+from llmb.runs.conditions import identity_of_plan
 from llmb.runs.experiment import experiment_name
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.runs.recorded_identity import identity_of_plan
 
 
 def recipe_of(workload: str, size: str, gpu_type: str, scale: int = 8, **layout: int) -> Recipe:

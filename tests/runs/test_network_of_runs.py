@@ -16,8 +16,8 @@ from llmb.missing import Missing
 from llmb.report.run_report import run_table
 from llmb.runs.environment import RdmaPort
 from llmb.runs.folder import RunFolder
-from llmb.runs.network import NetworkUse, report_network
 from llmb.runs.record import RunRecord, read_record
+from llmb.runs.trace_reports import NetworkUse, report_network
 
 NODES = ("node1", "node2")
 CARDS = tuple(f"mlx5_{card}" for card in range(8))

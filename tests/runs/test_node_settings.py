@@ -9,7 +9,7 @@ from recorded_runs import gpu_record
 
 from llmb.input_files import SystemFiles
 from llmb.resources.settings import NodeSettings, NodesSettings, read_settings, together
-from llmb.runs.drift import Drift, find_drift, settings_of_run, unlike_nodes
+from llmb.runs.conditions import Drift, find_drift, settings_of_run, unlike_nodes
 from llmb.runs.environment import GpuState
 from llmb.runs.record import RunRecord
 from llmb.verdict.conditions import rule_of

@@ -7,12 +7,11 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention, Dtype, Lora
 from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import UsageError
-from llmb.metrics.model_counts import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
+from llmb.metrics.throughput import flops_per_sequence, model_flops
 from llmb.report.plan_report import plan_table
-from llmb.runs.choices import Choices
-from llmb.runs.host import Device
-from llmb.runs.parallelism import DpSharding, Parallelism
+from llmb.resources.host import Device
+from llmb.runs.choices import Choices, DpSharding, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan, with_documents
 
 RECIPE_LORA = Lora(rank=16, alpha=32, dropout=0, targets="qkv")

@@ -18,10 +18,10 @@ from llmb.runs.choices import Choices
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
-from llmb.runs.profile_report import keep_breakdown, report_profile
 from llmb.runs.profiling import Profile, Profiling, listed
 from llmb.runs.result import RunEvidence, conclude
 from llmb.runs.steps import Step
+from llmb.runs.trace_reports import keep_breakdown, report_profile
 
 
 def gpu_plan(profiling: Profiling, steps: int | None = None) -> Plan:

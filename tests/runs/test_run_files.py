@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.runs import claim
+from llmb.runs import experiment
 from llmb.runs import folder as folders
-from llmb.runs.claim import create_run_folder
-from llmb.runs.folder import InstallRoot, chosen_root, install_root, write_atomically
+from llmb.runs.experiment import create_run_folder
+from llmb.runs.folder import BrokenRecord, InstallRoot, chosen_root, install_root, read_record_file, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record import JobEnd
-from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.steps import Step, read_steps, step_from_json, step_to_json
 
 
@@ -29,7 +28,7 @@ def step(number: int = 0, **changes: object) -> Step:
 def test_two_runs_in_the_same_second_get_folders_of_their_own(
     tmp_path: Path, tiny_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim.time, "time", lambda: 1_700_000_000.7)
+    monkeypatch.setattr(experiment.time, "time", lambda: 1_700_000_000.7)
     made = [create_run_folder(tmp_path, tiny_plan()).path for _ in range(3)]
     assert len(set(made)) == 3
     assert [path.parent.name.rsplit("_", 1)[1] for path in made] == ["1700000000", "1700000000-2", "1700000000-3"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.runs.stall import Beat, Seen, Wait, find_stall, parse_ranks, ranks_text, time_to_notice
+from llmb.runs.failure import Beat, Seen, Wait, find_stall, parse_ranks, ranks_text, time_to_notice
 
 LIMIT_S, PATIENCE_S = 100, 8
 

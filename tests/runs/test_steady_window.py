@@ -16,7 +16,7 @@ from llmb.programs.engine.program import EngineProgram
 from llmb.programs.port import End
 from llmb.report.run_report import run_document, run_table
 from llmb.runs.attempts import with_steady_window, with_window
-from llmb.runs.claim import create_run_folder
+from llmb.runs.experiment import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, BegunJob, RunRecord, queued_record
 from llmb.runs.result import RunEvidence, conclude

@@ -45,7 +45,7 @@ from llmb.report.prepared_report import access_document
 from llmb.report.run_report import run_document
 from llmb.report.watch_report import watch_document
 from llmb.runs.choices import Choices
-from llmb.runs.drift import Drift
+from llmb.runs.conditions import Drift
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import RunIdentity
 from llmb.runs.plan import EnginePlan, Plan, make_plan

@@ -26,14 +26,13 @@ from llmb.prepare.hub import AccessState
 from llmb.prepare.hub_access import NeededRepository, TokenSource
 from llmb.reference_suite.launch_scripts import FileState
 from llmb.report.doctor_report import DriftReport
-from llmb.runs.choices import Recompute
-from llmb.runs.network import NetworkUse
-from llmb.runs.parallelism import DpSharding
+from llmb.runs.choices import DpSharding, Recompute
 from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result
+from llmb.runs.trace_reports import NetworkUse
 from llmb.verdict.causes import Explanation
+from llmb.verdict.conditions import Verdict
 from llmb.verdict.expectations_file import AcceptanceSet
-from llmb.verdict.records import Verdict
 
 
 class RecipeIdentity(TypedDict):

@@ -7,8 +7,8 @@ import pytest
 
 from llmb.metrics.group_difference import SINGLE_RUNS
 from llmb.metrics.statistics import describe
+from llmb.verdict.conditions import Reference, Verdict
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_runs
-from llmb.verdict.records import Reference, Verdict
 
 BASELINE = Reference(kind="baseline", step_time_s=10.0, source="before", runs=3)
 SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)

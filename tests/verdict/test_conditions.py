@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from llmb.verdict.conditions import (
+    ReferenceKind,
     condition_rules,
     condition_values,
     differing,
@@ -15,7 +16,6 @@ from llmb.verdict.conditions import (
     rule_of,
     title_of,
 )
-from llmb.verdict.records import ReferenceKind
 
 KINDS = get_args(ReferenceKind)
 SAME = {"workload": "w", "layout.gpus": "8", "seed": "1"}

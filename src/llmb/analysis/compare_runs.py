@@ -43,13 +43,12 @@ from llmb.analysis.match_runs import (
 )
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import RunMean, decide, group_difference
-from llmb.runs.drift import known_differences
+from llmb.runs.conditions import known_differences
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
 from llmb.shown_text import value_text
-from llmb.verdict.conditions import CHANGED_COPY, rule_of, title_of, together
+from llmb.verdict.conditions import BETTER, CHANGED_COPY, WORST, VerdictName, rule_of, title_of, together
 from llmb.verdict.judgement import Tolerance, default_tolerance
-from llmb.verdict.records import BETTER, WORST, VerdictName
 
 SAMPLED = ("sm_clock_mhz_mean", "power_w_mean")
 LEAST_CHANGE_PCT = 2.0

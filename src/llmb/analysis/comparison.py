@@ -12,8 +12,8 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.errors import unknown
 from llmb.runs.identity import Difference, Value
+from llmb.verdict.conditions import VerdictName
 from llmb.verdict.judgement import Tolerance
-from llmb.verdict.records import VerdictName
 
 DATA = Path(__file__).with_name("compare_modes.yaml")
 

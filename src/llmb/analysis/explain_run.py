@@ -8,21 +8,19 @@ from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.judge_run import Judged
 from llmb.catalogue.records import Recipe, Window
 from llmb.resources.records import GpuUse
-from llmb.runs.drift import known_differences
+from llmb.runs.conditions import known_differences
 from llmb.runs.environment import Environment, GpuState
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.plan import EnginePlan, Plan
-from llmb.runs.profile_report import kept_breakdown
-from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
 from llmb.runs.steps import Step, read_steps
+from llmb.runs.trace_reports import kept_breakdown
 from llmb.schedulers.lookup import LOCAL
 from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.causes import Explanation, explain_evidence
 from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work
-from llmb.verdict.conditions import rule_of
-from llmb.verdict.records import Verdict
+from llmb.verdict.conditions import Verdict, rule_of
 
 CONDITIONS = ("software.", "hardware.", "variables.", "nodes", "node_count", "fabric", "release")
 """What of a run's conditions may change the time of a step; keys that begin with these."""

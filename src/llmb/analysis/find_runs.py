@@ -23,12 +23,11 @@ from llmb.exchange.manifest import ENDING
 from llmb.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
+from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import experiment_name
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.identity import short_id
 from llmb.runs.record import RunRecord
-from llmb.runs.record_file import BrokenRecord
-from llmb.runs.recorded_identity import identity_of
 from llmb.trust import WORKLOADS
 
 NEAR = 5

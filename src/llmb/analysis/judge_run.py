@@ -30,7 +30,16 @@ from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.runs.identity import Value
 from llmb.runs.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
-from llmb.verdict.conditions import condition_values, fault_texts, find_conditions, rule_of, title_of, together
+from llmb.verdict.conditions import (
+    Reference,
+    Verdict,
+    condition_values,
+    fault_texts,
+    find_conditions,
+    rule_of,
+    title_of,
+    together,
+)
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet, Expectations, read_expectations
 from llmb.verdict.judgement import (
     Measured,
@@ -39,7 +48,6 @@ from llmb.verdict.judgement import (
     judge_against_runs,
     without_reference,
 )
-from llmb.verdict.records import Reference, Verdict
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:

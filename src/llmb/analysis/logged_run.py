@@ -17,10 +17,9 @@ from llmb.logs.outcome import LOG_WARNING, LogOutcome
 from llmb.logs.reader import PlainText
 from llmb.metrics.anomalies import Anomalies, find_anomalies
 from llmb.metrics.window import DEFAULT_RULE
-from llmb.runs.folder import RunFolder, log_name
-from llmb.runs.host import usable_cores
+from llmb.resources.host import usable_cores
+from llmb.runs.folder import BrokenRecord, RunFolder, log_name
 from llmb.runs.identity import RunIdentity, short_id
-from llmb.runs.record_file import BrokenRecord
 from llmb.verdict.conditions import ERROR_AT_END
 
 if TYPE_CHECKING:  # few logs have NCCL's lines

@@ -14,12 +14,11 @@ from llmb.metrics.throughput import why_too_fast
 from llmb.metrics.window import resolve_window, rule_of_document
 from llmb.missing import Missing
 from llmb.runs.attempts import cut, window_began, with_steady_window
+from llmb.runs.conditions import conditions_of, identity_of
 from llmb.runs.contradicting_record import why_contradicting
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord, SubmittedJob, read_job_if_whole, read_record, seconds_of
-from llmb.runs.record_file import BrokenRecord
-from llmb.runs.recorded_identity import conditions_of, identity_of
 from llmb.runs.result import (
     NOT_SUCCESSFUL,
     figures_of,
@@ -76,7 +75,7 @@ def read_folder(folder: RunFolder) -> RecordedRun:
 def recorded_run(run: RecordedRun) -> AnalyzedRun:
     """A run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read."""
     from llmb.programs.conclude import stored_run  # takes longer to load than many logs to read
-    from llmb.runs.drift import faults_of
+    from llmb.runs.conditions import faults_of
 
     record = run.record
     result, steps = stored_run(run.folder, record)

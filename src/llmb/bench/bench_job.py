@@ -35,9 +35,9 @@ from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, Placement, read_spec
 from llmb.processes.families import started_program
 from llmb.processes.signals import Interrupted
-from llmb.runs.claim import stamped_folder
+from llmb.resources.host import Device
+from llmb.runs.experiment import stamped_folder
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.host import Device
 from llmb.schedulers.lookup import find_scheduler, scheduler_of
 from llmb.site.site import Site
 

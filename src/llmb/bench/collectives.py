@@ -27,7 +27,7 @@ from llmb.bench.protocol import (
     sizes_between,
 )
 from llmb.errors import RunFailed, UsageError
-from llmb.runs.host import Device
+from llmb.resources.host import Device
 
 LEAST_BYTES = 8
 MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}

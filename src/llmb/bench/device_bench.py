@@ -29,7 +29,7 @@ from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, re
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, unknown
 from llmb.predict.sizes import Product, block_products, head_product
 from llmb.predict.work import TrainingPass
-from llmb.runs.host import Device, host_name
+from llmb.resources.host import Device, host_name
 from llmb.runs.record import now
 from llmb.site.machine import Machine
 

@@ -15,7 +15,7 @@ from llmb.errors import EnvironmentProblem
 from llmb.processes.families import run_talking
 from llmb.processes.ranks import words
 from llmb.programs.engine.program import shipped_variables
-from llmb.runs.host import Device
+from llmb.resources.host import Device
 from llmb.scratch import scratch_folder
 
 OnProgress = Callable[[BenchProgress], None]

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from llmb.catalogue.records import Record
 from llmb.predict.work import TrainingPass
+from llmb.resources.host import Device
 from llmb.runs.attention import AttentionChoice
-from llmb.runs.host import Device
 
 TIMING_PROGRAM = "llmb.bench.worker.run"
 ProductDtype = Literal["bf16", "fp16", "fp32", "fp8"]

@@ -46,7 +46,7 @@ from llmb.report.bench_report import (
     measurement_tables,
 )
 from llmb.report.output import print_line, print_output
-from llmb.runs.host import Device
+from llmb.resources.host import Device
 from llmb.site.machine import this_machine
 
 SECONDS = 5.0

@@ -41,8 +41,8 @@ from llmb.options.option import Option
 from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.campaign_report import flags_text
 from llmb.report.output import print_line, print_output
+from llmb.resources.host import Device
 from llmb.runs.folder import RunFolder
-from llmb.runs.host import Device
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options
 from llmb.shown_text import listed

@@ -13,9 +13,9 @@ from llmb.errors import RunFailed, UsageError
 from llmb.health.settings import settings_here
 from llmb.report.doctor_report import DriftReport, HostList, drift_tables
 from llmb.report.output import print_output
+from llmb.resources.host import host_name
 from llmb.resources.settings import NodesSettings, together
-from llmb.runs.drift import Drift, find_drift, settings_of_run
-from llmb.runs.host import host_name
+from llmb.runs.conditions import Drift, find_drift, settings_of_run
 
 
 class ReadNodes(NamedTuple):

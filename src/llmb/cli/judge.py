@@ -26,9 +26,9 @@ from llmb.report.verdict_report import (
     left_out_lines,
     verdict_tables,
 )
+from llmb.verdict.conditions import worst
 from llmb.verdict.expectations_file import find_acceptance_set
 from llmb.verdict.judgement import given_tolerance
-from llmb.verdict.records import worst
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

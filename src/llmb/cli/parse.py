@@ -23,7 +23,7 @@ from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, ch
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.report.output import print_output
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_tables
-from llmb.runs.host import usable_cores
+from llmb.resources.host import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

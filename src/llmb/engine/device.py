@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from llmb.runs.host import Device
+from llmb.resources.host import Device
 
 
 @dataclass(frozen=True, slots=True)

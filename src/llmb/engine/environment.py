@@ -16,9 +16,9 @@ from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.store import STORE
 from llmb.engine.torch_names import untried
+from llmb.resources.host import host_name
+from llmb.runs.conditions import SPEED_PREFIXES
 from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, RdmaPort, command, of_run, parse_states
-from llmb.runs.host import host_name
-from llmb.runs.recorded_identity import SPEED_PREFIXES
 from llmb.secrets import without_secrets
 from llmb.tools import ask_program
 

@@ -58,9 +58,9 @@ from llmb.engine.watchdog.heartbeat import Progress
 from llmb.logs.step_line import format_invalid_line, format_step_line
 from llmb.metrics.throughput import throughput
 from llmb.runs.attention import fp8_product
+from llmb.runs.checkpoints import check_weights, loads_weights
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.initial_weights import check_weights, loads_weights
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB
 from llmb.runs.steps import RankTimesFile, Step, step_to_json

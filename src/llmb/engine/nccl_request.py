@@ -12,9 +12,8 @@ from pathlib import Path
 
 from llmb.input_files import open_regular
 from llmb.runs.folder import RunFolder
-from llmb.runs.network import network_log
 from llmb.runs.plan import Plan
-from llmb.runs.profile_report import nccl_log
+from llmb.runs.trace_reports import nccl_log, network_log
 from llmb.traces.nccl_network import MOST_BYTES, beginning
 
 LEVEL, SUBSYSTEMS, FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"

@@ -19,12 +19,12 @@ from llmb.engine.device import synchronize
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.heartbeat import Progress
 from llmb.errors import EnvironmentProblem
-from llmb.runs.claim import probe
+from llmb.runs.experiment import probe
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.profile_report import nccl_log, profile_file
+from llmb.runs.trace_reports import nccl_log, profile_file
 from llmb.scratch import scratch_folder
-from llmb.traces.folders import NCCL_STEPS_END
+from llmb.traces import NCCL_STEPS_END
 
 
 class ProfileRecorder(Protocol):

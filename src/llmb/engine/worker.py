@@ -14,10 +14,10 @@ from llmb.engine.torch_names import ENGINE, check_names
 from llmb.engine.watchdog.heartbeat import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.errors import LlmbError
+from llmb.resources.host import host_name
 from llmb.resources.sampler import start_sampler
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
-from llmb.runs.host import host_name
 from llmb.runs.parent_death import end_with_parent
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import attempt_plan, read_record

@@ -26,9 +26,9 @@ from llmb.exchange.tables import (
     write_parquet,
 )
 from llmb.programs.conclude import read_ended_run
+from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import read_job_if_whole
-from llmb.runs.recorded_identity import identity_of
 from llmb.runs.steps import Step, read_steps
 from llmb.scratch import scratch_folder
 

@@ -13,7 +13,7 @@ from llmb.errors import UsageError
 from llmb.input_files import check_values
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import Time
-from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
+from llmb.traces import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 from llmb.trust import WORKLOADS
 
 ENDING = ".tar.zst"

@@ -16,8 +16,8 @@ from llmb.catalogue.records import PARALLEL, Convention, Window
 from llmb.errors import EnvironmentProblem
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
+from llmb.runs.conditions import identity_of
 from llmb.runs.folder import new_file
-from llmb.runs.recorded_identity import identity_of
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 from llmb.shown_text import csv_value
 

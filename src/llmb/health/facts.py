@@ -14,8 +14,8 @@ from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
 from llmb.errors import unknown
 from llmb.input_files import SystemFiles
+from llmb.resources.host import usable_cores
 from llmb.runs.folder import CLUSTER_CONFIG
-from llmb.runs.host import usable_cores
 from llmb.schedulers.lookup import SCHEDULERS, scheduler_of
 from llmb.site.site import Site
 from llmb.tools import Said, ask_program

@@ -36,8 +36,8 @@ from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, wor
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
 from llmb.health.settings import settings_here
 from llmb.missing import Missing
+from llmb.resources.host import host_name
 from llmb.runs.folder import write_atomically
-from llmb.runs.host import host_name
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, scheduler_of
 from llmb.schedulers.port import Scheduler, SchedulerSetup

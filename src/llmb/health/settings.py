@@ -8,9 +8,9 @@ from llmb.catalogue.load import Catalogue
 from llmb.health.checks.nvidia_smi import read_states
 from llmb.health.facts import FactSource
 from llmb.missing import Missing
+from llmb.resources.host import host_name
 from llmb.resources.settings import NodeSettings, read_settings
-from llmb.runs.drift import gpu_limits
-from llmb.runs.host import host_name
+from llmb.runs.conditions import gpu_limits
 from llmb.schedulers.lookup import read_cluster_site
 
 

@@ -39,7 +39,7 @@ from llmb.install.installation import (
 )
 from llmb.install.state import InstallState, Journal, opened_journal, read_state
 from llmb.install.suite import remove_environments, suite_environments, suite_steps
-from llmb.runs.checkpoint_disk import check_room
+from llmb.runs.checkpoints import check_room
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.schedulers.installer import NONE
 from llmb.schedulers.lookup import LOCAL, find_scheduler

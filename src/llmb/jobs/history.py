@@ -15,9 +15,9 @@ from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Damaged, Store
 from llmb.jobs.task import FOLDERS as TASKS
 from llmb.jobs.task import read_task
+from llmb.runs.conditions import identity_of
 from llmb.runs.folder import NotWritable, RunFolder, writing
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
-from llmb.runs.recorded_identity import identity_of
 from llmb.trust import STATE_FOLDER, WORKLOADS, check_links
 
 RUNS = f"{WORKLOADS}/*/experiments/*/*/*"

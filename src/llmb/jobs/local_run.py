@@ -35,16 +35,15 @@ from llmb.resources.host import NodeProcesses
 from llmb.resources.nvml import find_gpus
 from llmb.resources.other_work import run_text
 from llmb.runs.attempts import newest_checkpoint
-from llmb.runs.checkpoint_disk import check_space
+from llmb.runs.checkpoints import check_space
 from llmb.runs.choices import Choices
-from llmb.runs.claim import create_run_folder
-from llmb.runs.experiment import experiment_name, run_parent
+from llmb.runs.conditions import identity_of_plan
+from llmb.runs.experiment import create_run_folder, experiment_name, run_parent
 from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder, link_latest, writing
 from llmb.runs.plan import EnginePlan, Plan, pretending
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
-from llmb.runs.recorded_identity import identity_of_plan
 from llmb.runs.steps import StepNews
 from llmb.schedulers.local.scheduler import (
     INTERRUPTED,

@@ -18,10 +18,9 @@ from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, JobSpec, place, write_spec
 from llmb.programs.lookup import find_program
 from llmb.programs.port import ProgramRequest
-from llmb.runs.checkpoint_disk import check_space
+from llmb.runs.checkpoints import check_space
 from llmb.runs.choices import Choices
-from llmb.runs.claim import create_run_folder, release_checkpoints
-from llmb.runs.experiment import experiment_name, run_parent
+from llmb.runs.experiment import create_run_folder, experiment_name, release_checkpoints, run_parent
 from llmb.runs.folder import CLUSTER_CONFIG, RunFolder, write_atomically, writing
 from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared

@@ -18,7 +18,7 @@ from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order, Prepared, prepare, removed_if_refused, send, write_job
 from llmb.jobs.store import Store
 from llmb.jobs.task import TaskOrder
-from llmb.runs.claim import stamped_folder
+from llmb.runs.experiment import stamped_folder
 from llmb.runs.folder import RunFolder, link_latest
 from llmb.runs.record import SubmittedJob, now, read_job, read_record, write_record
 from llmb.schedulers.lookup import find_scheduler

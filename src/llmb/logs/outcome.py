@@ -17,7 +17,7 @@ from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.printed_work import GBS, GPUS
 from llmb.logs.reader import RunLog
 from llmb.logs.step_line import find_invalid_line
-from llmb.metrics.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, RunFacts, contradictions
+from llmb.metrics.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, clock_contradiction
 from llmb.metrics.statistics import Statistics, are_between, describe, describe_means
 from llmb.shown_text import counted
 
@@ -306,12 +306,7 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
     if attempt.skipped_in_window:
         steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"
         return f"{steps} of the window skipped the update of the parameters"
-    if window and attempt.laps:
-        span = (window.first, window.last)
-        facts = RunFacts(first_step=window.first, last_step=window.last, window=span, laps=attempt.laps)
-        if found := contradictions(facts):
-            return "; ".join(found)
-    return find_invalid_line(log.tail)
+    return (clock_contradiction(attempt.laps) if window else None) or find_invalid_line(log.tail)
 
 
 def _is_no_time(seconds: float) -> bool:

@@ -1,11 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Throughput, FLOP rate, MFU and time to train, from a step time."""
+"""Parameters and FLOPs of a model; throughput, FLOP rate, MFU and time to train, from a step time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmb.catalogue.records import Convention, Lora, Packing, Recipe
-from llmb.metrics.model_counts import flops_per_sequence
+from llmb.catalogue.published import PublishedFlops
+from llmb.catalogue.records import ADAPTED, Convention, Lora, Mlp, Model, Packing, Recipe
+
+MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
+"""Matrices of a feed-forward layer."""
+
+
+def parameter_count(model: Model) -> tuple[int, int]:
+    """Total parameters, and active parameters, in which only the experts that the router chooses count.
+
+    Both include the embedding and the head, once where they are one matrix.
+    """
+    vocabularies = 1 if model.tied_embeddings else 2
+    outside = vocabularies * model.vocab_size * model.hidden_size + _norm(model)
+    total, active = outside, outside
+    for layer in range(model.layers):
+        always = _attention(model) + 2 * _norm(model)
+        every_expert, chosen_experts = _feed_forward(model, layer)
+        total += always + every_expert
+        active += always + chosen_experts
+    return total, active
+
+
+def trainable_parameters(model: Model, lora: Lora | None) -> int:
+    """Parameters that have gradients and optimizer state: those of the adapters, or all if there are none.
+
+    Of a model without experts if feed-forward layers have adapters.
+    """
+    if lora is None:
+        return parameter_count(model)[0]
+    shapes = _linear_shapes(model)
+    adapted = [shapes[name] for name in ADAPTED[lora.targets] if name in shapes]
+    # Each layer has its rows of B; a fused adapter has one A for all its layers.
+    inputs = model.hidden_size if lora.fused else sum(inputs for inputs, _ in adapted)
+    return model.layers * lora.rank * (inputs + sum(outputs for _, outputs in adapted))
+
+
+def checkpoint_bytes(model: Model, lora: Lora | None = None) -> int:
+    """An estimate: each trainable parameter is saved in fp32, with the two AdamW moments."""
+    return 4 * 3 * trainable_parameters(model, lora)
+
+
+def _linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the linear layers of a block without experts."""
+    hidden, inner = model.hidden_size, model.ffn_hidden_size
+    queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
+    shapes = {"q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys)}
+    shapes |= {"o_proj": (queries, hidden), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+    return shapes | ({"gate_proj": (hidden, inner)} if model.mlp == "swiglu" else {})
+
+
+def _attention(model: Model) -> int:
+    per_head_norms = 2 * model.head_dim if model.qk_norm else 0
+    matrices = 2 * model.hidden_size * model.head_dim * (model.attention_heads + model.kv_heads)
+    return matrices + per_head_norms + _biases(model)
+
+
+def _biases(model: Model) -> int:
+    """Biases of one layer. A bias has an element for each output of its matrix."""
+    outputs = {name: outputs for name, (_, outputs) in _linear_shapes(model).items()}
+    attention = {"q_proj": model.qkv_bias, "k_proj": model.qkv_bias, "v_proj": model.qkv_bias}
+    attention |= {"o_proj": model.attention_output_bias}
+    return sum(count for name, count in outputs.items() if attention.get(name, model.mlp_bias))
+
+
+def _norm(model: Model) -> int:
+    weight_and_bias = 2 if model.norm == "layernorm1p" else 1
+    return weight_and_bias * model.hidden_size
+
+
+def _feed_forward(model: Model, layer: int) -> tuple[int, int]:
+    """Parameters with all experts, and with the chosen ones."""
+    matrices = MATRICES[model.mlp]
+    if model.moe is None or not model.is_moe_layer(layer):
+        dense = matrices * model.hidden_size * model.ffn_hidden_size
+        return dense, dense
+    moe = model.moe
+    expert = matrices * model.hidden_size * moe.ffn_hidden_size
+    always = model.hidden_size * (moe.experts + matrices * (moe.shared_ffn_hidden_size or 0))
+    return always + moe.experts * expert, always + moe.top_k * expert
+
+
+PASSES = 3
+FROZEN_PASSES = 2
+
+
+def flops_per_sequence(
+    recipe: Recipe, convention: Convention, *, lora: Lora | None = None, packing: Packing | None = None
+) -> float | None:
+    """Model FLOPs of one sequence of ``recipe``, without padding in ``packed``.
+
+    ``lora`` adds the FLOPs of these adapters, except in ``published``; ``packing`` replaces the recipe's statistics.
+    None if no reference document counts them (``published``), or if there are no statistics (``packed``).
+    """
+    model, seq_len = recipe.model, recipe.layout.seq_len
+    if convention == Convention.PUBLISHED:
+        return None if recipe.published_flops is None else published_flops(model, seq_len, recipe.published_flops)
+    frozen = recipe.task == "lora"
+    if convention != Convention.PACKED:
+        base = model_flops(model, seq_len, causal=convention == Convention.CAUSAL, frozen=frozen)
+        return base + adapter_flops(model, lora, seq_len)
+    known = packing or recipe.packing
+    if known is None:
+        return None
+    base = model_flops(model, seq_len, causal=False, frozen=frozen, packing=known)
+    return base + adapter_flops(model, lora, known.tokens)
+
+
+def adapter_flops(model: Model, lora: Lora | None, tokens: float) -> float:
+    """FLOPs of the adapters' own products for ``tokens``: one multiplication of each token with each parameter."""
+    return PASSES * 2 * trainable_parameters(model, lora) * tokens if lora else 0.0
+
+
+def model_flops(
+    model: Model, seq_len: int, *, causal: bool, frozen: bool = False, packing: Packing | None = None
+) -> float:
+    """Model FLOPs of one sequence of ``seq_len`` tokens.
+
+    ``causal`` counts the half of the attention square that a causal model needs, otherwise the full square counts.
+    ``frozen`` leaves out weight gradients: two thirds of the weight products remain (attention has no weights).
+    ``packing`` replaces the tokens by those of the documents, and the square of the length by the documents' sum of
+    squared lengths (of their attention chunks).
+    """
+    tokens = packing.tokens if packing else seq_len
+    passes = FROZEN_PASSES if frozen else PASSES
+    weights = sum(_layer_weights(model, layer) for layer in range(model.layers)) + model.hidden_size * model.vocab_size
+    scores = sum(
+        attention_square(model, model.is_global_layer(layer), seq_len, packing) for layer in range(model.layers)
+    )
+    width = model.attention_heads * model.head_dim
+    return passes * 2 * weights * tokens + PASSES * 4 * width * scores * (0.5 if causal else 1.0)
+
+
+def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float:
+    """The count of the source document: the value it prints, else the value of its formula, errors included."""
+    if source.printed_flops is not None:
+        return source.printed_flops
+    as_published = model.model_copy(update=source.as_published)
+    if source.formula == "two thirds of causal":
+        return model_flops(as_published, seq_len, causal=True) * 2 / 3
+    return model_flops(as_published, seq_len, causal=source.formula == "causal")
+
+
+def _layer_weights(model: Model, layer: int) -> int:
+    """Weights of one layer that a token is multiplied with (without the router, which is under 0.5 %, as is usual)."""
+    hidden = model.hidden_size
+    attention = 2 * hidden * model.head_dim * (model.attention_heads + model.kv_heads)
+    matrices = MATRICES[model.mlp]
+    moe = model.moe
+    if moe is None or not model.is_moe_layer(layer):
+        return attention + matrices * hidden * model.ffn_hidden_size
+    active = moe.top_k * moe.ffn_hidden_size + (moe.shared_ffn_hidden_size or 0)
+    return attention + matrices * hidden * active
+
+
+def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
+    """Pairs of positions that a layer with global, or with chunked attention compares in a sequence, without
+    subtracting the causal half."""
+    chunked = model.chunked_attention
+    if packing:
+        cut = packing.chunked_sum_of_squares
+        return packing.sum_of_squares if cut is None or attends_all else cut
+    if chunked is None or attends_all or seq_len <= chunked.chunk_size:
+        return seq_len**2
+    chunks, rest = divmod(seq_len, chunked.chunk_size)
+    return chunks * chunked.chunk_size**2 + rest**2
+
 
 SECONDS_PER_DAY = 86_400
 MOST_MFU_PCT = 100.0

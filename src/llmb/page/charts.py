@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what draws loads no records
     from matplotlib.figure import Figure as Canvas
 
     from llmb.metrics.anomalies import Level
-    from llmb.verdict.records import Interval, VerdictName
+    from llmb.verdict.conditions import Interval, VerdictName
 
 ANY_PAPER = "#d55f00"
 """The color of images, which a page cannot replace: seen on light and on dark."""

@@ -29,7 +29,7 @@ from llmb.runs.planning import arguments_of_plan
 from llmb.runs.record import RunRecord
 from llmb.schedulers.lookup import LOCAL
 from llmb.shown_text import value_text
-from llmb.verdict.records import WORST, VerdictName
+from llmb.verdict.conditions import WORST, VerdictName
 from llmb.verdict.sentence import headline
 
 MOST_DIFFERING = 3

@@ -22,10 +22,9 @@ from llmb.page.charts import (
 from llmb.page.drawing import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, Drawing
 from llmb.report.table import Table, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
-from llmb.runs.folder import RunFolder
-from llmb.runs.profile_report import kept_breakdown
-from llmb.runs.record_file import BrokenRecord
+from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
+from llmb.runs.trace_reports import kept_breakdown
 from llmb.shown_text import counted
 from llmb.traces.breakdown import shares
 

@@ -23,7 +23,7 @@ from llmb.page.drawing import BLUE
 from llmb.page.figures import Beside, Figure, figures_beside
 from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import cut, interval_of, known, number, result_table
-from llmb.runs.drift import known_differences
+from llmb.runs.conditions import known_differences
 from llmb.verdict.conditions import rule_of
 from llmb.verdict.sentence import percent
 

@@ -17,7 +17,7 @@ from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
 from llmb.predict.moments import GATHERED, moments, together_in_turn
 from llmb.predict.sizes import BF16, FP32, Sizes
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import Parallelism
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable, stage_ranks
 

@@ -12,8 +12,7 @@ from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import Layout, Model
 from llmb.predict.memory import clearly_fits, estimate, why_not_estimated
 from llmb.predict.prediction import Prediction
-from llmb.runs.choices import Recompute, keeps_logits
-from llmb.runs.parallelism import DpSharding
+from llmb.runs.choices import DpSharding, Recompute, keeps_logits
 from llmb.runs.plan import EnginePlan
 from llmb.runs.rank_account import MemoryUse, fullest_ranks
 

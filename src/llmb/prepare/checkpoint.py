@@ -11,10 +11,10 @@ from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, partial_path, read_checkpoint
 from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.errors import UsageError
-from llmb.metrics.model_counts import parameter_count
+from llmb.metrics.throughput import parameter_count
 from llmb.prepare.dataset import source_of
 from llmb.prepare.hub import fetch_model, hub_cache
-from llmb.runs.checkpoint_disk import check_room
+from llmb.runs.checkpoints import check_room
 from llmb.weights.conversion import ImportRequest, import_checkpoint
 from llmb.weights.protocol import OnNote, OnProgress
 

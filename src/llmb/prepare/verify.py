@@ -18,7 +18,7 @@ from llmb.checkpoints.checksums import BLOCK, damaged_files
 from llmb.checkpoints.nemo_folder import is_nemo_folder
 from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, PreparedFolders, Split
 from llmb.errors import UsageError
-from llmb.metrics.model_counts import parameter_count
+from llmb.metrics.throughput import parameter_count
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.dataset import seq_lens_of, source_of
 from llmb.prepare.packed_files import read_packed

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from llmb.processes.signals import ENDING
-from llmb.runs.host import host_name, usable_cores
+from llmb.resources.host import host_name, usable_cores
 from llmb.scratch import scratch_folder
 
 STORE = "LLMB_STORE"

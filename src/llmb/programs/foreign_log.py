@@ -22,7 +22,6 @@ from llmb.resources.samples import Sampled, SampledWork, TimeSpan, samples_of_en
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.profile_report import ProfileReport
 from llmb.runs.result import (
     NOT_SUCCESSFUL,
     Loss,
@@ -34,6 +33,7 @@ from llmb.runs.result import (
     resource_use,
 )
 from llmb.runs.steps import StepNews
+from llmb.runs.trace_reports import ProfileReport
 
 NOT_SAMPLED = Missing("no sampler of llmb ran beside the run")
 NOT_TOLD_APART = Missing("which processes of a node are the run's is not known: they are in the framework's container")

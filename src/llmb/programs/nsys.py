@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.profile_report import profile_file
+from llmb.runs.trace_reports import profile_file
 from llmb.tools import ask_program
 from llmb.traces.files import SQLITE_END
 

@@ -15,7 +15,7 @@ from llmb.runs.experiment import recorded_suffix
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord
-from llmb.traces.folders import NCCL_LOG_END
+from llmb.traces import NCCL_LOG_END
 
 COPIED_BYTES = 1 << 24
 NO_ACCOUNT = "default"

@@ -10,7 +10,7 @@ from llmb.health.kept_checks import NodesResult
 from llmb.health.records import ANSWER, SEVERITY, Check, NodeReport, worst
 from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
 from llmb.report.table import Table, result_table
-from llmb.runs.drift import Drift
+from llmb.runs.conditions import Drift
 from llmb.shown_text import printable
 from llmb.verdict.conditions import rule_of as condition_rule
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from llmb.errors import EnvironmentProblem
 from llmb.health.records import ANSWER, Check, NodeReport
 from llmb.runs.folder import write_atomically
-from llmb.verdict.records import VerdictName
+from llmb.verdict.conditions import VerdictName
 
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
     from llmb.analysis.analyzed_run import LeftOut

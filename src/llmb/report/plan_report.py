@@ -6,17 +6,17 @@ from typing import Any
 
 from llmb.catalogue.layout_check import stage_layers
 from llmb.catalogue.records import PARALLEL, unspecified_text
-from llmb.metrics.model_counts import checkpoint_bytes
+from llmb.metrics.throughput import checkpoint_bytes
 from llmb.metrics.window import STEADY
 from llmb.programs.engine.memory_check import estimated
 from llmb.report.recipe_report import identity_document, trained_text
 from llmb.report.table import Table, interval_of, number, result_table, unknown
 from llmb.runs.attention import fp8_product
 from llmb.runs.choices import logits_text
+from llmb.runs.failure import ranks_text
 from llmb.runs.plan import EnginePlan, Plan, PredictedStep, scale_warnings
 from llmb.runs.profiling import Profile
 from llmb.runs.result import no_measurement
-from llmb.runs.stall import ranks_text
 
 
 def plan_document(

@@ -13,7 +13,7 @@ from llmb.prepare.verify import Item, Verification
 from llmb.reference_suite.prepared_data import NemoItem
 from llmb.report.recipe_report import lora_text
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown, whole
-from llmb.runs.initial_weights import base_text
+from llmb.runs.checkpoints import base_text
 from llmb.shown_text import printable
 
 MB = 10**6

@@ -12,8 +12,14 @@ from llmb.catalogue.records import PARALLEL, Convention, Lora, Model, Recipe
 from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
 from llmb.checkpoints.origin import OriginHere
-from llmb.metrics.model_counts import checkpoint_bytes, flops_per_sequence, parameter_count, trainable_parameters
-from llmb.metrics.throughput import Throughput, unpacked_reason
+from llmb.metrics.throughput import (
+    Throughput,
+    checkpoint_bytes,
+    flops_per_sequence,
+    parameter_count,
+    trainable_parameters,
+    unpacked_reason,
+)
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
 from llmb.runs.choices import keeps_logits, logits_gb, logits_text
 from llmb.verdict.conditions import title_of

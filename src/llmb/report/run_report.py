@@ -19,7 +19,7 @@ from llmb.report.table import Column, Table, interval_of, known, number, number_
 from llmb.report.trace_report import shown_parts
 from llmb.resources.machine import MachineReport, Unread, event_text, kind_text, machine_rules
 from llmb.resources.records import HostUse, ResourceUse
-from llmb.runs.checkpoint_disk import CheckpointReport
+from llmb.runs.checkpoints import CheckpointReport
 from llmb.runs.plan import Plan, PredictedStep
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step

@@ -11,9 +11,8 @@ from llmb.analysis.judge_run import Judged
 from llmb.report.table import Column, Table, interval_of, number, number_column, result_table, shortened, table_of
 from llmb.shown_text import printable
 from llmb.verdict.causes import Cause, Explanation
-from llmb.verdict.conditions import title_of, worth
+from llmb.verdict.conditions import WORST, Condition, Verdict, title_of, worst, worth
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
-from llmb.verdict.records import WORST, Condition, Verdict, worst
 from llmb.verdict.sentence import headline, percent
 
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}

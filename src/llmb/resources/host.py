@@ -1,14 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads CPU, memory, CPU energy and processes of this node from the files of the Linux kernel, below ``root``."""
+"""This node: its name, its cores and kinds of device; its CPU, memory and CPU energy by the files of the Linux kernel,
+below ``root``."""
 
 import os
 import re
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from llmb.missing import Missing
 from llmb.resources.records import HostSample, SeenRun
+
+Device = Literal["cpu", "cuda"]
+
+
+def host_name() -> str:
+    """The scheduler's name for this node, which its commands accept, else the hostname."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
 
 ROOT = Path("/")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -7,10 +7,12 @@ from datetime import datetime
 from itertools import pairwise
 from statistics import fmean
 
-from llmb.metrics.contradictions import CLOCK_ERROR_S, Lap, RunFacts, contradictions
+from llmb.metrics.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, Lap, clock_contradiction
 from llmb.metrics.throughput import MOST_MFU_PCT, why_too_fast
+from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord
 from llmb.runs.steps import Step
+from llmb.shown_text import counted
 
 WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 """Error of the difference of two moments in the record."""
@@ -24,45 +26,70 @@ def why_contradicting(
 
     ``log_gpus`` is their number by the log, if that tells it itself, and ``log_gbs`` its global batch size.
     """
-    plan, window = record.plan, record.plan.window
-    layout = plan.recipe.layout
-    inside = [step for step in steps if step.step in window]
-    facts = RunFacts(
-        first_step=plan.first_step,
-        last_step=plan.last_step,
-        window=(window.first, window.last),
-        steps=[step.step for step in steps],
-        step_times_s=[step.step_time_s for step in steps],
-        not_updated=[step.step for step in steps if not step.updated],
-        recorded=[step.step for step in steps if step.profiled != plan.slows_down(step.step)],
-        laps=[_lap(before, step) for before, step in pairwise(inside)],
-        gpus={"layout": plan.processes, **_told_gpus(record, log_gpus)},
-        batches={"layout": layout.gbs, **({"log": log_gbs} if log_gbs and plan.recipe.pretended_rank is None else {})},
-        tokens_per_step=layout.gbs * layout.seq_len // (1 if plan.recipe.pretended_rank is None else layout.dp),
-        tokens={step.step: step.padded_tokens for step in steps},
+    found = (
+        *[step.values_text() for step in steps if not step.finite][:1],
+        *_wrong_steps(record.plan, steps),
+        *_other_sizes(record, steps, log_gpus, log_gbs),
+        *_longer_than_the_run(record, steps),
+        *_other_result(record, steps),
     )
-    not_finite = [step.values_text() for step in steps if not step.finite][:1]
-    found = (*not_finite, *contradictions(facts), *_longer_than_the_run(record, steps), *_other_result(record, steps))
     return "the record contradicts itself: " + "; ".join(found) if found else None
 
 
-def _lap(before: Step, step: Step) -> Lap:
-    return Lap(
-        steps_s=step.step_time_s,
-        clock_s=step.ended_s - before.ended_s,
-        between_s=step.pause_s,
-        ranks_apart_s=_ranks_apart_s(step),
-    )
+def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
+    """Steps that are not those of the plan, or whose times cannot be true."""
+    first, last = plan.window.first, plan.window.last
+    if not plan.first_step <= first <= last <= plan.last_step:
+        yield f"the window is steps {first}-{last}, and the run has steps {plan.first_step}-{plan.last_step}"
+    if steps:
+        yield from _wrong_order((plan.first_step - 1, *(step.step for step in steps), plan.last_step + 1))
+    if bad := next((step for step in steps if not SHORTEST_STEP_S < step.step_time_s < LONGEST_STEP_S), None):
+        yield f"step {bad.step} took {bad.step_time_s:.4g} s, which no step takes"
+    inside = [step for step in steps if step.step in plan.window]
+    if skipped := sum(not step.updated for step in inside):
+        yield f"{counted(skipped, 'step')} of the window skipped the update of the parameters"
+    if other := next((step for step in steps if step.profiled != plan.slows_down(step.step)), None):
+        yield f"step {other.step} was profiled or was not, against the plan"
+    laps = [
+        Lap(
+            steps_s=step.step_time_s,
+            clock_s=step.ended_s - before.ended_s,
+            between_s=step.pause_s,
+            ranks_apart_s=_ranks_apart_s(step),
+        )
+        for before, step in pairwise(inside)
+    ]
+    if contradiction := clock_contradiction(laps):
+        yield contradiction
+
+
+def _wrong_order(numbers: Sequence[int]) -> Iterator[str]:
+    """``numbers``: those of all steps, between the one before the first and the one after the last."""
+    for before, number in pairwise(numbers):
+        if number != before + 1:
+            repeated = "was written twice" if number == before else f"is written after step {before}"
+            yield f"step {number} {repeated}" if number <= before else f"step {before + 1} is missing"
+            return
 
 
 def _ranks_apart_s(step: Step) -> float:
     return step.rank_step_time_s_max - step.rank_step_time_s_min
 
 
-def _told_gpus(record: RunRecord, log_gpus: int | None) -> dict[str, int]:
-    seen = record.environment.ranks_per_node if record.environment else {}
-    told = {"environment": sum(seen.values()), "log": log_gpus}
-    return {who: count for who, count in told.items() if count}
+def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None, log_gbs: int | None) -> Iterator[str]:
+    """Numbers of GPUs, sequences and tokens that are not those of the layout. A pretended rank logs its own."""
+    recipe, layout = record.plan.recipe, record.plan.recipe.layout
+    is_alone = recipe.pretended_rank is not None
+    workers = sum(record.environment.ranks_per_node.values()) if record.environment else None
+    gpus = {"layout": record.plan.processes, "environment": workers, "log": log_gpus}
+    batches = {"layout": layout.gbs, "log": None if is_alone else log_gbs}
+    for what, told in (("number of GPUs", gpus), ("global batch size", batches)):
+        known = {who: count for who, count in told.items() if count}
+        if len(set(known.values())) > 1:
+            yield f"the {what} is " + ", ".join(f"{count} in the {who}" for who, count in known.items())
+    tokens = layout.gbs * layout.seq_len // (layout.dp if is_alone else 1)
+    if bad := next((step for step in steps if step.padded_tokens != tokens), None):
+        yield f"step {bad.step} has {bad.padded_tokens:,} tokens, and the layout {tokens:,}"
 
 
 def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str, ...]:

@@ -1,15 +1,223 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a run's log, and which rank failed first by it."""
+"""Which rank failed first by the end of a run's log, and which one a hung run waits for."""
 
 import os
 import re
 import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from pydantic import Field
+
+from llmb.catalogue.records import Record
 from llmb.errors import LlmbError
 from llmb.input_files import open_regular
-from llmb.runs.stall import STALL
+from llmb.options.option import numbers_of, parse_ranges
+
+Phase = Literal["start", "step", "profile", "checkpoint", "end"]
+PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}
+"""Factor on the limit for each phase: loading, compiling before the first step and writing to disk are slow."""
+STALL = "llmb: stall: "
+"""Prefix of the line in a run's log that names the cause."""
+ENDING_S = 6.0
+"""Time for the ranks to agree on the cause, log it, and exit."""
+MOST_KINDS = 4
+MOST_RANKS = 16
+
+
+def time_to_notice(limit_s: float) -> float:
+    """Seconds without progress after which ranks act, so that the run has ended within ``limit_s``.
+
+    If the limit is too short for that, ranks act after half of it: they must not act on every short pause.
+    """
+    return max(limit_s / 2, limit_s - ENDING_S)
+
+
+class Wait(Record):
+    """An unfinished collective of a rank: its sequence number in its group, and the ranks that take part."""
+
+    operation: str
+    group: str
+    label: str
+    number: int
+    ranks: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.operation} of group {self.label} (ranks {self.ranks})"
+
+
+class Beat(Record):
+    """The state of one rank, as it reports it. ``place`` is the line of code that its main thread is in.
+
+    ``begun`` counts the collectives begun, by group. ``communicates`` is true if the rank may be waiting in something
+    that is not recorded. A rank looks at its collectives and its place only after some time without progress.
+    """
+
+    number: int
+    rank: int
+    host: str
+    phase: Phase
+    step: int
+    idle_s: float
+    place: str | None = None
+    communicates: bool = False
+    waits: tuple[Wait, ...] = ()
+    begun: dict[str, int] = Field(default_factory=dict)
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self.waits) or self.communicates
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of a rank: its last heartbeat, if there was one, and the time since."""
+
+    rank: int
+    beat: Beat | None
+    silent_s: float
+
+
+def find_stall(ranks: Sequence[Seen], limit_s: float, patience_s: float) -> str | None:
+    """The ranks that block the run, for the log; None while the run makes progress, or may do so.
+
+    A rank without a heartbeat for ``patience_s`` is not responding. The run is hung if no rank that responds has made
+    progress within its limit, or, if some rank has not responded for the limit, if none has made progress since.
+    """
+    silent = [seen for seen in ranks if seen.silent_s > patience_s and not _left(seen)]
+    awake = [seen.beat for seen in ranks if seen.beat and seen.silent_s <= patience_s]
+    lost = any(seen.silent_s > limit_s * (1 if seen.beat else PHASE_LIMITS["start"]) for seen in silent)
+    if not awake or not all(overdue(beat, limit_s) or (lost and beat.idle_s > limit_s) for beat in awake):
+        return None
+    if silent:
+        return _join(_silent_text(silent, awake), _waits_text(awake))
+    culprits = held_up_by(awake)
+    others = [beat for beat in awake if beat not in culprits]
+    if not culprits:
+        step, idle = min(beat.step for beat in awake), min(beat.idle_s for beat in awake)
+        head = f"no rank has made progress for {idle:.0f} s at step {step}, and none was found to block the others"
+        return _join(head, _waits_text(others))
+    return _join(_culprits_text(culprits), _waits_text(others))
+
+
+def overdue(beat: Beat, limit_s: float) -> bool:
+    return beat.idle_s > limit_s * PHASE_LIMITS[beat.phase]
+
+
+def held_up_by(beats: Sequence[Beat]) -> list[Beat]:
+    """The ranks that are in no collective, or else those that others wait for and that wait for no other rank."""
+    outside = [beat for beat in beats if not beat.waiting]
+    if outside:
+        return outside
+    waited_for = {beat.rank: _waits_for(beat, beats) for beat in beats}
+    held = set().union(*waited_for.values())
+    return [beat for beat in beats if beat.rank in held and not waited_for[beat.rank]]
+
+
+def _waits_for(beat: Beat, beats: Sequence[Beat]) -> set[int]:
+    """The ranks that have not begun a collective that ``beat`` is in."""
+    missing = set()
+    for wait in beat.waits:
+        members = parse_ranks(wait.ranks)
+        missing |= {other.rank for other in beats if other.rank in members and _begun(other, wait) < wait.number}
+    return missing
+
+
+def _begun(beat: Beat, wait: Wait) -> int:
+    return beat.begun.get(wait.group, 0)
+
+
+def _left(seen: Seen) -> bool:
+    """Whether a rank is exiting, and thus need not respond any more."""
+    return seen.beat is not None and seen.beat.phase == "end"
+
+
+def _silent_text(silent: Sequence[Seen], awake: Sequence[Beat]) -> str:
+    """The step is the one that the others wait in: the last heartbeat of the silent ranks is older."""
+    known = [seen.beat for seen in silent if seen.beat]
+    parts = []
+    if known:
+        parts.append(f"{_who(known)} stopped responding at step {min(beat.step for beat in awake or known)}")
+    if len(known) < len(silent):
+        parts.append(f"{_ranks(seen.rank for seen in silent if not seen.beat)} never responded")
+    return " and ".join(parts)
+
+
+def _culprits_text(culprits: Sequence[Beat]) -> str:
+    place = _where(culprits[0])
+    has = "has" if len(culprits) == 1 else "have"
+    idle = min(beat.idle_s for beat in culprits)
+    return f"{_who(culprits)} {has} hung for {idle:.0f} s at step {culprits[0].step}, {place}"
+
+
+def _where(beat: Beat) -> str:
+    if beat.waits:
+        return f"in {beat.waits[0].text}"
+    place = f"at {beat.place}" if beat.place else "at an unknown place"
+    return place if beat.communicates else f"in no collective, {place}"
+
+
+def _waits_text(beats: Sequence[Beat]) -> str:
+    """What ranks wait in; ranks that wait in the same place are listed together."""
+    kinds: dict[str, list[int]] = {}
+    for beat in beats:
+        if beat.waiting or beat.place:
+            kinds.setdefault(_wait_text(beat), []).append(beat.rank)
+    parts = [f"{_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''} {text}" for text, ranks in kinds.items()]
+    more = [f"{len(parts) - MOST_KINDS} more groups of ranks"] if len(parts) > MOST_KINDS else []
+    return "; ".join(parts[:MOST_KINDS] + more)
+
+
+def _wait_text(beat: Beat) -> str:
+    return f"in {beat.waits[0].text}" if beat.waits else f"at {beat.place}"
+
+
+def _who(beats: Sequence[Beat]) -> str:
+    hosts = list(dict.fromkeys(beat.host for beat in beats))
+    more = f" and {len(hosts) - MOST_KINDS} more hosts" if len(hosts) > MOST_KINDS else ""
+    return f"{_ranks(beat.rank for beat in beats)} on {', '.join(hosts[:MOST_KINDS])}{more}"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    return f"rank{'' if len(numbers) == 1 else 's'} {ranks_text(numbers, MOST_RANKS)}"
+
+
+def _join(head: str, tail: str) -> str:
+    return f"{head}; {tail}" if tail else head
+
+
+def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
+    """``0, 1, 4-7``: three or more consecutive ranks make a range. After ``most`` entries the rest is only counted."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts: list[str] = []
+    for run in runs:
+        parts.extend([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))
+    if most is not None and len(parts) > most:
+        return f"{', '.join(parts[:most])} and more ({sum(map(len, runs))} in all)"
+    return ", ".join(parts)
+
+
+def parse_ranks(text: str) -> set[int]:
+    """Parses the output of ``ranks_text`` without a limit."""
+    return set(numbers_of(parse_ranges(text.replace(", ", ",")))) if text else set()
+
+
+def see(raw: Mapping[int, tuple[bytes | None, float]]) -> list[Seen]:
+    """Parses the heartbeats of ranks, each with the seconds since it changed."""
+    return [
+        Seen(rank, Beat.model_validate_json(text) if text else None, silent_s)
+        for rank, (text, silent_s) in sorted(raw.items())
+    ]
+
 
 TAIL_BYTES = 64 * 1024
 

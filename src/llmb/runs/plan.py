@@ -26,10 +26,9 @@ from llmb.checkpoints.prepared_data import PackedDataset
 from llmb.errors import UsageError, itemized
 from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, scaled_mean, synthetic_packing
 from llmb.metrics.window import resolve_window
+from llmb.resources.host import Device
 from llmb.runs.attention import AttentionChoice
-from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Recompute
-from llmb.runs.host import Device
-from llmb.runs.parallelism import Parallelism
+from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Parallelism, Recompute
 from llmb.runs.profiling import Profile
 
 

@@ -11,14 +11,13 @@ from llmb.checkpoints.origin import dataset_title
 from llmb.metrics.group_difference import NORMAL_QUANTILE
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.missing import Missing
-from llmb.runs.drift import faults_of
-from llmb.runs.parallelism import shares_parameters
+from llmb.runs.choices import shares_parameters
+from llmb.runs.conditions import faults_of
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result
-from llmb.verdict.conditions import condition_values, fault_texts, find_conditions
+from llmb.verdict.conditions import Condition, Reference, Verdict, condition_values, fault_texts, find_conditions
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_figure
-from llmb.verdict.records import Condition, Reference, Verdict
 
 SYNTHETIC = "synthetic"
 DEVICE = "hardware.device"

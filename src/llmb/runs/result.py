@@ -10,9 +10,8 @@ from pydantic import WrapValidator
 
 from llmb.catalogue.record import KeptOnce, ReasonedRecord
 from llmb.catalogue.records import Packing, Record, Window
-from llmb.metrics.model_counts import parameter_count, trainable_parameters
 from llmb.metrics.statistics import Statistics, describe
-from llmb.metrics.throughput import throughput, why_too_fast
+from llmb.metrics.throughput import parameter_count, throughput, trainable_parameters, why_too_fast
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
 from llmb.resources.machine import MachineReport, find_events
@@ -20,17 +19,15 @@ from llmb.resources.other_work import find_other_work
 from llmb.resources.records import OtherWork, ResourceUse
 from llmb.resources.samples import Sampled, SampledWork, TimeSpan, summarize
 from llmb.runs.attention import AttentionBackend, Fp8Product
-from llmb.runs.checkpoint_disk import CheckpointReport
+from llmb.runs.checkpoints import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.failure import first_failure
-from llmb.runs.network import NetworkUse
+from llmb.runs.folder import read_or_missing
 from llmb.runs.plan import EnginePlan, Plan
-from llmb.runs.profile_report import ProfileReport
-from llmb.runs.record_file import read_or_missing
 from llmb.runs.steps import Counters, Step, count_steps
-from llmb.verdict.conditions import ERROR_AT_END, MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK
-from llmb.verdict.records import Verdict, VerdictName
+from llmb.runs.trace_reports import NetworkUse, ProfileReport
+from llmb.verdict.conditions import ERROR_AT_END, MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, Verdict, VerdictName
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 NOT_SUCCESSFUL = Missing("the run was not successful")

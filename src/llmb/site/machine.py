@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmb.errors import EnvironmentProblem
-from llmb.runs.host import usable_cores
+from llmb.resources.host import usable_cores
 from llmb.runs.plan import Plan
 from llmb.tools import ask_program
 

@@ -1,2 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads profiler traces, and breaks down the time of a step."""
+
+TORCH_FOLDER = "torch_profile"
+NSYS_FOLDER = "nsys_profile"
+NCCL_FOLDER = "nccl_trace"
+NETWORK_FOLDER = "nccl_network"
+NCCL_LOG_END, NCCL_STEPS_END = ".log", ".steps"
+"""NCCL's log of a process; the file with its size at the beginning of each step is in the same folder."""

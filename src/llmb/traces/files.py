@@ -6,9 +6,9 @@ from pathlib import Path
 
 from llmb.errors import UsageError
 from llmb.input_files import list_folder, open_file
+from llmb.traces import NSYS_FOLDER, TORCH_FOLDER
 from llmb.traces.chrome import read_chrome
 from llmb.traces.classify import Rules
-from llmb.traces.folders import NSYS_FOLDER, TORCH_FOLDER
 from llmb.traces.nsys import read_nsys
 from llmb.traces.timeline import STEPS_LEFT_OUT, Timeline
 

@@ -17,9 +17,8 @@ from llmb.errors import UsageError, see, unknown
 from llmb.metrics.throughput import throughput
 from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
 from llmb.missing import Missing
-from llmb.verdict.conditions import Values, condition_values
+from llmb.verdict.conditions import Interval, Reference, Values, condition_values
 from llmb.verdict.judgement import Tolerance, default_tolerance
-from llmb.verdict.records import Interval, Reference
 
 MOST_RATIO = 4.0
 """Peaks in FP8 are twice those in BF16; a wrong digit makes ten."""

@@ -31,8 +31,22 @@ from llmb.metrics.group_difference import (
     unseen,
 )
 from llmb.metrics.statistics import Statistics
-from llmb.verdict.conditions import CHANGED_COPY, Values, differing, disturbances, find_conditions, merged, together
-from llmb.verdict.records import BETTER, Condition, Interval, Reference, ReferenceKind, Verdict, VerdictName
+from llmb.verdict.conditions import (
+    BETTER,
+    CHANGED_COPY,
+    Condition,
+    Interval,
+    Reference,
+    ReferenceKind,
+    Values,
+    Verdict,
+    VerdictName,
+    differing,
+    disturbances,
+    find_conditions,
+    merged,
+    together,
+)
 from llmb.verdict.sentence import UNDECIDED, WINDOW, with_sentence
 
 DATA = Path(__file__).with_name("tolerances.yaml")

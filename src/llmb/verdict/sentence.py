@@ -12,9 +12,12 @@ from llmb.verdict.conditions import (
     EXPLAINED,
     OTHER_WORK,
     UNLIKE_NODES,
+    Interval,
+    ReferenceKind,
+    Verdict,
+    VerdictName,
     differing,
 )
-from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
 WINDOW = "window"
 MOST_DIGITS = 4

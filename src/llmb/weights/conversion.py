@@ -35,10 +35,9 @@ from llmb.huggingface.folder import HuggingFaceFolder, corrupt_files, hub_checks
 from llmb.huggingface.tensors import ADAPTER_CONFIG, ADAPTER_FILE, CONFIG, INDEX, adapter_problems
 from llmb.input_files import open_file
 from llmb.processes.families import run_talking
-from llmb.runs.checkpoint_disk import check_weights_space
+from llmb.resources.host import usable_cores
+from llmb.runs.checkpoints import base_problem, base_text, check_weights_space
 from llmb.runs.folder import write_atomically
-from llmb.runs.host import usable_cores
-from llmb.runs.initial_weights import base_problem, base_text
 from llmb.runs.record import now
 from llmb.weights.protocol import (
     FILE_BYTES,

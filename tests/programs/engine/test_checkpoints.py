@@ -20,10 +20,10 @@ from llmb.checkpoints.checkpoint import partial_path, read_checkpoint, read_chec
 from llmb.errors import UsageError
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
-from llmb.metrics.model_counts import checkpoint_bytes
+from llmb.metrics.throughput import checkpoint_bytes
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
-from llmb.runs.claim import create_run_folder
+from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, read_record, write_record

@@ -24,10 +24,10 @@ from llmb.engine.data.build import build_data
 from llmb.engine.model.adapter import is_of_adapter
 from llmb.errors import UsageError
 from llmb.huggingface.config import config_of
+from llmb.runs.checkpoints import check_weights
 from llmb.runs.choices import Choices
-from llmb.runs.claim import create_run_folder
+from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
-from llmb.runs.initial_weights import check_weights
 from llmb.runs.plan import InitialWeights, Plan
 from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.record import new_record, write_record

@@ -25,9 +25,9 @@ from llmb.programs.port import End
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
-from llmb.runs.profile_report import profile_file, report_profile
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import new_record, queued_record, read_record, write_record
+from llmb.runs.trace_reports import profile_file, report_profile
 from llmb.schedulers.local.scheduler import local_command
 
 MAVERICK = "finetune_llama4-maverick"

@@ -15,7 +15,7 @@ import pytest
 from llmb.processes.ranks import words
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
-from llmb.runs.claim import create_run_folder
+from llmb.runs.experiment import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result

@@ -40,7 +40,7 @@ from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import queued_record
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.site import Site
-from llmb.verdict.records import Verdict
+from llmb.verdict.conditions import Verdict
 
 CATALOGUE = Catalogue()
 SETTINGS = {"slurm": {"account": "research", "partition": "batch", "gpu_request": "none"}}

@@ -40,8 +40,8 @@ from llmb.bench.protocol import (
 from llmb.bench.worker.run import describe, free_bytes, leave, say
 from llmb.engine.device import device_name, local_device, synchronize
 from llmb.engine.parallel.mesh import connect_ranks
+from llmb.resources.host import host_name
 from llmb.runs.folder import write_atomically
-from llmb.runs.host import host_name
 
 GB = 10**9
 BLOCK = 2**22

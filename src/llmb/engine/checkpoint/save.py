@@ -42,11 +42,10 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
 from llmb.errors import EnvironmentProblem
 from llmb.logs.step_line import SaveLine, format_save_line
-from llmb.runs.checkpoint_disk import check_space
-from llmb.runs.claim import PROBE, probe_file
+from llmb.resources.host import host_name
+from llmb.runs.checkpoints import base_weights, check_space
+from llmb.runs.experiment import PROBE, probe_file
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.host import host_name
-from llmb.runs.initial_weights import base_weights
 from llmb.runs.plan import Plan
 from llmb.runs.record import now
 

@@ -19,7 +19,7 @@ from llmb.catalogue.records import Layout
 from llmb.engine.device import local_device
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.store import host_store
-from llmb.runs.parallelism import Replicas
+from llmb.runs.choices import Replicas
 from llmb.runs.plan import EnginePlan
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")

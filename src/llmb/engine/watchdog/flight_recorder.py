@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from llmb.runs.stall import Wait, ranks_text
+from llmb.runs.failure import Wait, ranks_text
 
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """One for gloo, one for NCCL if the build has it."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from llmb.engine.parallel.store import connect
-from llmb.runs.stall import Phase
+from llmb.runs.failure import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from llmb.engine.parallel.store import store_host
 from llmb.engine.watchdog.flight_recorder import Collectives, main_thread_location, pending_collectives
 from llmb.engine.watchdog.heartbeat import LONGEST_TICK_S, Heartbeats, Position, Progress
+from llmb.resources.host import host_name
+from llmb.runs.failure import PHASE_LIMITS, STALL, Beat, Seen, find_stall, overdue, see, time_to_notice
 from llmb.runs.folder import RunFolder
-from llmb.runs.host import host_name
 from llmb.runs.parent_death import has_ended
 from llmb.runs.plan import EnginePlan
-from llmb.runs.stall import PHASE_LIMITS, STALL, Beat, Seen, find_stall, overdue, see, time_to_notice
 
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.25, 2.0

@@ -18,8 +18,8 @@ from llmb.errors import EnvironmentProblem
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.profile_report import new_report
 from llmb.runs.record import read_record
+from llmb.runs.trace_reports import new_report
 
 WORKER, PROFILED_WORKER = "llmb.engine.worker", "llmb.programs.engine.nsys"
 

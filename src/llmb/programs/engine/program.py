@@ -18,20 +18,20 @@ from llmb.predict.prediction import predicted_step
 from llmb.programs.engine.nsys import with_profiler, worker_module
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.resources.host import Device
 from llmb.resources.samples import samples_of_ended
 from llmb.runs.attempts import cut, is_done, window_began, with_steady_window
-from llmb.runs.checkpoint_disk import report_checkpoints
+from llmb.runs.checkpoints import report_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder
-from llmb.runs.host import Device
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.planning import NotPrepared, plan_training
-from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
 from llmb.runs.steps import StepFollower, read_steps
+from llmb.runs.trace_reports import report_profile
 from llmb.site.site import Site
 
 

@@ -24,9 +24,9 @@ from llmb.programs.megatron_bridge.versions import bridge_data, bridge_recipe, s
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.plan import Plan
-from llmb.runs.profile_report import report_name
+from llmb.runs.trace_reports import report_name
+from llmb.traces import NSYS_FOLDER
 from llmb.traces.files import REPORT_END
-from llmb.traces.folders import NSYS_FOLDER
 
 PACKED = "squad_packed"
 CONTEXT = "context"

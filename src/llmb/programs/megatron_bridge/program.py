@@ -27,9 +27,9 @@ from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
-from llmb.runs.profile_report import report_profile
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
+from llmb.runs.trace_reports import report_profile
 from llmb.site.site import Site
 
 SAVED = "train_state.pt"

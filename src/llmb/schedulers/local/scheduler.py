@@ -16,8 +16,8 @@ from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, filled
 from llmb.processes.families import end_stalled, started_program, waiting_for
 from llmb.processes.ranks import words
+from llmb.resources.host import host_name
 from llmb.runs.folder import RunFolder, writing
-from llmb.runs.host import host_name
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
 from llmb.schedulers.port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission
 from llmb.secrets import without_secrets

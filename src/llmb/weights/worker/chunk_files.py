@@ -39,7 +39,7 @@ from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import causes
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.huggingface.tensors import Shape
-from llmb.runs.checkpoint_disk import check_room
+from llmb.runs.checkpoints import check_room
 from llmb.runs.folder import write_atomically
 from llmb.runs.parent_death import end_with_parent
 from llmb.weights.protocol import (

@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a run: their time, which is never part of a step time, and their space on disk."""
+"""Checkpoints of a run: the weights that it starts with; the time of saves and loads, which is never part of a step
+time; and space on disk."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.catalogue.records import Model
-from llmb.checkpoints.checkpoint import read_checkpoint_times, saved_checkpoints
+from llmb.checkpoints.checkpoint import (
+    CheckpointRecord,
+    model_differences,
+    read_checkpoint,
+    read_checkpoint_record,
+    read_checkpoint_times,
+    saved_checkpoints,
+)
 from llmb.checkpoints.checksums import Verification
-from llmb.errors import EnvironmentProblem
-from llmb.metrics.model_counts import checkpoint_bytes, parameter_count
+from llmb.checkpoints.origin import WeightsOrigin, identity_of
+from llmb.errors import EnvironmentProblem, UsageError, itemized
+from llmb.metrics.throughput import checkpoint_bytes, parameter_count
 from llmb.missing import Missing
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, read_or_missing
 from llmb.runs.plan import Plan
-from llmb.runs.record_file import read_or_missing
 from llmb.runs.steps import Step
 
 GB = 10**9
@@ -108,3 +116,56 @@ def _report(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointR
         load_gb_per_s=load.gb_per_s if load else None,
         slowest_load_rank=load.slowest.rank if load and load.slowest else None,
     )
+
+
+def loads_weights(plan: Plan) -> bool:
+    """Whether the run reads ``plan.weights``: adapters are resumed beside them, and everything else instead of them."""
+    return plan.weights is not None and (plan.start is None or plan.lora is not None)
+
+
+def check_weights(plan: Plan) -> None:
+    """Raises UsageError if the weights that ``plan`` starts with are missing or incomplete, or do not fit the run."""
+    if plan.weights is not None and loads_weights(plan):
+        checkpoint = read_checkpoint(Path(plan.weights.path))
+        if problems := list(weights_problems(plan, checkpoint.record)):
+            raise UsageError(f"a run cannot start with these weights:{itemized(problems)}", where=plan.weights.path)
+    if plan.lora and plan.start:
+        recorded, given = read_checkpoint_record(Path(plan.start.path)).base, base_weights(plan)
+        if recorded and given and (problem := base_problem(recorded, given)):
+            raise UsageError(problem, where=plan.start.path, do="give the weights that the adapters were trained with")
+
+
+def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:
+    """Why the weights of a checkpoint cannot be those of the plan's model. Pure."""
+    if record.lora:
+        yield "the checkpoint contains only adapters; 'llmb checkpoint export --merge' merges them into their base"
+    for difference in model_differences(plan.recipe.model, record.model):
+        yield f"the checkpoint is of another model: {difference}"
+
+
+def base_weights(plan: Plan) -> WeightsOrigin | None:
+    """The frozen weights of a run with adapters; None for a run that trains all weights.
+
+    Raises UsageError if the checkpoint cannot be read.
+    """
+    if plan.lora is None:
+        return None
+    if plan.weights is None:
+        return WeightsOrigin(kind="random")
+    record = read_checkpoint_record(Path(plan.weights.path))
+    path, name = plan.weights.path, plan.weights.name
+    return WeightsOrigin(kind="checkpoint", path=path, name=name, identity=identity_of(record.crc32))
+
+
+def base_problem(recorded: WeightsOrigin, given: WeightsOrigin) -> str | None:
+    """Why adapters of ``recorded`` weights cannot be used with ``given`` ones; None if they can. Pure."""
+    belong = f"these adapters belong to {base_text(recorded)}"
+    if recorded.kind != given.kind:
+        return f"{belong}, but the run has {base_text(given)}"
+    if recorded.identity and given.identity and recorded.identity != given.identity:
+        return f"{belong} with the identity {recorded.identity}, but those in {given.path} have {given.identity}"
+    return None
+
+
+def base_text(base: WeightsOrigin) -> str:
+    return "random weights" if base.path is None else f"the weights of {base.name} in {base.path}"

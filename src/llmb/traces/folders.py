@@ -1,9 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Names of the folders and files of traces in a run folder."""
-
-TORCH_FOLDER = "torch_profile"
-NSYS_FOLDER = "nsys_profile"
-NCCL_FOLDER = "nccl_trace"
-NETWORK_FOLDER = "nccl_network"
-NCCL_LOG_END, NCCL_STEPS_END = ".log", ".steps"
-"""NCCL's log of a process; the file with its size at the beginning of each step is in the same folder."""
