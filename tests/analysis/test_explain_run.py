@@ -20,7 +20,7 @@ from llmb.analysis.recorded_run import read_folder, recorded_run
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.report.table import Table, plain_lines
 from llmb.report.verdict_report import explanation_tables
@@ -167,7 +167,7 @@ def test_samples_of_the_window_count_before_counters_of_the_whole_run(tmp_path: 
     folder.resources.mkdir()
     folder.resources_of("node1").write_bytes(b"".join(map(to_line, (start, *gpus))))
     assert slow.record
-    conclude_run(folder, slow.record, End(0))
+    finish_run(folder, slow.record, End(0))
     found = explain(recorded_run(read_folder(folder)), verdict=UNJUDGED)
     assert shares(found) == {"throttled_clocks": pytest.approx(MEAN_S / 4)}
     assert found
@@ -191,7 +191,7 @@ def test_a_hung_run_is_judged_by_what_its_ranks_and_nccl_said(tmp_path: Path, mo
     folder = RunFolder(write_run(tmp_path, gpu_record(), [13.0] * 3))
     said = "rank 3 on node1 has hung for 300 s at step 3, in no collective; NCCL: rank 3 on node1 (process 4103, GPU 3)"
     folder.log.write_text(f"llmb: stall: {said} has launched 40 AllReduce operations, 1 fewer than others\n")
-    conclude_run(folder, read_record(folder), End(1))
+    finish_run(folder, read_record(folder), End(1))
     printed = CliRunner().invoke(app, [str(folder.path), "--explain"]).stdout
     assert said in " ".join(printed.split())
 

@@ -186,7 +186,7 @@ def test_the_log_of_a_run_with_a_damaged_record_is_followed(llmb: Run, tmp_path:
 
 def test_a_run_has_ended_in_a_history_that_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queued = replace(labeled(tmp_path, 1, 10.0, "queued"), state="PENDING")
-    monkeypatch.setattr(follow, "current", lambda store, install, job: replace(job, status="success"))
+    monkeypatch.setattr(follow, "current", lambda store, install, job, say: replace(job, status="success"))
     with open_history(tmp_path, print) as store:
         store.add([queued])
         store.lock_changes()

@@ -28,7 +28,7 @@ from step_lines import step_line
 from timed_runs import write_run
 
 from llmb.exchange.tables import PREFIX, RESULTS, STEPS
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -56,7 +56,7 @@ def folders(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> list[Path]:
     steps.append(replace(last, loss=math.nan, updated=False, expert_load=load, fp8=counts))
     spoiled.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
     began = read_record(spoiled).model_copy(update={"status": "running", "result": None})
-    conclude_run(spoiled, began, End(0))
+    finish_run(spoiled, began, End(0))
     published = write_gpu_run(root / "workloads" / "w" / "experiments" / "e", gpu_record(), times_around(12.3))
     return [good.path, failed.path, spoiled.path, published]
 

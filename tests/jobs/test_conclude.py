@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_steps import step_of
@@ -13,11 +14,13 @@ from quick_order import spec_of
 
 from llmb.errors import UsageError
 from llmb.jobs.begin import begin
-from llmb.jobs.finish import conclude_job, finish_job
+from llmb.jobs.conclude import conclude_job
+from llmb.jobs.finish import finish_job
 from llmb.jobs.folder_state import read_folder
-from llmb.jobs.job import Job
+from llmb.jobs.job import Job, Status
 from llmb.jobs.refresh import SETTLE_S, look
 from llmb.jobs.states import decide
+from llmb.jobs.store import Store
 from llmb.jobs.wait import exit_code
 from llmb.jobspec.spec import write_spec
 from llmb.programs.conclude import stored_result
@@ -85,8 +88,8 @@ def test_a_run_that_is_queued_again_begins_in_a_job_of_another_id(folder: RunFol
         ("NODE_FAIL", None, "failed", "interrupted by Slurm (NODE_FAIL) after 2 of 5 steps"),
         ("CANCELLED", None, "cancelled", "interrupted by Slurm (CANCELLED) after 2 of 5 steps"),
         ("OUT_OF_MEMORY", None, "failed", "interrupted by Slurm (OUT_OF_MEMORY) after 2 of 5 steps"),
-        ("UNKNOWN", (1, ""), "failed", "the workers ended with exit code 1, after 2 of 5 steps"),
-        ("UNKNOWN", (143, "TERM"), "failed", "interrupted by Slurm (TERM: cancelled, preempted, or out of time)"),
+        ("LOST", (1, ""), "failed", "the workers ended with exit code 1, after 2 of 5 steps"),
+        ("LOST", (143, "TERM"), "failed", "interrupted by Slurm (TERM: cancelled, preempted, or out of time)"),
     ],
 )
 def test_a_job_that_could_not_conclude_is_concluded(
@@ -99,12 +102,12 @@ def test_a_job_that_could_not_conclude_is_concluded(
             '{"job_id": "7", "restarts": 1, "exit_code": %d, "signal": "%s", "ended_at": "2026-01-01T00:00:00+00:00"}'
         )
         folder.job_end.write_text(text % marker)
-    result = conclude_job(folder, with_meaning(SlurmJob(job_id="7", state=state)), "Slurm")
-    assert result.status == status
-    assert reason in str(result.reason)
-    assert read_record(folder).reason == result.reason
-    again = conclude_job(folder, with_meaning(SlurmJob(job_id="7", state="COMPLETED")), "Slurm")
-    assert (again.status, again.reason) == (result.status, result.reason), "what is concluded stays"
+    concluded(folder, state, "cancelled" if state == "CANCELLED" else "failed")
+    record = read_record(folder)
+    assert record.status == status
+    assert reason in str(record.reason)
+    concluded(folder, "COMPLETED", "success")
+    assert read_record(folder) == record, "what is concluded stays"
 
 
 def test_only_the_scheduler_knows_that_a_signal_was_a_cancellation(folder: RunFolder) -> None:
@@ -117,6 +120,9 @@ def test_only_the_scheduler_knows_that_a_signal_was_a_cancellation(folder: RunFo
     ended = with_meaning(SlurmJob(job_id="7", state="CANCELLED", restarts=1, ended_s=1000.0))
     row = look(row_of(folder), ended, 1000.0 + SETTLE_S)
     assert row is not None and row.status == "cancelled"
+    assert read_record(folder).status == "failed", "states are written, and nothing else"
+    with history(row) as store:
+        conclude_job(store, row, print)
     record = read_record(folder)
     assert (record.status, record.reason) == ("cancelled", "interrupted by Slurm (CANCELLED) after 2 of 5 steps")
 
@@ -125,9 +131,22 @@ def test_the_mark_of_a_job_that_was_not_let_in_says_nothing_of_the_run(folder: R
     begin(folder, IN_A_JOB)
     mark = '{"job_id": "8", "restarts": 0, "exit_code": 2, "signal": "", "ended_at": "2026-01-01T00:00:00+00:00"}'
     folder.job_end.write_text(mark)
-    result = conclude_job(folder, with_meaning(SlurmJob(job_id="7", state="FAILED", exit_code=9)), "Slurm")
-    assert "Slurm (FAILED)" in str(result.reason)
+    concluded(folder, "FAILED", "failed", exit_code=9)
+    assert "Slurm (FAILED)" in str(read_record(folder).reason)
     assert read_record(folder).exit_code == 9
+
+
+def concluded(folder: RunFolder, state: str, status: Status, **values: Any) -> Job:
+    """The job of the history, which has ended, once its result was asked for."""
+    row = replace(row_of(folder), state=state, status=status, **values)
+    with history(row) as store:
+        return conclude_job(store, row, print)
+
+
+def history(row: Job) -> Store:
+    store = Store(Path(row.run_dir) / "jobs.sqlite", "memory")
+    store.add([row])
+    return store
 
 
 def row_of(folder: RunFolder) -> Job:
@@ -169,7 +188,7 @@ def test_a_submission_that_was_given_up_has_a_result(folder: RunFolder) -> None:
     assert stored_result(folder, read_record(folder)).reason == "it never reached Slurm"
 
 
-def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
+def test_a_result_that_comes_late_is_awaited(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     begin(folder, IN_A_JOB)
     folder.steps.write_text("".join(map(step_line, range(5))))
     row = row_of(folder)
@@ -178,6 +197,13 @@ def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
     assert read_record(folder).status == "running"
     late = look(row, ended, 1000.0 + SETTLE_S)
     assert late and late.status == "success"
+    assert (late.reason, late.step_time_s) == (f"not concluded; 'llmb result {late.id}'", None)
+    assert read_record(folder).status == "running", "states are written, and nothing else"
+    with history(late) as store:
+        found, said = conclude_job(store, late, print), capsys.readouterr().out
+        assert store.jobs() == [found]
+    assert (found.status, found.reason, found.step_time_s) == ("success", None, pytest.approx(0.1))
+    assert said == f"run {late.id} ended without a result (COMPLETED): it is concluded now, from its files\n"
     assert read_record(folder).status == "success"
 
 

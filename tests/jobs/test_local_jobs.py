@@ -91,6 +91,11 @@ def test_a_run_that_was_killed_is_found_out(llmb_program: Run, tmp_path: Path, f
     (row,) = jobs(llmb_program, tmp_path)
     assert (row["state"], row["status"]) == ("KILLED", "failed")
     assert row["reason"].startswith("its process was killed, after ")
+    assert row["reason"].endswith(f"; not concluded; 'llmb result {row['id']}'")
+    done = llmb_program(tmp_path, "result", row["id"], code=4, PATH=BARE)
+    assert f"run {row['id']} ended without a result (KILLED): it is concluded now" in done.stderr
+    (again,) = jobs(llmb_program, tmp_path)
+    assert again["reason"] == row["reason"].partition("; not concluded")[0]
     record = read_record(RunFolder(Path(row["run_dir"])))
     assert record.status == "failed"
     assert str(record.reason).startswith("interrupted by the system (KILLED) after ")

@@ -16,7 +16,7 @@ from slowed_runs import Slow, slowed
 
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.main import app, exit_code_of
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import step_to_json
@@ -82,7 +82,7 @@ def not_finite(below: Path) -> None:
     steps = steps_of(times_around(12.0, steps=5), record.plan)
     spoiled = steps_of(times_around(12.0, steps=6), record.plan, loss=float("nan"))[-1]
     folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in [*steps, spoiled]))
-    conclude_run(folder, record.model_copy(update={"status": "running", "result": None}), End(1))
+    finish_run(folder, record.model_copy(update={"status": "running", "result": None}), End(1))
 
 
 @pytest.fixture(scope="session")

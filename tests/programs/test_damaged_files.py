@@ -13,7 +13,7 @@ from recorded_runs import environment, gpu_record, times_around
 
 from llmb.catalogue.resolve import Overrides
 from llmb.missing import Missing
-from llmb.programs.conclude import conclude_run, stored_result
+from llmb.programs.conclude import finish_run, stored_result
 from llmb.programs.port import End
 from llmb.report.run_report import run_table
 from llmb.resources.records import (
@@ -137,7 +137,7 @@ def concluded(place: Path, files: Mapping[str, bytes], exit_code: int = 0) -> Re
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     began = record().model_copy(update={"environment": None, "started_at": "2026-11-20T10:00:00+00:00"})
-    result = conclude_run(folder, began, End(exit_code))
+    result = finish_run(folder, began, End(exit_code))
     kept = read_record(folder)
     assert kept.status == result.status != "running"
     assert stored_result(folder, kept) == kept.result

@@ -11,7 +11,7 @@ from llmb import __version__
 from llmb.checkpoints.checkpoint import CheckpointRecord, checkpoint_name
 from llmb.errors import InfrastructureError
 from llmb.missing import Missing
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.attempts import begin_attempt, is_done
 from llmb.runs.experiment import create_run_folder
@@ -98,7 +98,7 @@ def test_the_next_start_goes_on_from_the_last_whole_checkpoint(folder: RunFolder
     # 70 % to 90 % of the thirty steps that one attempt does, as for a run that goes on from a checkpoint.
     assert (record.plan.window.first, record.plan.window.last) == (41, 46)
     train(folder, *range(20, 50))
-    result = conclude_run(folder, record, End(0))
+    result = finish_run(folder, record, End(0))
     assert (result.status, result.reason, result.steps) == ("success", None, 50)
     assert result.step_time_s
 
@@ -131,13 +131,13 @@ def test_nothing_is_left_where_the_last_checkpoint_was_saved(folder: RunFolder, 
     record = begin_attempt(folder, record, job(restarts=1))
     assert attempt_plan(record).steps == 0
     assert record.plan.window == plan.window
-    assert conclude_run(folder, record, End(143, "Slurm (TERM)")).status == "success"
+    assert finish_run(folder, record, End(143, "Slurm (TERM)")).status == "success"
 
 
 def test_what_ends_a_run_before_its_end_is_its_reason(folder: RunFolder, plan: Plan) -> None:
     record = begin_attempt(folder, queued_record(plan, ()), job())
     train(folder, 0, 1, 2)
-    result = conclude_run(folder, record, End(143, "Slurm (TERM)"))
+    result = finish_run(folder, record, End(143, "Slurm (TERM)"))
     assert (result.status, result.reason) == ("failed", "interrupted by Slurm (TERM) after 3 of 50 steps")
 
 
@@ -149,7 +149,7 @@ def test_a_window_that_a_restart_cut_has_no_statistics(tmp_path: Path, tiny_plan
     save(folder, plan, 40)
     record = begin_attempt(folder, record, job(restarts=1))
     train(folder, *range(40, 50))
-    result = conclude_run(folder, record, End(0))
+    result = finish_run(folder, record, End(0))
     assert result.status == "success"
     assert result.step_time_s == Missing("attempt 2 began at step 40, in the window 35-44")
 
@@ -165,7 +165,7 @@ def test_a_window_that_begins_with_an_attempt_is_no_measurement(
     save(folder, plan, saved)
     record = begin_attempt(folder, record, job(restarts=1))
     train(folder, *range(saved, 50))
-    result = conclude_run(folder, record, End(0))
+    result = finish_run(folder, record, End(0))
     assert result.step_time_s
     reason = None if is_measurement else "the window includes the first step of an attempt, which includes warm-up"
     assert result.measurement_reason == reason

@@ -8,7 +8,7 @@ from fake_steps import FIRST_STEP_S, steps_of
 from recorded_runs import gpu_record, write_run
 
 from llmb.missing import Missing
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.resources.records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.environment import GpuState
@@ -36,7 +36,7 @@ def busy(gpus: int) -> GpuSamples:
 
 def result(folder: RunFolder, record: RunRecord, steps: list[Step] = STEPS) -> Result:
     folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
-    return conclude_run(folder, record, End(0))
+    return finish_run(folder, record, End(0))
 
 
 def test_the_energy_of_a_token(tmp_path: Path) -> None:

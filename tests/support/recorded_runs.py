@@ -11,7 +11,7 @@ from fake_steps import steps_of
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.choices import Choices
 from llmb.runs.environment import Environment
@@ -101,5 +101,5 @@ def write_run(
     began = record.model_copy(
         update={"run_id": new_run_id(), "started_at": (START + timedelta(seconds=number)).isoformat()}
     )
-    conclude_run(folder, began, End(exit_code, cancelled=cancelled))
+    finish_run(folder, began, End(exit_code, cancelled=cancelled))
     return folder.path

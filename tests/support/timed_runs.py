@@ -9,7 +9,7 @@ from typing import Any
 
 from fake_steps import steps_of
 
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import experiment_name, run_parent
@@ -47,7 +47,7 @@ def write_run(
             **fields,
         }
     )
-    conclude_run(folder, begun, End(0))
+    finish_run(folder, begun, End(0))
     if failed:
         fail(folder, failed)
     return folder

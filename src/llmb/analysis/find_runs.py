@@ -21,6 +21,7 @@ from llmb.errors import UsageError, closest
 from llmb.exchange.imported import unpacked
 from llmb.exchange.manifest import ENDING
 from llmb.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
+from llmb.jobs.conclude import conclude_ended
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
 from llmb.runs.conditions import identity_of
@@ -71,14 +72,18 @@ def named_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     if path.is_dir() and text != LATEST:
         path = path.resolve()  # of a link such as the install root's 'latest', whose own name is not that of a run
         below = sorted(found.parent for found in path.glob(f"*/{RUN_RECORD}") if found.parent.name[0] != ".")
-        return [RunFolder(below[0] if not (path / RUN_RECORD).exists() and len(below) == 1 else path)]
+        folder = RunFolder(below[0] if not (path / RUN_RECORD).exists() and len(below) == 1 else path)
+        conclude_ended([folder], say)
+        return [folder]
     if "/" in text:
         do = "name the folder with run.json, a run, a label or a campaign; 'llmb runs' shows all"
         raise UsageError(f"there is no folder '{text}'", where=str(path), do=do)
     if text == LATEST:
         return [_latest(install, say).folder]
     with read_history(install, say) as store:
-        return [RunFolder(Path(job.run_dir)) for job in find_runs_named(store, text)]
+        folders = [job.folder for job in find_runs_named(store, text)]
+    conclude_ended(folders, say)
+    return folders
 
 
 def _latest(install: Path, say: Say) -> RecordedRun:
@@ -167,7 +172,7 @@ def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> F
     """Finds the runs of several selections together, without any every run of the root."""
     found = [_find(selector, install, say) for selector in selectors or ()]
     if not found:
-        found = [_found_in("All runs", _folders_below(install, say))]
+        found = [_found_in("All runs", _folders_below(install, say), say)]
     runs = tuple(run for one in found for run in one.runs)
     left_out = tuple(item for one in found for item in one.left_out)
     return once_in(FoundRuns(", ".join(one.title for one in found), runs, left_out))[0]
@@ -205,31 +210,31 @@ def _find(selector: str, install: Path, say: Say) -> FoundRuns:
         raise UsageError("no runs are selected: the name is empty", choices=SELECTORS)
     path = named_path(text)
     if "/" in text or text in (".", "..", "~"):
-        return _at(text, path)
+        return _at(text, path, say)
     if text == LATEST:
         return _analyzed(text, [_latest(install, say)])
     if match := _DATE.fullmatch(text):
         first, last = _days(match[1], match[3] or match[1])
         runs = _recorded_below(install, say)
-        return _analyzed(text, (run for run in runs if first <= (run.started_s or 0.0) < last))
+        return _analyzed(text, _concluded([run for run in runs if first <= (run.started_s or 0.0) < last], say))
     words = {text, text.partition(":")[2] or text}
     meanings = _meanings(text, tuple(_recorded_below(install, say, words)))
     if os.path.lexists(path) and all(
         path.absolute() in run.folder.path.parents for named in meanings.values() for run in named
     ):
-        return _at(text, path)
+        return _at(text, path, say)
     if not meanings:
         raise _unknown(text, _recorded_below(install, say), install)
-    return _only_meaning(text, meanings, path)
+    return _only_meaning(text, meanings, path, say)
 
 
-def _only_meaning(text: str, meanings: Mapping[str, Sequence[RecordedRun]], path: Path) -> FoundRuns:
+def _only_meaning(text: str, meanings: Mapping[str, Sequence[RecordedRun]], path: Path, say: Say) -> FoundRuns:
     different = {tuple(run.folder.path for run in runs) for runs in meanings.values()}
     if len(different) > 1 or os.path.lexists(path):
         choices = [f"{spelled} ({_runs_text(len(runs))})" for spelled, runs in meanings.items()]
         choices += [f"./{text} (a {'folder' if path.is_dir() else 'file'} here)"] if os.path.lexists(path) else []
         raise UsageError(f"'{text}' has {len(choices)} meanings", choices=choices, do="specify which one is meant")
-    return _analyzed(text, next(iter(meanings.values())))
+    return _analyzed(text, _concluded(next(iter(meanings.values())), say))
 
 
 def _meanings(text: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
@@ -319,11 +324,11 @@ def _folders_below(install: Path, say: Say) -> list[RunFolder]:
     return [RunFolder(folder) for folder in folders]
 
 
-def _at(text: str, path: Path) -> FoundRuns:
+def _at(text: str, path: Path, say: Say) -> FoundRuns:
     """The runs of a path: of a run folder, of its log, of an archive, or of all run folders and logs below."""
     check_reachable(path)
     if path.is_file() and path.name.endswith(ENDING):
-        return _found_in(text, _run_folders(unpacked(path.absolute())))
+        return _found_in(text, _run_folders(unpacked(path.absolute())), say)
     if path.is_file() and path.suffix == ".json" and path.name != RUN_RECORD:
         from llmb.analysis.engine_comparison import runs_of_engines  # seldom
 
@@ -332,7 +337,7 @@ def _at(text: str, path: Path) -> FoundRuns:
         raise UsageError(f"no such file or directory: '{text}'", choices=SELECTORS)
     root = path if path.is_dir() or not (path.parent / RUN_RECORD).is_file() else path.parent
     folders = list(_run_folders(root))
-    recorded = _found_in(text, folders)
+    recorded = _found_in(text, folders, say)
     if (root / RUN_RECORD).exists():
         return recorded
     from llmb.analysis.logged_run import logged_runs  # what reads logs takes longer to load than a record to read
@@ -370,15 +375,21 @@ def _run_folders(root: Path) -> Iterator[RunFolder]:
     yield from (RunFolder(Path(error.filename).absolute()) for error in there)
 
 
-def _found_in(title: str, folders: Iterable[RunFolder]) -> FoundRuns:
+def _found_in(title: str, folders: Iterable[RunFolder], say: Say) -> FoundRuns:
     runs, broken = [], []
     for folder in folders:
         try:
             runs.append(read_folder(folder))
         except (OSError, BrokenRecord) as error:
             broken.append(LeftOut(str(folder.path), _unreadable(error)))
-    found = _analyzed(title, runs)
+    found = _analyzed(title, _concluded(runs, say))
     return FoundRuns(title, found.runs, (*found.left_out, *broken))
+
+
+def _concluded(runs: Sequence[RecordedRun], say: Say) -> Sequence[RecordedRun]:
+    """``runs``, of which those that ended without a result have one now."""
+    without = [run.folder for run in runs if run.record.status in ("queued", "running", "failed")]
+    return [read_folder(run.folder) for run in runs] if conclude_ended(without, say) else runs
 
 
 def _analyzed(title: str, recorded: Iterable[RecordedRun]) -> FoundRuns:

@@ -16,6 +16,7 @@ from llmb.cli.step_lines import ExpectS, lines_of
 from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.exchange.imported import read_origin
+from llmb.jobs.conclude import conclude_job
 from llmb.jobs.find import find_job, find_jobs, node_records, parse_since, unknown_values
 from llmb.jobs.folder_state import read_last_lines, read_run
 from llmb.jobs.follow import asker, follow_log, job_log
@@ -117,7 +118,7 @@ def show(job_id: JobId, json: Json = False) -> None:
     """
     with history_to_read() as store:
         bring_up_to_date(store)
-        job = find_job(store, job_id)
+        job = conclude_job(store, find_job(store, job_id), say)
     record, lines, imported = read_run(job), read_last_lines(job), read_origin(RunFolder(Path(job.run_dir)))
     if json:
         print_output(job_document(job, record, lines, imported))
@@ -220,8 +221,7 @@ def refresh(json: Json = False) -> None:
     - `llmb jobs refresh --json`
     """
     with _history() as store:
-        for line in refresh_and_retry(store, _install(), os.environ):
-            say(line)
+        refresh_and_retry(store, _install(), os.environ, say)
         listed = store.live()
     _print_jobs(listed, json=json)
 

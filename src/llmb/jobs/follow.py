@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.jobs.conclude import Say, conclude_job
 from llmb.jobs.folder_state import read_folder, read_run
 from llmb.jobs.history import row_of_record
 from llmb.jobs.job import LIVE, Job
@@ -119,7 +120,7 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
     return _Follower(path, lines if reader is None else None)
 
 
-def asker(store: Store, install: Path, say: Callable[[str], None]) -> Ask:
+def asker(store: Store, install: Path, say: Say) -> Ask:
     """Brings a job up to date; that of a retried one is its last attempt.
 
     Where its scheduler does not answer, the record tells whether the run has ended.
@@ -127,7 +128,7 @@ def asker(store: Store, install: Path, say: Callable[[str], None]) -> Ask:
 
     def ask(job: Job) -> Job:
         try:
-            now = current(store, install, job)
+            now = current(store, install, job, say)
         except (InfrastructureError, EnvironmentProblem) as error:
             say(error.what)
             now, record = store.by_key(job.key) or job, read_run(job)
@@ -157,8 +158,8 @@ def job_of_folder(folder: RunFolder) -> Job:
     )
 
 
-def current(store: Store, install: Path, job: Job) -> Job:
-    """``job`` brought up to date, also in a history that must not be changed.
+def current(store: Store, install: Path, job: Job, say: Say) -> Job:
+    """``job`` brought up to date, and concluded if it has ended, also in a history that must not be changed.
 
     Raises InfrastructureError if its scheduler does not answer, EnvironmentProblem if it is not installed here.
     """
@@ -166,7 +167,7 @@ def current(store: Store, install: Path, job: Job) -> Job:
         refresh(store, install)
     except NotWritable:
         return _ended(job)
-    return store.by_key(job.key) or job
+    return conclude_job(store, store.by_key(job.key) or job, say)
 
 
 def _ended(job: Job) -> Job:

@@ -26,7 +26,7 @@ from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.spec import JobSpec, Placement, write_spec
 from llmb.jobspec.variables import layered
 from llmb.processes.signals import Interrupted
-from llmb.programs.conclude import EndedRun, conclude_run, read_ended_run
+from llmb.programs.conclude import EndedRun, finish_run, read_ended_run
 from llmb.programs.engine.nsys import check_here, with_profiler
 from llmb.programs.engine.program import plan_engine
 from llmb.programs.lookup import find_program
@@ -126,7 +126,7 @@ class LocalRun:
                 end = End(run_workers(command, variables, folder, on_time))
             except Interrupted as signal:
                 end = End(INTERRUPTED, str(signal), cancelled=True)
-            result = conclude_run(folder, record, end)
+            result = finish_run(folder, record, end)
         self._note(say, lambda store: refresh_job(store, row))
         if end.cause:
             saved = newest_checkpoint(folder, self.plan)

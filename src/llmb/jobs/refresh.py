@@ -14,7 +14,6 @@ from pathlib import Path
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
-from llmb.jobs.finish import conclude_job
 from llmb.jobs.folder_state import read_figures, read_folder
 from llmb.jobs.job import Job
 from llmb.jobs.states import FAILED, FolderState, decide
@@ -31,6 +30,8 @@ TIME_OUT_S = 60.0
 SETTLE_S = 10.0
 PUT_BACK_S = 3600.0
 """For this long after its end a job is queried again: it may have been requeued."""
+NOT_CONCLUDED = "not concluded"
+"""The run of an ended job has no result yet."""
 
 
 class FaultTable(Record):
@@ -132,7 +133,7 @@ def _apply(store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], aske
 
 
 def look(job: Job, seen: JobState, asked_s: float) -> Job | None:
-    """``job`` as it is now; None if nothing can have changed. Concludes the record of a run that ended."""
+    """``job`` as it is now; None if nothing can have changed. Nothing is written."""
     if not job.live and (seen.phase == "unrecognized" or (seen.ended and seen.restarts <= job.restarts)):
         return None
     if seen.phase in ("queued", "running", "unrecognized"):
@@ -143,23 +144,14 @@ def look(job: Job, seen: JobState, asked_s: float) -> Job | None:
         return None  # unchanged until the scheduler or the folder reports how it ended
     if folder.run_status in (None, "running") and not marked and _just_ended(seen, asked_s):
         return None  # files of other nodes may be visible here with a delay
-    open_end = folder.run_status in ("queued", "running") or (seen.phase == "cancelled" and folder.ended_by_signal)
-    if open_end and conclude(job, seen):
-        folder = read_folder(job.run_dir)
-    return with_outcome(decide(job, seen, folder, asked_s), seen.phase)
+    ended = with_outcome(decide(job, seen, folder, asked_s), seen.phase)
+    if folder.run_status not in ("queued", "running"):
+        return ended
+    return replace(ended, reason="; ".join(filter(None, (ended.reason, f"{NOT_CONCLUDED}; 'llmb result {job.id}'"))))
 
 
 def _just_ended(seen: JobState, asked_s: float) -> bool:
     return seen.phase != "killed" and seen.ended_s is not None and abs(asked_s - seen.ended_s) < SETTLE_S
-
-
-def conclude(job: Job, seen: JobState) -> bool:
-    """Writes the run's result, which the job did not write itself; false if its folder does not permit that."""
-    try:
-        conclude_job(RunFolder(Path(job.run_dir)), seen, find_scheduler(job.scheduler).title)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def with_outcome(job: Job, phase: Phase) -> Job:

@@ -6,7 +6,7 @@ A run keeps its folder: the new job resumes from the last checkpoint, if one exi
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from llmb.errors import (
     UsageError,
     UserInterrupt,
 )
+from llmb.jobs.conclude import Say, conclude_job
 from llmb.jobs.history import open_history
 from llmb.jobs.job import CHANGING, Job
 from llmb.jobs.order import Prepared
@@ -62,7 +63,7 @@ def wait_for(
     install: Path,
     keys: Sequence[str],
     environ: Mapping[str, str],
-    say: Callable[[str], None],
+    say: Say,
     time_out_s: float | None = None,
     watch: "Watch | None" = None,
 ) -> list[Job]:
@@ -74,8 +75,7 @@ def wait_for(
     while True:
         now = time.monotonic()
         try:
-            for line in refresh_and_retry(store, install, environ):
-                say(line)
+            refresh_and_retry(store, install, environ, say, keys)
             heard = now
         except InfrastructureError as error:
             if now - heard > PATIENCE_S:
@@ -95,9 +95,7 @@ def wait_for(
             time.sleep(min(remaining, LOOK_EVERY_S))
 
 
-def wait_for_one(
-    install: Path, job: Job, environ: Mapping[str, str], say: Callable[[str], None], watch: "Watch"
-) -> Job:
+def wait_for_one(install: Path, job: Job, environ: Mapping[str, str], say: Say, watch: "Watch") -> Job:
     """``job`` once it has ended, or the last of its retries. Raises InfrastructureError, UserInterrupt."""
     with open_history(install, say) as store:
         try:
@@ -130,9 +128,16 @@ class Watch:
             self.on_step(step)
 
 
-def refresh_and_retry(store: Store, install: Path, environ: Mapping[str, str]) -> list[str]:
-    """Updates all jobs, and resubmits those that may be retried; returns messages for the user."""
-    return [*refresh(store, install), *retry_failed(store, install, environ, time.time())]
+def refresh_and_retry(
+    store: Store, install: Path, environ: Mapping[str, str], say: Say, concluded: Iterable[str] = ()
+) -> None:
+    """Updates all jobs, concludes those of the keys ``concluded``, and resubmits those that may be retried."""
+    for line in refresh(store, install):
+        say(line)
+    for key in concluded:
+        conclude_job(store, last_try(store, key), say)
+    for line in retry_failed(store, install, environ, time.time()):
+        say(line)
 
 
 def last_try(store: Store, key: str) -> Job:

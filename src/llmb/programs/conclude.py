@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends the record of a run, whatever ended the run, and whoever notices: reads, concludes, writes ``run.json``."""
+"""Ends the record of a run, whatever ended the run, and whoever notices; and reads the results of ended runs."""
 
 import errno
 from collections.abc import Sequence
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmb.errors import UsageError
+from llmb.jobspec.spec import JobSpec
 from llmb.missing import Missing
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End
+from llmb.reference_suite.documented_paths import add_documented_trace, link_as_documented
 from llmb.resources.samples import discard_settings, settings_of_nodes
 from llmb.resources.settings import NodesSettings
 from llmb.runs.contradicting_record import why_contradicting
@@ -27,41 +29,66 @@ NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
 """Error codes of a file that is not a regular one, or too large."""
 
 
-def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
-    """The result of a run that ended, which the record then holds too.
+def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | None = None) -> Result:
+    """Ends the record of a run: concludes it, adds what NCCL said of its network, judges it, and links its files.
+
+    The record has the result before it is judged. ``spec`` is that of a job whose document may have other names for its
+    files; None makes no links. Raises OSError as ``conclude_run``.
+    """
+    concluded = conclude_run(folder, record, end)
+    write_record(folder, concluded)
+    judged = judge_run(add_network(folder, concluded))
+    write_record(folder, judged)
+    assert judged.result, "it was concluded"
+    remove_merged_files(folder, judged.result)
+    if spec:
+        link_as_documented(folder, spec, judged)
+        add_documented_trace(folder, judged.plan)
+    return judged.result
+
+
+def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
+    """The record of a run that ended, with its result, which is not judged yet. Nothing is written.
 
     What ends a run that is done takes nothing away from it, and is noted. What cannot be read of its files is missing
-    with the reason, and never keeps it from its end. Raises OSError where the record cannot be written, and where the
-    steps cannot be read now, but may be later.
+    with the reason, and never keeps it from its end. Raises OSError where the steps cannot be read now, but may be
+    later.
     """
     known = record.model_copy(update=_left_beside(folder))
     after = f"ended by {end.cause}" if end.cause else f"exit code {end.exit_code}" if end.exit_code else None
-    found, done = _read_result(folder, known, end, after)
+    result, done = _read_result(folder, known, end, after)
     if done and end.cause:
         end = End(0)
-    known = known.model_copy(update={"settings": _settings(folder, known, found), "exit_code": end.exit_code})
-    network = report_network(folder, known.plan, known.environment or None)
-    result = with_verdict(found.model_copy(update={"network": network}), known)
+    settings = _settings(folder, known, result)
     if after and result.status == "success":
         result = result.model_copy(update={"note": f"{after}, after its last step"})
     if end.cancelled and result.status == "failed":
         result = result.model_copy(update={"status": "cancelled"})
-    ended = known.model_copy(
-        update={
-            "status": result.status,
-            "reason": result.reason,
-            "ended_at": now(),
-            "result": result,
-        }
-    )
-    write_record(folder, ended)
-    with suppress(OSError):  # the record has it, too
+    ended = {"status": result.status, "reason": result.reason, "exit_code": end.exit_code, "ended_at": now()}
+    return known.model_copy(update={**ended, "settings": settings, "result": result})
+
+
+def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
+    """With the network that the run used, by what NCCL said of it."""
+    assert record.result, "it was concluded"
+    network = report_network(folder, record.plan, record.environment or None)
+    return record.model_copy(update={"result": record.result.model_copy(update={"network": network})})
+
+
+def judge_run(record: RunRecord) -> RunRecord:
+    """With the verdict of the result against the published figure."""
+    assert record.result, "it was concluded"
+    return record.model_copy(update={"result": with_verdict(record.result, record)})
+
+
+def remove_merged_files(folder: RunFolder, result: Result) -> None:
+    """Removes what the record has now; the breakdown of a step also has a file of its own."""
+    with suppress(OSError):
         keep_breakdown(folder, result.profile)
     for file in (folder.environment, folder.vboost, folder.stall):
         with suppress(OSError):
             file.unlink()
     discard_settings(folder.resources)
-    return result
 
 
 def _left_beside(folder: RunFolder) -> dict[str, Any]:
@@ -124,7 +151,7 @@ def read_ended_run(folder: RunFolder) -> EndedRun:
     except (OSError, ValueError) as error:
         raise unreadable_record(folder, error) from error
     if record.status in ("queued", "running"):
-        do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' updates its state"
+        do = "'llmb jobs wait' waits for it; 'llmb jobs list' shows its state"
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
     return EndedRun(folder, record, stored_result(folder, record))
 

@@ -21,7 +21,7 @@ from llmb.errors import UsageError
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
 from llmb.metrics.throughput import checkpoint_bytes
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
@@ -167,7 +167,7 @@ def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: M
     """A save takes a second, and longer still if the steps up to the next save have not ended by then."""
     plan = tiny_plan(scale=1, steps=6, checkpoint_interval=2)
     folder = train_on_slow_disk(plan, tmp_path, start_ranks, "1")
-    result = conclude_run(folder, read_record(folder), End(0))
+    result = finish_run(folder, read_record(folder), End(0))
     done = read_steps(folder.steps)
     assert [step.saving for step in done] == [False, False, True, True, True, True]
     assert result.checkpoint is not None

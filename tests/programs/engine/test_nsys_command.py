@@ -18,7 +18,7 @@ from llmb.errors import EnvironmentProblem
 from llmb.jobs.begin import begin
 from llmb.jobs.local_run import local_spec
 from llmb.jobspec.spec import write_spec
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.engine.nsys import become_worker, check_here, nsys_command, with_profiler
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End
@@ -169,7 +169,7 @@ def test_a_report_that_cannot_be_exported_is_a_warning(tmp_path: Path, nsys: Cal
     assert export_report(plan, folder) is None, "there is no report yet"
     (folder.nsys_profile / "profile_2.nsys-rep").write_bytes(b"report")
     record = new_record(plan, local_command(local_spec(plan, tmp_path, {}, folder), folder))
-    result = conclude_run(folder, record, End(1))
+    result = finish_run(folder, record, End(1))
     assert result.profile
     assert result.profile.files == ("nsys_profile/profile_2.nsys-rep",)
     assert result.profile.warnings == (

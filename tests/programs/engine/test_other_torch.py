@@ -10,7 +10,7 @@ import torch
 import llmb
 from llmb.engine.torch_names import ACCOUNT, BENCH, ENGINE, TRIED, WEIGHTS, missing_names, untried
 from llmb.processes.ranks import words
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.report.run_report import run_table
 from llmb.runs.experiment import create_run_folder
@@ -31,7 +31,7 @@ def run_with(torch_is: str, python: str, plan: Plan, install: Path) -> Result:
     kept = new_record(plan, (python, *words(1, 1), python, str(WORKER), str(folder.path)))
     write_record(folder, kept)
     exit_code = run_workers(kept.command, {"TORCH": torch_is, "OMP_NUM_THREADS": "1"}, folder, lambda: None)
-    return conclude_run(folder, kept, End(exit_code))
+    return finish_run(folder, kept, End(exit_code))
 
 
 def test_a_version_that_was_never_tried_is_said(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from llmb.processes.ranks import words
-from llmb.programs.conclude import conclude_run
+from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.plan import Plan
@@ -115,7 +115,7 @@ def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, f
     write_record(folder, kept)
     exit_code = run_workers(kept.command, {"ODD": odd, "OMP_NUM_THREADS": "1"}, folder, lambda: None)
     seconds = time.time() - folder.steps.stat().st_mtime
-    return conclude_run(folder, kept, End(exit_code)), seconds
+    return finish_run(folder, kept, End(exit_code)), seconds
 
 
 @pytest.mark.parametrize(
