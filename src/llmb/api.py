@@ -41,10 +41,9 @@ from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import build, options_of, valid_values
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.programs.engine.memory_check import check_memory
-from llmb.report.compare_report import compare_tables
 from llmb.report.run_report import run_table
 from llmb.report.table import Column, html_table, number, number_column, table_of
-from llmb.report.verdict_report import notebook_table
+from llmb.report.verdict_report import compare_tables, notebook_table
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.plan import Plan

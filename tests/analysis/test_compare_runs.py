@@ -15,7 +15,7 @@ from llmb.analysis.compare_runs import IN_BOTH, compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.errors import UsageError
-from llmb.report.compare_report import compare_tables
+from llmb.report.verdict_report import compare_tables
 from llmb.runs.plan import Plan
 
 Write = Callable[..., None]

@@ -10,8 +10,8 @@ from fake_steps import steps_of
 from timed_runs import write_run
 
 from llmb.analysis.watched import Expected, WatchedRun, compare_with, find_pace
-from llmb.cli import step_lines
-from llmb.cli.step_lines import lines_of
+from llmb.cli import jobs
+from llmb.cli.jobs import lines_of
 from llmb.jobs.follow import job_of_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -87,7 +87,7 @@ def test_one_line_when_the_pace_leaves_what_was_expected(
 ) -> None:
     folder, add = running
     said: list[str] = []
-    monkeypatch.setattr(step_lines, "say", said.append)
+    monkeypatch.setattr(jobs, "say", said.append)
     lines, job = lines_of(job_of_folder(folder), 2.0), job_of_folder(folder)
     for until, step_s in ((15, 2.0), (35, 2.2), (36, 2.2), (50, 2.0)):
         add(until, step_s)

@@ -17,10 +17,10 @@ from timed_runs import noisy_times, write_run
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
-from llmb.cli.compare import raise_unless_passed
+from llmb.cli.judge import raise_unless_passed
 from llmb.errors import LlmbError, NoVerdict
-from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
 from llmb.report.table import shortened
+from llmb.report.verdict_report import compare_csv, compare_markdown, compare_tables
 from llmb.runs.plan import Plan
 
 

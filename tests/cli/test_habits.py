@@ -14,8 +14,8 @@ import typer
 from called_here import Run
 
 from llmb.cli.common import add_common_options
-from llmb.cli.completion import OPTIONS
 from llmb.cli.main import COMMANDS, app, exit_code_of, load_command
+from llmb.cli.options import COMPLETIONS
 from llmb.runs import source_version
 
 SHOWN = "show -w pretrain_llama3.1 -s 8b --dtype bf16 --scale 8 --gpu-type h100 --json"
@@ -175,7 +175,7 @@ def test_the_shell_completes_names(
 
 
 def test_every_option_that_names_a_recipe_or_runs_is_completed() -> None:
-    assert set(OPTIONS) == {"workload", "size", "dtype", "gpu_type", "release", "label"}
+    assert set(COMPLETIONS) == {"workload", "size", "dtype", "gpu_type", "release", "label"}
 
 
 def test_common_options_replace_none_of_a_command() -> None:

@@ -25,9 +25,9 @@ from recorded_runs import gpu_record, times_around
 from recorded_runs import write_run as write_gpu_run
 from timed_runs import noisy_times, write_run
 
-from llmb.exchange import read_archive
+from llmb.exchange import archive as archive_module
+from llmb.exchange.archive import write_archive
 from llmb.exchange.imported import import_archive
-from llmb.exchange.write_archive import write_archive
 from llmb.jobs.history import open_history
 from llmb.jobs.locks import file_lock
 from llmb.runs.folder import RunFolder
@@ -541,7 +541,7 @@ def test_what_is_no_archive_is_refused(
     (tmp_path / "damaged.tar.zst").write_bytes(damaged)
     assert llmb("import", "damaged.tar.zst", LLMB_INSTALL=str(tmp_path / "there")).returncode == 2
     assert "no such file" in llmb("import", "none.tar.zst").stderr
-    monkeypatch.setattr(read_archive, "find_spec", lambda _: None)
+    monkeypatch.setattr(archive_module, "find_spec", lambda _: None)
     assert "no such file" in llmb("import", "none.tar.zst").stderr
     assert "archives need zstandard" in llmb("import", "damaged.tar.zst").stderr
     monkeypatch.undo()
@@ -555,7 +555,7 @@ def test_what_is_no_archive_is_refused(
 def test_an_archive_of_too_many_files_is_refused(
     llmb: Run, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_archive, "MOST_FILES", 3)
+    monkeypatch.setattr(archive_module, "MOST_FILES", 3)
     done = llmb("import", str(sample), LLMB_INSTALL=str(tmp_path / "there"))
     assert done.returncode == 2 and "files; 3 are the most" in done.stderr
 

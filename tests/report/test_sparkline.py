@@ -19,7 +19,7 @@ from llmb.jobs import folder_state
 from llmb.jobs.folder_state import read_step_times
 from llmb.jobs.job import Job
 from llmb.report.jobs_report import MOST_DRAWN, runs_table
-from llmb.report.sparkline import sparkline, step_chart, window_sparkline
+from llmb.report.table import sparkline, step_chart, window_sparkline
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob
 

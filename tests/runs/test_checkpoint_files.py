@@ -22,7 +22,7 @@ from llmb.checkpoints.checkpoint import (
 from llmb.checkpoints.origin import random_and_synthetic
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.metrics.throughput import checkpoint_bytes
-from llmb.report.prepared_report import checkpoint_table
+from llmb.report.install_report import checkpoint_table
 from llmb.runs import checkpoints
 from llmb.runs.checkpoints import check_space
 from llmb.runs.choices import DEFAULT_SEED, Choices

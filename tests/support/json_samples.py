@@ -37,13 +37,17 @@ from llmb.programs.conclude import EndedRun
 from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
 from llmb.report.doctor_report import DriftReport
 from llmb.report.doctor_report import nodes_document as checked_nodes_document
-from llmb.report.install_report import checked_document, image_document, install_document, settings_document
-from llmb.report.jobs_report import jobs_document, runs_document
+from llmb.report.install_report import (
+    access_document,
+    checked_document,
+    image_document,
+    install_document,
+    settings_document,
+)
+from llmb.report.jobs_report import jobs_document, runs_document, watch_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.predict_report import Foreseen, Proposed, memory_document, predict_document, proposed_document
-from llmb.report.prepared_report import access_document
 from llmb.report.run_report import run_document
-from llmb.report.watch_report import watch_document
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import Drift
 from llmb.runs.folder import RunFolder

@@ -18,8 +18,8 @@ from llmb.analysis.copies import once_in
 from llmb.analysis.match_runs import Earlier
 from llmb.analysis.recorded_run import RecordedRun, in_other_window, read_folder, recorded_run
 from llmb.errors import UsageError, closest
+from llmb.exchange.archive import ENDING
 from llmb.exchange.imported import unpacked
-from llmb.exchange.manifest import ENDING
 from llmb.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
 from llmb.jobs.conclude import conclude_ended
 from llmb.jobs.find import LATEST, find_runs_named

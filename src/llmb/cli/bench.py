@@ -30,13 +30,11 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
-from llmb.cli.bench_collectives import collectives
-from llmb.cli.bench_jobs import command_line, gpus, save_and_show
-from llmb.cli.common import Json
+from llmb.cli.bench_jobs import collectives, command_line, gpus, save_and_show
+from llmb.cli.common import CommandGroup, Json
 from llmb.cli.options import selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, print_unspecified, say
-from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.options.option import build, options_of
 from llmb.report.bench_report import (

@@ -10,10 +10,9 @@ from pydantic import BaseModel
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
-from llmb.cli import completion
-from llmb.cli.common import Json
+from llmb.cli.common import CommandGroup, Json
+from llmb.cli.options import COMPLETIONS, complete_size
 from llmb.cli.root import install_here, say
-from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, InvalidRun, UsageError
 from llmb.jobs.settings_in_effect import settings_in_effect
 from llmb.reference_suite.launch_scripts import REPOSITORY, check_checkout, scripts_of
@@ -48,13 +47,13 @@ def show(
     workload: Annotated[
         str | None,
         typer.Option(
-            "-w", "--workload", help="Also the variables of its jobs.", autocompletion=completion.OPTIONS["workload"]
+            "-w", "--workload", help="Also the variables of its jobs.", autocompletion=COMPLETIONS["workload"]
         ),
     ] = None,
     size: Annotated[
         str | None,
         typer.Option(
-            "-s", "--size", help="Model size. Default: the first of the workload.", autocompletion=completion.sizes
+            "-s", "--size", help="Model size. Default: the first of the workload.", autocompletion=complete_size
         ),
     ] = None,
     partition: Annotated[

@@ -14,7 +14,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.cli.common import Json
 from llmb.cli.options import takes, value_options
-from llmb.cli.prepare_access import checked_access
+from llmb.cli.prepare import checked_access
 from llmb.cli.root import agree, can_ask, say
 from llmb.errors import UserInterrupt
 from llmb.install.answer_files import read_answers, write_answers

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from llmb.cli.common import Json, Junit
-from llmb.cli.completion import labels, runs
+from llmb.analysis.watched import Standing, WatchedRun
+from llmb.cli.common import CommandGroup, Json, Junit
+from llmb.cli.options import COMPLETIONS, complete_run
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import install_here, say
-from llmb.cli.step_lines import ExpectS, lines_of
-from llmb.cli.usage import CommandGroup
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.exchange.imported import read_origin
 from llmb.jobs.conclude import conclude_job
@@ -25,12 +24,60 @@ from llmb.jobs.job import Job, Kind, stale
 from llmb.jobs.refresh import refresh as refresh_jobs
 from llmb.jobs.store import Filter, Store, check_states
 from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
-from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
+from llmb.report.jobs_report import (
+    job_document,
+    job_table,
+    jobs_document,
+    jobs_table,
+    nodes_document,
+    nodes_table,
+    pace_warning,
+    watch_line,
+)
 from llmb.report.junit import job_cases, write_junit
 from llmb.report.output import log_writer, print_output
 from llmb.runs.folder import RunFolder, install_root
-from llmb.runs.record import read_record
+from llmb.runs.record import read_record, unreadable_record
 from llmb.schedulers.lookup import find_scheduler
+
+LINE_EVERY_S = 10.0
+ExpectS = Annotated[
+    float | None,
+    typer.Option(
+        "--expect", metavar="SECONDS", min=1e-9, help="Expected seconds of a step. Default: the published figure."
+    ),
+]
+
+
+class StepLines:
+    """A line of a run's steps at intervals and as its state changes, and one when its pace leaves what was expected."""
+
+    def __init__(self, run: WatchedRun) -> None:
+        self.run = run
+        self.news: tuple[object, ...] = ()
+        self.wrote_s = 0.0
+        self.standing: Standing = "too early"
+
+    def look(self, job: Job) -> None:
+        seen = self.run.look(job, time.time())
+        news = (seen.state, seen.reason, seen.attempt, seen.done)
+        if news[:3] != self.news[:3] or (news != self.news and seen.at_s - self.wrote_s >= LINE_EVERY_S):
+            self.news, self.wrote_s = news, seen.at_s
+            say(watch_line(seen))
+        if seen.comparison and seen.comparison.standing != self.standing:
+            self.standing = seen.comparison.standing
+            if self.standing in ("slower", "faster"):
+                say(pace_warning(seen.comparison))
+
+
+def lines_of(job: Job, expected_s: float | None) -> StepLines:
+    """Raises UsageError if the run's record cannot be read."""
+    folder = RunFolder(Path(job.run_dir))
+    try:
+        return StepLines(WatchedRun(folder, expected_s))
+    except (OSError, ValueError) as error:
+        raise unreadable_record(folder, error) from error
+
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
 
@@ -43,15 +90,19 @@ PATIENCE_S = 5.0
 JobId = Annotated[
     str,
     typer.Argument(
-        metavar="ID", autocompletion=runs, help="Id of the job or the run, or the beginning of the run folder's name."
+        metavar="ID",
+        autocompletion=complete_run,
+        help="Id of the job or the run, or the beginning of the run folder's name.",
     ),
 ]
 JobIds = Annotated[
     list[str],
-    typer.Argument(metavar="ID...", autocompletion=runs, help="As for show."),
+    typer.Argument(metavar="ID...", autocompletion=complete_run, help="As for show."),
 ]
 OfWorkload = Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")]
-WithLabel = Annotated[str | None, typer.Option("--label", autocompletion=labels, help="Only runs with this label.")]
+WithLabel = Annotated[
+    str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Only runs with this label.")
+]
 NoRefresh = Annotated[bool, typer.Option("--no-refresh", help="Show the last known states, query no scheduler.")]
 
 

@@ -15,15 +15,14 @@ from typer.core import TyperCommand
 from typer.models import CommandInfo
 
 from llmb import __version__
-from llmb.cli.common import add_common_options, print_message
-from llmb.cli.usage import CommandGroup, usage_error
+from llmb.cli.common import CommandGroup, add_common_options, print_message, usage_error
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 from llmb.runs.source_version import source_version
 from llmb.secrets import has_secret
 
 PANELS = {
     "Start": {
-        "list": ("llmb.cli.catalogue", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
+        "list": ("llmb.cli.recipe", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
         "show": ("llmb.cli.recipe", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
         "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
         "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
@@ -32,8 +31,8 @@ PANELS = {
     },
     "Judge": {
         "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
-        "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
-        "report": ("llmb.cli.report", "A page of runs with verdicts, plots and tables, in one file."),
+        "compare": ("llmb.cli.judge", "Whether one group of runs is faster than another, recipe by recipe."),
+        "report": ("llmb.cli.share", "A page of runs with verdicts, plots and tables, in one file."),
         "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
         "predict": ("llmb.cli.predict", "How long a step will take, and why, before anything is queued."),
         "plan": ("llmb.cli.predict", "The fastest layouts of a training that fit, before anything is queued."),

@@ -1,37 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters for typer, most of them derived from the options that records declare."""
+"""Parameters for typer, most of them derived from the options that records declare, and what a shell completes."""
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import named_model
-from llmb.catalogue.resolve import Request
-from llmb.cli import completion
-from llmb.errors import UsageError
+from llmb.catalogue.records import Dtype
+from llmb.catalogue.resolve import CPU, Request, sizes_of
+from llmb.cli.root import say
+from llmb.errors import LlmbError, UsageError
 from llmb.options.option import Option, build, options_of
+from llmb.runs.folder import chosen_root
+
+if TYPE_CHECKING:
+    from llmb.jobs.job import Job
+
+MOST_RUNS = 200
+
+
+def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """A function that completes a name, or the last name of a list with commas."""
+    return lambda incomplete: _begun(names(), incomplete)
+
+
+def _begun(names: Iterable[str], incomplete: str) -> list[str]:
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in dict.fromkeys(names) if str(name).startswith(last.lower())]
+
+
+def complete_size(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The sizes of the workload that was given, else of all."""
+    found = Catalogue().workloads
+    given = str(ctx.params.get("workload") or ctx.params.get("workload_argument"))
+    chosen = [found[given]] if given in found else found.values()
+    return _begun((size for workload in chosen for size in sizes_of(workload)), incomplete)
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Ids of the latest runs and jobs, and names of their run folders once the beginning of one is there."""
+    jobs = _latest_jobs()
+    names = ["latest"] if jobs else []
+    for job in jobs:
+        names += [name for name in (job.id, job.job_id, job.name if incomplete else None) if name]
+    return _begun(names, incomplete)
+
+
+def _latest_jobs() -> list["Job"]:
+    """The newest one first; none where they cannot be read: there is nowhere to report that."""
+    from llmb.jobs.history import read_history  # only a completion needs it
+    from llmb.jobs.store import Filter
+
+    try:
+        with read_history(chosen_root(os.environ, Path.cwd()).path, lambda _: None) as store:
+            return store.jobs(Filter(limit=MOST_RUNS))[::-1]
+    except LlmbError:
+        return []
+
+
+COMPLETIONS: Mapping[str, Callable[..., list[str]]] = {
+    "workload": completion(lambda: Catalogue().workloads),
+    "size": complete_size,
+    "dtype": completion(lambda: Dtype),
+    "gpu_type": completion(lambda: [*Catalogue().gpus, CPU]),
+    "release": completion(lambda: sorted({document.release for document in Catalogue().documents.values()})),
+    "label": completion(lambda: [job.label for job in _latest_jobs() if job.label]),
+}
+"""By name of the option. Typer passes the parameters that a function names."""
 
 Maker = Callable[..., Any]
 SHORT_PANELS = (None, "Selection")
 """Panels of ``--help``; ``--help-all`` shows all."""
 PLACES = ("workload", "size")
 """Options that may also be given by their place."""
+OBVIOUS = ("at least 0", "at least 1")
+"""Limits that go without saying."""
 
 
 def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:
     """The typer parameter of an option. Limits are shown, but checked later, with all other problems."""
+    is_limited = option.limit and not option.listed and option.limit not in OBVIOUS
+    metavar = "FOLDER" if option.folder else f"N ({option.limit})" if is_limited else option.metavar
     info = typer.Option(
         *option.spellings,
         help=option.help,
         rich_help_panel=option.panel,
         envvar=option.envvar if envvar else None,
-        metavar=_metavar(option),
+        metavar=metavar,
         hidden=option.panel not in SHORT_PANELS and not option.basic,
-        autocompletion=completion.OPTIONS.get(option.name),
+        autocompletion=COMPLETIONS.get(option.name),
         case_sensitive=False,
     )
     annotation, default = option.annotation, option.default
@@ -41,83 +104,74 @@ def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:
         annotation, default = str | None, None
     elif option.negates:
         annotation, default = bool, False
-    return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, info]
-    )
+    return _keyword(option.name, default, Annotated[annotation, info])
 
 
-OBVIOUS = ("at least 0", "at least 1")
-"""Limits that go without saying."""
-
-
-def _metavar(option: Option) -> str | None:
-    if option.folder:
-        return "FOLDER"
-    return (
-        f"N ({option.limit})" if option.limit and not option.listed and option.limit not in OBVIOUS else option.metavar
-    )
+def _keyword(name: str, default: object, annotation: Any) -> inspect.Parameter:  # noqa: ANN401 (an annotation)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def record_options(record: type) -> Maker:
     """A function that makes ``record`` from its options."""
-    return _maker(options_of(record).values(), lambda **values: build(record, values))
+    return _maker(map(parameter, options_of(record).values()), lambda **values: build(record, values))
 
 
 def value_options(options: Iterable[Option], *, envvar: bool = True) -> Maker:
     """A function that returns the options' values by name; without ``envvar`` it reads no environment variables."""
-    return _maker(options, lambda **values: values, envvar=envvar)
+    return _maker([parameter(option, envvar=envvar) for option in options], lambda **values: values)
 
 
 def recipe_options() -> Maker:
     """A function that makes a Request; workload and size may be given without their flags."""
-    return _by_place(options_of(Request).values(), lambda **values: request_of(values))
-
-
-def request_of(values: dict[str, Any]) -> Request:
-    """Raises UsageError without workload and size, which may be in one word."""
-    return build(Request, _completed(values))
-
-
-def _completed(values: dict[str, Any]) -> dict[str, Any]:
-    if _is_complete(values["workload"], values["size"]):
-        return values
-    return values | dict(zip(PLACES, _model(values["workload"], values["size"]), strict=True))
+    return selection_options(options_of(Request).values(), request_of)
 
 
 def model_options() -> Maker:
     """A function that returns workload and size, both of which may be given without their flags."""
-    named = options_of(Request)
-    options = [named[name] for name in PLACES]
-    return _by_place(options, lambda **values: tuple(map(_completed(values).get, PLACES)))
+    options = [options_of(Request)[name] for name in PLACES]
+    return selection_options(options, lambda values: tuple(map(_completed(values).get, PLACES)))
 
 
-def selection_options(options: Iterable[Option]) -> Maker:
-    """A function that returns the values of options that select recipes, whose workload and size may be arguments."""
-    return _by_place(options, lambda **values: values)
+def selection_options(options: Iterable[Option], make: Callable[[dict[str, Any]], Any] = dict) -> Maker:
+    """A function of options that select recipes, whose workload and size may be arguments; by default of values."""
 
-
-def _by_place(options: Iterable[Option], make: Maker) -> Maker:
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
         for name in PLACES:
             values[name] = given_once(name, values.pop(f"{name}_argument"), values[name])
-        return make(**values)
+        return make(values)
 
     flags = [parameter(option) for option in options]
-    flags = [flag.replace(default=None) if flag.name in PLACES else flag for flag in flags]
-    maker.__signature__ = inspect.Signature([*map(_argument, PLACES), *flags])  # type: ignore[attr-defined]
-    return maker
-
-
-def _argument(name: str) -> inspect.Parameter:
-    info = typer.Argument(metavar=name.upper(), help=f"The same as --{name}.", autocompletion=completion.OPTIONS[name])
-    return inspect.Parameter(
-        f"{name}_argument", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, info]
+    return _maker(
+        [*map(_argument, PLACES), *(flag.replace(default=None) if flag.name in PLACES else flag for flag in flags)],
+        maker,
     )
 
 
-def _is_complete(workload: str | None, size: str | None) -> bool:
-    """True if neither is missing, nor the workload may have a size in its name; others need the catalogue."""
-    return workload is not None and size is not None and "_" not in workload.partition("_")[2]
+def _argument(name: str) -> inspect.Parameter:
+    info = typer.Argument(metavar=name.upper(), help=f"The same as --{name}.", autocompletion=COMPLETIONS[name])
+    return _keyword(f"{name}_argument", None, Annotated[str | None, info])
+
+
+def _maker(parameters: Iterable[inspect.Parameter], make: Maker) -> Maker:
+    make.__signature__ = inspect.Signature([*parameters])  # type: ignore[attr-defined]
+    return make
+
+
+def request_of(values: Mapping[str, Any]) -> Request:
+    """Raises UsageError without workload and size, which may be in one word."""
+    return build(Request, _completed(values))
+
+
+def _completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With workload and size, which may be in one word. Raises UsageError with the names that are possible."""
+    workload, size = values["workload"], values["size"]
+    if workload is not None and size is not None and "_" not in workload.partition("_")[2]:
+        return values  # no size is in the name of the workload: the catalogue is not needed
+    catalogue = Catalogue()
+    if workload is None:
+        do = "give it with --workload; see 'llmb list'"
+        raise UsageError("the workload is not specified", choices=catalogue.workloads, do=do)
+    return {**values, **dict(zip(PLACES, named_model(catalogue, workload.lower(), size and size.lower()), strict=True))}
 
 
 def given_once(name: str, placed: str | None, flagged: str | None) -> str | None:
@@ -125,24 +179,6 @@ def given_once(name: str, placed: str | None, flagged: str | None) -> str | None
     if placed and flagged and placed != flagged:
         raise UsageError(f"the {name} has two values: '{placed}' and --{name} {flagged}", do="give one of them")
     return placed or flagged
-
-
-def _model(name: str | None, size: str | None) -> tuple[str, str]:
-    """Workload and size, which may be in one word. Raises UsageError with the names that are possible."""
-    catalogue = Catalogue()
-    if name is None:
-        do = "give it with --workload; see 'llmb list'"
-        raise UsageError("the workload is not specified", choices=catalogue.workloads, do=do)
-    return named_model(catalogue, name.lower(), size and size.lower())
-
-
-def _maker(options: Iterable[Option], make: Maker, *, envvar: bool = True) -> Maker:
-    def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
-        return make(**values)
-
-    found = [parameter(option, envvar=envvar) for option in options]
-    maker.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-    return maker
 
 
 def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -169,13 +205,24 @@ def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]
     return decorate
 
 
-def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
-    """Options of a command on a recipe."""
-    return takes(recipe_options())(command)
-
-
 def given_of(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
     """The options specified on the command line, not by a default or an environment variable."""
     return {
         name: value for name, value in values.items() if str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")
     }
+
+
+def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of options, with the nodes that ``--exclude`` stands for. Raises UsageError."""
+    text = values.get("exclude")
+    return {**values, "exclude": excluded_here(text)} if text else {**values}
+
+
+def excluded_here(text: str) -> str:
+    """Raises UsageError."""
+    from llmb.health.exclusion import excluded_nodes  # few jobs avoid nodes
+    from llmb.schedulers.lookup import read_cluster_site, scheduler_of
+
+    install = chosen_root(os.environ, Path.cwd()).path
+    site = read_cluster_site(Catalogue(), install, os.environ)
+    return excluded_nodes(text, install, scheduler_of(site), say)

@@ -22,7 +22,19 @@ from llmb.logs.files import FoundFiles, find_all_logs, find_logs, read_in_parall
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.report.output import print_output
-from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_tables
+from llmb.report.parse_report import (
+    ParseReport,
+    groups_csv,
+    groups_document,
+    groups_table,
+    parse_csv,
+    parse_document,
+    parse_report,
+    parse_tables,
+    scaling_csv,
+    scaling_document,
+    scaling_tables,
+)
 from llmb.resources.host import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -61,7 +73,7 @@ class ParseCommand(TyperCommand):
         except PARSER_ERROR as error:
             if not called_as_reference:
                 raise
-            from llmb.cli.usage import usage_error
+            from llmb.cli.common import usage_error
 
             raise CompatError(usage_error(error)) from error
 
@@ -258,15 +270,14 @@ def _print(report: ParseReport, output: CompatFormat, *, wide: bool) -> None:
 def _print_groups(report: ParseReport, output: CompatFormat, *, scaling: bool) -> None:
     from llmb.analysis.parsed_scaling import group_runs, scaling_of  # slow to load, seldom needed
     from llmb.catalogue.load import Catalogue
-    from llmb.report import scaling_table as tables
 
     groups = group_runs(report.runs)
     scalings = scaling_of(groups, Catalogue()) if scaling else ()
     match output:
         case CompatFormat.TABLE:
-            print_output(tables.scaling_tables(report, scalings) if scaling else [tables.groups_table(report, groups)])
+            print_output(scaling_tables(report, scalings) if scaling else [groups_table(report, groups)])
         case CompatFormat.CSV:
-            print_output(tables.scaling_csv(scalings) if scaling else tables.groups_csv(groups))
+            print_output(scaling_csv(scalings) if scaling else groups_csv(groups))
         case CompatFormat.JSON:
-            scales = tables.scaling_document(scalings) if scaling else None
-            print_output(parse_document(report, tables.groups_document(groups), scales))
+            scales = scaling_document(scalings) if scaling else None
+            print_output(parse_document(report, groups_document(groups), scales))

@@ -4,7 +4,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from getpass import getpass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +13,13 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
-from llmb.catalogue.resolve import find_workload
+from llmb.catalogue.resolve import find_workload, sizes_of
 from llmb.checkpoints.prepared_data import SPLITS, Split, prepared_folders
-from llmb.cli.campaign_options import DryRun, Yes, with_excluded
 from llmb.cli.checkpoint import MaxFileSize, Processes
-from llmb.cli.common import Json
-from llmb.cli.options import given_of, given_once, model_options, takes, value_options
-from llmb.cli.prepare_access import Size, Workload, access
+from llmb.cli.common import CommandGroup, DryRun, Json, Yes
+from llmb.cli.options import COMPLETIONS, given_of, given_once, model_options, takes, value_options, with_excluded
 from llmb.cli.progress import ByteProgress, CountProgress
-from llmb.cli.root import agree, install_here, say
-from llmb.cli.usage import CommandGroup
+from llmb.cli.root import agree, can_ask, install_here, say
 from llmb.errors import EnvironmentProblem, UsageError, UserInterrupt, unknown
 from llmb.huggingface.tensors import parse_size
 from llmb.install.images import PROGRAMS, SUFFIXES, ImageRequest, import_image
@@ -33,6 +31,16 @@ from llmb.jobs.task import TaskOrder
 from llmb.options.option import build, options_of
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
+from llmb.prepare.hub_access import (
+    NeededRepository,
+    RepositoryAccess,
+    access_problem,
+    check_access,
+    lacks_token,
+    needed_repositories,
+    token_source,
+    use_token,
+)
 from llmb.prepare.jobs import (
     TOKENS,
     PrepareChoices,
@@ -42,20 +50,93 @@ from llmb.prepare.jobs import (
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepare.verify import Verification, verify_prepared
 from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
-from llmb.report.campaign_report import flags_text, queued_document, submit_text
-from llmb.report.install_report import image_document, image_text
-from llmb.report.output import print_output
-from llmb.report.prepared_report import (
+from llmb.report.install_report import (
+    access_document,
+    access_table,
     checkpoint_table,
     dataset_document,
     dataset_tables,
+    image_document,
+    image_text,
     prepared_checkpoint_document,
     verification_document,
     verification_tables,
 )
+from llmb.report.jobs_report import flags_text, queued_document, submit_text
+from llmb.report.output import print_output
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
 from llmb.site.site import Site
 from llmb.weights.conversion import default_processes
+
+Workload = Annotated[
+    str,
+    typer.Option(
+        "-w", "--workload", help="Fine-tuning workload; see 'llmb list'.", autocompletion=COMPLETIONS["workload"]
+    ),
+]
+Size = Annotated[
+    str | None, typer.Option("-s", "--size", help="Model size, such as 70b, if the workload's name has none.")
+]
+
+TINY = "tiny"
+QUESTION = "Hugging Face token (it is not shown and not stored; Enter for none): "
+STORED = "the token is used by this command alone; 'hf auth login' stores one for all"
+
+
+def access(workload: Workload, size: Size = None, json: Json = False) -> None:
+    """Check access to the repositories that a fine-tuning downloads from, before anything is downloaded or queued.
+
+    The token is that of HF_TOKEN or of 'hf auth login'. Without one, a terminal is asked for it; it is then kept for
+    this command alone. The exit code is 3 if a repository cannot be read; the error names the page to request access
+    at. A hub that cannot be reached is a warning.
+
+    Examples:
+
+    - `llmb prepare access -w finetune_llama3`
+
+    - `llmb prepare access -w finetune_llama3 -s 70b --json`
+    """
+    catalogue = Catalogue()
+    found = checked_access(needed_repositories(catalogue, _models(catalogue, workload, size)))
+    source = token_source()
+    print_output(access_document(found, source) if json else access_table(found))
+    for reason in dict.fromkeys(item.reason for item in found if item.state == "not checked"):
+        say(f"warning: access is not checked: {reason}")
+    if problem := access_problem(found):
+        raise problem
+
+
+def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str, str]]:
+    """All sizes but the tiny one where none is given."""
+    workload, own_size = split_model(catalogue, name)
+    if size or own_size:
+        return [model_of(catalogue, name, size)]
+    found = find_workload(catalogue, workload)
+    return [(workload, size) for size in found.sources if size != TINY] or [(workload, sizes_of(found)[0])]
+
+
+def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[RepositoryAccess]:
+    """Asks a terminal for a token where the one that is there does not do, and checks once more."""
+    found = check_access(repositories)
+    problem = access_problem(found)
+    if problem is None or not lacks_token(found) or not can_ask():
+        return found
+    say(problem.what)
+    sys.stderr.flush()
+    token = _typed_token()
+    if not token:
+        return found
+    use_token(token)
+    say(STORED)
+    return check_access(repositories)
+
+
+def _typed_token() -> str:
+    try:
+        return getpass(QUESTION).strip()
+    except EOFError:
+        return ""
+
 
 NOT_OF_PREPARATION = frozenset(("nodes", "retries", "start", "segment", "signal_before"))
 """Options of the scheduler that a preparation has no use for."""

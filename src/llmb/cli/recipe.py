@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb show`` and ``llmb metrics``: what the catalogue knows of a recipe, without running anything."""
+"""``llmb list``, ``llmb show`` and ``llmb metrics``: what the catalogue has, without running anything."""
 
 from itertools import chain
 from typing import Annotated
@@ -8,16 +8,21 @@ import typer
 
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, all_scales, resolve
+from llmb.catalogue.schema import WorkloadFile
 from llmb.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.cli.common import Json
-from llmb.cli.options import takes_recipe
+from llmb.cli.options import COMPLETIONS, given_once, recipe_options, takes
 from llmb.cli.root import install_here, print_for_recipe
 from llmb.errors import UsageError
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.metrics.throughput import throughput, why_too_fast
+from llmb.report.output import print_output
 from llmb.report.recipe_report import (
+    list_document,
+    list_table,
     metrics_document,
     recipe_document,
     recipe_tables,
@@ -30,8 +35,46 @@ from llmb.runs.planning import origin_here
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
+@app.command("list")
+def list_(
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="WORKLOAD", help="The same as --workload.", autocompletion=COMPLETIONS["workload"]),
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "-w", "--workload", help="Only this workload. Default: all.", autocompletion=COMPLETIONS["workload"]
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Workloads, sizes, dtypes, GPU types and scales of the catalogue.
+
+    Scales in brackets are proxies: models with fewer layers, which fit few GPUs. A plus sign means that doublings of
+    the largest scale are also available.
+
+    Examples:
+
+    - `llmb list`
+
+    - `llmb list -w pretrain_nemotron4 --json`
+    """
+    catalogue, name = Catalogue(), given_once("workload", place, workload)
+    chosen = [_chosen(catalogue, name.lower())] if name else list(catalogue.workloads.values())
+    print_output(list_document(chosen) if json else list_table(chosen, catalogue.gpus))
+
+
+def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:
+    """A workload, with only one of its sizes if ``name`` ends in it."""
+    workload, size = split_model(catalogue, name)
+    found = catalogue.workloads[workload]
+    layouts = tuple(table for table in found.layouts if size in (None, table.size))
+    return found.model_copy(update={"layouts": layouts})
+
+
 @app.command()
-@takes_recipe
+@takes(recipe_options())
 def show(
     request: Request,
     all_scales: Annotated[
@@ -74,7 +117,7 @@ def _show_scales(catalogue: Catalogue, request: Request, *, json: bool) -> None:
 
 
 @app.command()
-@takes_recipe
+@takes(recipe_options())
 def metrics(
     request: Request,
     step_time: Annotated[float, typer.Option("--step-time", help="Seconds per training step.")],

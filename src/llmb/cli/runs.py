@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from llmb.analysis.find_runs import named_folders
-from llmb.cli import completion
 from llmb.cli.common import Json
 from llmb.cli.jobs import DEFAULT_LIMIT, NoRefresh, OfWorkload, WithLabel, listed_jobs
+from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
 from llmb.jobs.find import parse_since
@@ -22,7 +22,7 @@ from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
 from llmb.report.output import print_output
 from llmb.report.run_report import machine_table, repeats_document, repeats_tables, run_document, run_table
-from llmb.report.sparkline import step_chart
+from llmb.report.table import step_chart
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import read_steps
 
@@ -78,7 +78,7 @@ def result(
         str,
         typer.Argument(
             metavar="RUN",
-            autocompletion=completion.runs,
+            autocompletion=complete_run,
             help="Id of a run or a job, or its beginning; 'latest'; a label; a campaign; a run folder; or an archive.",
         ),
     ],

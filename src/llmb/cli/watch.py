@@ -11,10 +11,10 @@ import typer
 
 from llmb.analysis.watched import RunView, WatchedRun
 from llmb.cli.common import Json
-from llmb.cli.completion import runs
+from llmb.cli.jobs import ExpectS, lines_of
+from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
 from llmb.cli.runs import print_result
-from llmb.cli.step_lines import ExpectS, lines_of
 from llmb.errors import InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.input_files import check_reachable
 from llmb.jobs.find import LATEST, find_run
@@ -25,9 +25,9 @@ from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.wait import exit_code, last_try
 from llmb.programs.conclude import read_ended_run
+from llmb.report.jobs_report import watch_document, watch_line, watch_title
 from llmb.report.output import log_writer, print_output
 from llmb.report.run_report import run_document
-from llmb.report.watch_report import watch_document, watch_line, watch_title
 from llmb.runs.folder import RunFolder
 from llmb.trust import WORKLOADS
 
@@ -109,7 +109,7 @@ def watch(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            autocompletion=runs,
+            autocompletion=complete_run,
             help="Id of a job, label, beginning of a run folder's name, folder, or 'latest'. Default: the newest run "
             "that is running or queued.",
         ),

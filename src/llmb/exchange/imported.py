@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from llmb.catalogue.records import Record
-from llmb.exchange.manifest import ArchivedRun, Manifest
-from llmb.exchange.read_archive import unpack_archive
+from llmb.exchange.archive import ArchivedRun, Manifest, unpack_archive
 from llmb.jobs.folder_state import read_figures
 from llmb.jobs.history import open_history, row_of_record, run_folders_below
 from llmb.jobs.job import Job

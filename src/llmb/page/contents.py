@@ -13,14 +13,13 @@ from llmb.analysis.judge_run import Against, Judged, judge_runs, title_of_run
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
 from llmb.missing import Missing
-from llmb.page.figures import Figure, run_figures
-from llmb.page.overview import differences_figure, history_figure, scaling_figures
+from llmb.page.figures import Figure, differences_figure, history_figure, run_figures, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
-from llmb.report.nccl_report import network_table
 from llmb.report.plan_report import plan_title
 from llmb.report.run_report import machine_table, run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, table_of
+from llmb.report.trace_report import network_table
 from llmb.report.verdict_report import explanation_tables, verdict_table
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Value

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from llmb import __version__
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.errors import EnvironmentProblem, unknown
+from llmb.page.charts import standalone, themed
 from llmb.page.contents import Contents, Section
-from llmb.page.drawing import standalone, themed
 from llmb.report.table import markdown_table, markdown_text
 from llmb.runs.source_version import source_version
 from llmb.scratch import scratch_folder

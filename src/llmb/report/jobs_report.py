@@ -1,19 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs and nodes as tables and JSON documents."""
+"""Jobs and nodes, campaigns, and runs that have not ended, as tables, lines and JSON documents."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from llmb.analysis.watched import PaceComparison, RunView
+from llmb.campaigns.campaign import Campaign, PlannedJob, total, total_gpu_hours
+from llmb.checkpoints.origin import Origin
 from llmb.exchange.imported import ImportOrigin
 from llmb.jobs.find import NodeRecord
 from llmb.jobs.job import Job
-from llmb.report.sparkline import sparkline
-from llmb.report.table import Column, Table, cut, known, number, number_column, result_table, table_of
+from llmb.jobs.order import Order
+from llmb.metrics.throughput import throughput
+from llmb.report.recipe_report import identity_document
+from llmb.report.table import (
+    Column,
+    Table,
+    cut,
+    duration,
+    known,
+    number,
+    number_column,
+    result_table,
+    sparkline,
+    table_of,
+)
 from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, RunRecord
+from llmb.runs.steps import StepNews
+from llmb.shown_text import printable
 from llmb.verdict.sentence import headline
 
 LONGEST_REASON = 100
@@ -188,3 +208,225 @@ def short_time(time_s: float) -> str:
 def _files(job: Job) -> dict[str, Path]:
     folder = RunFolder(Path(job.run_dir))
     return {"run_dir": folder.path, "log": folder.log, "batch_output": folder.batch_output}
+
+
+def script_document(order: Order, script: str) -> dict[str, Any]:
+    """The JSON of a dry run; its keys are a contract."""
+    return {
+        **identity_document(order.plan.recipe),
+        "origin": order.plan.origin.document(),
+        "not_prepared": order.missing and order.missing.what,
+        "script": script,
+    }
+
+
+def submit_document(origin: Origin, jobs: Sequence[Job]) -> dict[str, Any]:
+    """The JSON of ``llmb submit``; its keys are a contract."""
+    return {"origin": origin.document(), **queued_document(jobs)}
+
+
+def queued_document(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Jobs that were queued, of any kind."""
+    return {
+        "jobs": [
+            {
+                "job_id": job.job_id,
+                "cluster": job.cluster,
+                "run_dir": job.run_dir,
+                "script": str(RunFolder(Path(job.run_dir)).batch_script),
+                "submitted_at": datetime.fromtimestamp(job.submitted_s, UTC).isoformat(timespec="seconds"),
+            }
+            for job in jobs
+        ],
+    }
+
+
+def submit_text(jobs: Sequence[Job]) -> str:
+    return "".join(f"{job.job_id}  {job.run_dir}\n" for job in jobs)
+
+
+def flags_text(flags: Mapping[str, str | None]) -> str:
+    """The resources of a job on one line, before it is queued."""
+    shown = ("nodes", "gpus-per-node", "gres", "time", "account", "partition", "qos", "reservation")
+    return ", ".join(f"{name} {flags[name]}" for name in shown if flags.get(name))
+
+
+_SHOWN = (
+    *(f"request.{name}" for name in ("workload", "size", "dtype", "gpu_type", "scale", "proxy")),
+    "choices.profiling",
+    "options.flags.time",
+)
+"""Settings that are shown in other columns."""
+_PlacedJob = tuple[int, tuple[PlannedJob, str]]
+"""Its place, and the settings that distinguish it."""
+
+
+def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
+    """One row per job, in the order of submission, and the total."""
+    # Settings that all jobs have in common need no column.
+    rows = [*enumerate(zip(jobs, different_settings(jobs), strict=True), start=1)]
+    asked_by = [_of_job("asked by", lambda item: item.job.where)] if len({item.job.where for item in jobs}) > 1 else []
+    columns: list[Column[_PlacedJob]] = [
+        number_column("", lambda row: row[0], str),
+        _of_job("workload", lambda item: item.recipe.workload),
+        _of_job("size", lambda item: f"{item.recipe.size} {item.recipe.proxy_text}".strip()),
+        _of_job("dtype", lambda item: item.recipe.dtype),
+        _of_job("data", lambda item: item.order.plan.origin.data.short, drop=1),
+        _of_job("GPUs", lambda item: item.recipe.scale, right=True),
+        _of_job("type", lambda item: item.recipe.gpu_type, drop=3),
+        _of_job("nodes", lambda item: item.spec.placement.nodes, right=True, drop=2),
+        _of_job("limit", _limit, right=True, wrap=False),
+        _of_job("GPU-hours", lambda item: number(item.gpu_hours), right=True),
+        _of_job("expected", lambda item: number(item.expected_gpu_hours), right=True),
+        _of_job("run", lambda item: f"{item.job.repeat}, profiled" if item.job.profiled else item.job.repeat),
+        Column("with", lambda row: row[1][1], optional=True),
+        *asked_by,
+    ]
+    table = table_of("Campaign", rows, columns)
+    expected = total(item.expected_gpu_hours for item in jobs)
+    table.add_row("", total_text(jobs), *[""] * 7, number(total_gpu_hours(jobs)), number(expected))
+    return table
+
+
+def _of_job(
+    header: str, value: Callable[[PlannedJob], Any], *, right: bool = False, wrap: bool = True, drop: int = 0
+) -> Column[_PlacedJob]:
+    return Column(header, lambda row: value(row[1][0]), right=right, wrap=wrap, drop=drop)
+
+
+def different_settings(jobs: Sequence[PlannedJob]) -> list[str]:
+    """For each job the settings without a column of their own that differ between jobs, such as ``seed=2``."""
+    found = [dict(_settings(item.job.wanted.model_dump(mode="json"))) for item in jobs]
+    names = [name for name in dict.fromkeys(name for own in found for name in own) if not name.startswith(_SHOWN)]
+    kept = [name for name in names if len({str(own.get(name)) for own in found}) > 1]
+    return [
+        ", ".join(f"{name.rpartition('.')[2]}={own[name]}" for name in kept if own.get(name) is not None)
+        for own in found
+    ]
+
+
+def _settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _limit(item: PlannedJob) -> str:
+    minutes = item.spec.time_limit_min
+    return "none" if minutes is None else f"{minutes:g} min"
+
+
+def total_text(jobs: Sequence[PlannedJob]) -> str:
+    return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
+
+
+def campaign_document(campaign: Campaign, jobs: Sequence[PlannedJob]) -> dict[str, Any]:
+    """The JSON of a campaign; its keys are a contract."""
+    by_key = {job.key: job for job in campaign.jobs}
+    return {
+        "campaign": campaign.campaign,
+        "source": campaign.source,
+        "gpu_hours": total_gpu_hours(jobs),
+        "expected_gpu_hours": total(item.expected_gpu_hours for item in jobs),
+        "jobs": [_job_document(item, by_key[item.job.key]) for item in jobs],
+    }
+
+
+def _job_document(item: PlannedJob, job: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {
+        "key": job.key,
+        "workload": item.recipe.workload,
+        "size": item.recipe.size,
+        "dtype": item.recipe.dtype,
+        "origin": item.order.plan.origin.document(),
+        "gpu_type": item.recipe.gpu_type,
+        "scale": item.recipe.scale,
+        "proxy": bool(item.recipe.proxy_text),
+        "repeat": job.repeat,
+        "profiled": job.profiled,
+        "nodes": item.spec.placement.nodes,
+        "time_limit_min": item.spec.time_limit_min,
+        "gpu_hours": item.gpu_hours,
+        "expected_gpu_hours": item.expected_gpu_hours,
+        "asked_by": job.where,
+        "state": job.state,
+        "job_id": job.job_id,
+        "run_dir": job.folder,
+        "reason": job.reason,
+    }
+
+
+MOST_STEPS = 10
+
+
+def watch_title(plan: Plan, job: Job) -> str:
+    return f"{plan.recipe.title()}, job {job.job_id}" if job.job_id else plan.recipe.title()
+
+
+def watch_line(seen: RunView) -> str:
+    """Its state, or its last step, pace and time left."""
+    attempt = f", attempt {seen.attempt}" if seen.attempt > 1 else ""
+    nodes = f" on {seen.nodes}" if seen.nodes and seen.state != "queued" else ""
+    state = printable(f"{seen.state}{nodes}{attempt}" + (f": {seen.reason}" if seen.reason else ""))
+    if not seen.steps or seen.state == "queued":
+        return state
+    last = seen.steps[-1]
+    parts = [f"step {seen.done}/{seen.total}", f"{number(last.step_time_s)} s"]
+    parts += [] if last.loss is None else [f"loss {number(last.loss)}"]
+    parts += [f"median {number(seen.pace.step_time_s.median)} s"] if seen.pace else []
+    parts += [f"{duration(seen.remaining_s)} left"] if seen.remaining_s else []
+    return "  ".join([*parts, *([state] if seen.state == "ended" else [])])
+
+
+def pace_warning(comparison: PaceComparison) -> str:
+    """Where the pace has left what was expected."""
+    delta, expected = comparison.delta_pct or 0.0, comparison.expected
+    how = "longer" if delta > 0 else "less"
+    said = f"{number(expected.step_time_s)} s, {expected.source}"
+    return printable(f"WARNING: steps take {abs(delta):.1f} % {how} than expected ({said})")
+
+
+def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] | None) -> dict[str, Any]:
+    """The JSON of ``llmb watch``; its keys are a contract. ``result`` is that of a run that has ended."""
+    speed = None
+    if seen.pace and plan.recipe.pretended_rank is None and seen.pace.step_time_s.mean > 0:
+        speed = throughput(plan.recipe, seen.pace.step_time_s.mean, lora=plan.lora)
+    return {
+        "title": watch_title(plan, job),
+        "path": job.run_dir,
+        "job_id": job.job_id,
+        "state": seen.state,
+        "reason": seen.reason,
+        "nodes": seen.nodes,
+        "attempt": seen.attempt,
+        "steps_done": seen.done,
+        "steps_total": seen.total,
+        "since_last_step_s": seen.since_last_s,
+        "last_steps": [_step_document(step) for step in seen.steps[-MOST_STEPS:]],
+        "pace": seen.pace and asdict(seen.pace),
+        "tokens_per_s": speed and speed.tokens_per_s,
+        "tokens_per_s_per_gpu": speed and speed.tokens_per_s_per_gpu,
+        "tflops_per_gpu": speed and speed.tflops_per_gpu,
+        "mfu_pct": speed and speed.mfu_pct,
+        "forecast": _time_left(seen),
+        "time_limit_left_s": seen.limit_left_s,
+        "expectation": seen.comparison and asdict(seen.comparison),
+        "result": result,
+    }
+
+
+def _step_document(step: StepNews) -> dict[str, Any]:
+    """JSON has no NaN: a value that is not finite is null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in step._asdict().items()
+    }
+
+
+def _time_left(seen: RunView) -> dict[str, Any] | None:
+    if seen.remaining_s is None:
+        return None
+    ends = datetime.fromtimestamp(seen.at_s + seen.remaining_s, UTC).isoformat(timespec="seconds")
+    return {"steps_left": seen.total - seen.done, "remaining_s": seen.remaining_s, "ends_at": ends}

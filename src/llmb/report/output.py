@@ -14,8 +14,7 @@ from typing import Any
 from pydantic_core import PydanticSerializationError, to_json
 
 from llmb.errors import EnvironmentProblem
-from llmb.report.sparkline import PLAIN_BLOCKS
-from llmb.report.table import Table, plain_lines
+from llmb.report.table import PLAIN_BLOCKS, Table, plain_lines
 from llmb.shown_text import printable_lines
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"

@@ -11,12 +11,20 @@ from llmb.metrics.statistics import Spread, Statistics, spread_of
 from llmb.metrics.throughput import MFU
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
-from llmb.report.nccl_report import network_text
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
-from llmb.report.sparkline import window_sparkline
-from llmb.report.table import Column, Table, interval_of, known, number, number_column, result_table, table_of
-from llmb.report.trace_report import shown_parts
+from llmb.report.table import (
+    Column,
+    Table,
+    interval_of,
+    known,
+    number,
+    number_column,
+    result_table,
+    table_of,
+    window_sparkline,
+)
+from llmb.report.trace_report import network_text, shown_parts
 from llmb.resources.machine import MachineReport, Unread, event_text, kind_text, machine_rules
 from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoints import CheckpointReport

@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packs runs into one file, without checkpoints and without secrets, and unpacks one that anyone may have made.
+
+Nothing but regular files of runs, as the manifest has them, is unpacked. The tar format is read here, and not by
+``tarfile``, which follows what an archive says: links, devices, headers of any length. Limits hold while it is read, so
+that no archive takes more of the disk or the memory than they allow.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from tarfile import GNU_FORMAT, REGTYPE, HeaderError, TarInfo
+from typing import BinaryIO, Literal, Protocol
+
+from pydantic import ValidationError
+
+from llmb import __version__
+from llmb.catalogue.record import first_problem
+from llmb.catalogue.records import Record
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.input_files import check_values, open_file, open_regular
+from llmb.runs.folder import RunFolder, new_file
+from llmb.runs.record import Time, now, read_job_if_whole, read_record
+from llmb.secrets import HIDDEN, has_secret_in_log, secret_spans
+from llmb.traces import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
+from llmb.trust import WORKLOADS
+
+ENDING = ".tar.zst"
+MANIFEST = "manifest.json"
+VERSION: Literal[1] = 1
+MOST_VALUES = 1 << 20
+"""Values of the manifest: an archive of as many files as one may have has 0.8 million."""
+TRACES = (TORCH_FOLDER, NSYS_FOLDER, NCCL_FOLDER)
+_NAME = r"\w[\w.+=@,-]{0,199}"
+_KEPT = re.compile(
+    r"(?:run\.json|metrics\.jsonl|metrics-attempt\d{1,6}\.jsonl|rank_times\.jsonl|expert_load\.json|breakdown\.json"
+    rf"|checkpoints\.jsonl|resources/{_NAME}\.jsonl|log-{_NAME}\.out|sbatch_{_NAME}\.out)",
+    re.ASCII,
+)
+"""Results, logs and samples. No batch script and no specification of a job: a retry would execute these."""
+_TRACE = re.compile(rf"(?:{'|'.join(TRACES)})/(?:{_NAME}/){{0,3}}{_NAME}", re.ASCII)
+_FOLDER = re.compile(rf"{WORKLOADS}/{_NAME}/experiments/({_NAME})/{_NAME}/\1(\.\d{{1,6}})?", re.ASCII)
+
+
+class ArchivedFile(Record):
+    """A file as it is in the archive."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class ArchivedRun(Record):
+    """A run, and the job that it was. ``folder`` is relative to the root of installation."""
+
+    run_id: str
+    folder: str
+    campaign: str | None
+    scheduler: str | None
+    job_id: str | None
+
+
+class Manifest(Record):
+    """The first file of an archive."""
+
+    format: Literal["llmb-archive"] = "llmb-archive"
+    version: Literal[1] = VERSION
+    llmb_version: str
+    created_at: Time
+    traces: bool
+    runs: tuple[ArchivedRun, ...]
+    files: tuple[ArchivedFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def json_size(self) -> int:
+        """Bytes of records, steps and samples."""
+        return sum(file.size for file in self.files if file.path.endswith((".json", ".jsonl")))
+
+
+def is_kept(name: str) -> bool:
+    """Whether a file of a run folder, by its path there, is for archives; a trace only if traces are wanted."""
+    return bool(_KEPT.fullmatch(name))
+
+
+def is_trace(name: str) -> bool:
+    return bool(_TRACE.fullmatch(name))
+
+
+def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
+    """Where a run is in an archive: as in a root, wherever it is now. Raises UsageError for names that are not kept."""
+    experiment = re.sub(r"\.\d+$", "", folder.name)
+    group = folder.path.parent.name
+    group = group if group.startswith(experiment) else f"{experiment}_{started_s}"
+    path = f"{WORKLOADS}/{workload}/experiments/{experiment}/{group}/{folder.name}"
+    if not _FOLDER.fullmatch(path):
+        raise UsageError("the name of this run's folder cannot be in an archive", where=str(folder.path))
+    return path
+
+
+def read_manifest(text: bytes) -> Manifest:
+    """Raises ValueError with what is wrong with it: its form, its version, or a path that leads elsewhere."""
+    check_values(text, MOST_VALUES)
+    try:
+        manifest = Manifest.model_validate_json(text)
+    except ValidationError as error:
+        place, wrong = first_problem(error)
+        if place == "version":
+            raise ValueError(f"its version is not {VERSION}, which this llmb reads; use a newer llmb") from error
+        raise ValueError(f"its manifest is damaged: {place}: {wrong}") from error
+    for problem in _problems(manifest):
+        raise ValueError(problem)
+    return manifest
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    folders, names = [run.folder for run in manifest.runs], [file.path for file in manifest.files]
+    if len({*folders}) < len(folders) or len({*names}) < len(names):
+        yield "its manifest has a name twice"
+    yield from (f"it has no such place for a run: '{folder}'" for folder in folders if not _FOLDER.fullmatch(folder))
+    known = {*folders}
+    for file in manifest.files:
+        folder = "/".join(file.path.split("/")[:6])
+        name = file.path[len(folder) + 1 :]
+        if folder not in known or not (is_kept(name) or is_trace(name)):
+            yield f"it has a file that is none of a run: '{file.path}'"
+        if file.size < 0:
+            yield f"a file of it has no size: '{file.path}'"
+    yield from (f"a run of it has no record: '{folder}'" for folder in folders if f"{folder}/run.json" not in {*names})
+
+
+BLOCK = 512
+"""Bytes that parts of a tar file are multiples of."""
+CHUNK = 1 << 20
+LEVEL = 10
+"""Effort of zstd. Runs take a twentieth of their size; with 19 a quarter less, in seven times the time."""
+_KEY_END = "-----END"
+_TOLD = re.compile(r'"(?:reason|note)": "((?:[^"\\]|\\.)*+)"')
+"""What a record says of its end, which may be a line of its log."""
+_WORD = HIDDEN.encode()
+_ENCODING = ("utf-8", "surrogateescape")
+_Span = tuple[int, int]
+"""The first byte of a part of a file, and the one after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What was written."""
+
+    path: Path
+    manifest: Manifest
+    hidden: int
+    """Lines of logs that may have held a secret, and now hold the word for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A file, how it is described in the archive, and which parts of it are hidden there."""
+
+    path: Path
+    file: ArchivedFile
+    hidden: tuple[_Span, ...]
+
+
+def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Archive:
+    """Packs the runs of these folders, which have ended, into ``target``, which is complete when it appears.
+
+    Raises EnvironmentProblem if something cannot be read or written.
+    """
+    try:
+        runs = [_archived_run(RunFolder(folder)) for folder in folders]
+        packed = [
+            _packed(path, f"{run.folder}/{name}")
+            for folder, run in zip(folders, runs, strict=True)
+            for name, path in _kept_files(folder, traces=traces)
+        ]
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot be read: {error.strerror}", where=str(error.filename)) from error
+    manifest = Manifest(
+        llmb_version=__version__,
+        created_at=now(),
+        traces=traces,
+        runs=tuple(runs),
+        files=tuple(each.file for each in packed),
+    )
+    _write(target, manifest, packed)
+    return Archive(target, manifest, sum(len(each.hidden) for each in packed))
+
+
+def _archived_run(folder: RunFolder) -> ArchivedRun:
+    record, job = read_record(folder), read_job_if_whole(folder)
+    started_s = int(datetime.fromisoformat(record.started_at).timestamp()) if record.started_at else 0
+    return ArchivedRun(
+        run_id=record.run_id,
+        folder=archived_folder(record.plan.recipe.workload, folder, started_s),
+        campaign=job.campaign if job else None,
+        scheduler=job.scheduler if job else None,
+        job_id=job.job_id if job else None,
+    )
+
+
+def _kept_files(folder: Path, *, traces: bool) -> Iterator[tuple[str, Path]]:
+    """By their names in the folder of the run, the record first. Links are not followed."""
+    places = [folder, folder / "resources", *((folder / name for name in TRACES) if traces else ())]
+    found = {path for place in places for path in (place.rglob("*") if place.name in TRACES else place.glob("*"))}
+    for path in sorted(found, key=lambda path: (path.name != "run.json", path)):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not path.is_symlink() and (is_kept(name) or (traces and is_trace(name))):
+            yield name, path
+
+
+def _packed(path: Path, name: str) -> _Packed:
+    digest, size, place = hashlib.sha256(), 0, 0
+    hidden = []
+    for part, is_hidden in _searched(path):
+        shown = _WORD if is_hidden else part
+        digest.update(shown)
+        size += len(shown)
+        hidden += [(place, place + len(part))] if is_hidden else []
+        place += len(part)
+    return _Packed(path, ArchivedFile(path=name, size=size, sha256=digest.hexdigest()), tuple(hidden))
+
+
+def _searched(path: Path) -> Iterator[tuple[bytes, bool]]:
+    """A file part by part, and whether each is hidden: lines of logs; in a record only what is a secret by its form."""
+    with open_regular(path, buffering=CHUNK) as file:
+        if path.suffix == ".out":
+            yield from _searched_lines(file)
+        elif path.name == "run.json":
+            yield from _searched_text(file.read().decode(*_ENCODING))
+        else:
+            while block := file.read(CHUNK):
+                yield block, False
+
+
+def _searched_lines(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    in_key = False
+    while line := file.readline(CHUNK):
+        text = line.decode(*_ENCODING)
+        begins = "PRIVATE KEY-----" in text
+        if in_key or begins or has_secret_in_log(text):
+            bare = line.rstrip(b"\n")
+            yield bare, True
+            yield line[len(bare) :], False
+        else:
+            yield line, False
+        in_key = (in_key or begins) and _KEY_END not in text
+
+
+def _searched_text(text: str) -> Iterator[tuple[bytes, bool]]:
+    place = 0
+    told = [found.span(1) for found in _TOLD.finditer(text) if has_secret_in_log(found[1])]
+    for first, end in sorted((*secret_spans(text), *told)):
+        if first < place:
+            continue
+        yield text[place:first].encode(*_ENCODING), False
+        yield text[first:end].encode(*_ENCODING), True
+        place = end
+    yield text[place:].encode(*_ENCODING), False
+
+
+def _content(each: _Packed) -> Iterator[bytes]:
+    """A file in blocks, with a word for each part that is hidden; searching logs again would take most of the time."""
+    with open_regular(each.path, buffering=CHUNK) as file:
+        for first, end in each.hidden:
+            while block := file.read(min(CHUNK, first - file.tell())):
+                yield block
+            yield _WORD
+            file.seek(end)
+        while block := file.read(CHUNK):
+            yield block
+
+
+def _write(target: Path, manifest: Manifest, packed: Sequence[_Packed]) -> None:
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+    with new_file(target) as partial, partial.open("wb") as file:  # noqa: SIM117 (the file is closed last)
+        with compressor.stream_writer(file, closefd=False) as out:
+            text = manifest.model_dump_json(indent=1).encode()
+            out.write(_header(MANIFEST, len(text)) + text + _padding(len(text)))
+            for each in packed:
+                out.write(_header(each.file.path, each.file.size))
+                digest = hashlib.sha256()
+                for block in _content(each):
+                    digest.update(block)
+                    out.write(block)
+                if digest.hexdigest() != each.file.sha256:
+                    do = "wait until nothing writes to the run, and repeat"
+                    raise EnvironmentProblem("the file has changed meanwhile", where=str(each.path), do=do)
+                out.write(_padding(each.file.size))
+            out.write(bytes(2 * BLOCK))
+
+
+def _header(name: str, size: int) -> bytes:
+    entry = TarInfo(name)
+    entry.size = size
+    return entry.tobuf(GNU_FORMAT, "utf-8", "strict")
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % BLOCK)
+
+
+MOST_MANIFEST_BYTES = 1 << 26
+MOST_JSON_RATIO = 100
+"""Bytes of the manifest, and of all JSON together, over bytes of the archive: they are read as a whole."""
+ALWAYS_JSON_BYTES = 1 << 20
+MOST_FILES = 200_000
+MOST_BYTES = 1 << 36
+"""Size of all files together: 64 GiB."""
+MOST_RATIO = 1000
+"""Bytes of the files over bytes of the archive; steps and logs have some ten, and what only fills a disk far more."""
+ALWAYS_BYTES = 1 << 26
+"""So much may come out of an archive of any size."""
+MOST_WINDOW_BYTES = 1 << 27
+LONGEST_NAME = 4096
+TAR_RECORD = 20 * BLOCK
+"""Programs that write tar files fill the last of these with zeros."""
+LONG_NAME = b"L"
+"""Type of an entry that holds the name of the next one."""
+
+
+class _Stream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Refused(ValueError):
+    """The archive is not what it should be."""
+
+
+def needs_zstandard() -> None:
+    """Raises EnvironmentProblem if the library is not installed."""
+    if find_spec("zstandard") is None:
+        raise EnvironmentProblem("archives need zstandard, which is not installed", do="pip install 'llmb[export]'")
+
+
+def unpack_archive(path: Path, into: Path) -> Manifest:
+    """Writes the files of an archive below the empty folder ``into``, and checks each with the manifest.
+
+    Raises UsageError for anything that is not a complete archive of runs that have ended; what ``into`` then holds
+    must not be used. Raises OSError if it cannot be written.
+    """
+    with open_file(path, do="give the file that 'llmb archive' wrote") as file, _refusing(path):
+        needs_zstandard()
+        import zstandard
+
+        size = path.stat().st_size
+        try:
+            decompressor = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES)
+            with decompressor.stream_reader(file, closefd=False) as stream:
+                manifest = _manifest(stream, size)
+                _unpack_files(stream, {one.path: one for one in manifest.files}, into)
+        except zstandard.ZstdError as error:
+            raise _Refused(f"it is not compressed by zstd, or damaged: {error}") from error
+        _check_records(manifest, into)
+    return manifest
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:  # also of what reads the manifest and the records
+        what = getattr(error, "what", str(error))
+        do = "have it made again by 'llmb archive', and compare the checksum of the file after copying"
+        raise UsageError(f"this archive is not accepted: {what}", where=str(path), do=do) from error
+
+
+def _manifest(stream: _Stream, archive_bytes: int) -> Manifest:
+    entry = _next_entry(stream)
+    if entry is None or entry.name != MANIFEST or entry.type != REGTYPE:
+        raise _Refused(f"it does not begin with {MANIFEST}")
+    most_json = max(ALWAYS_JSON_BYTES, MOST_JSON_RATIO * archive_bytes)
+    if entry.size > min(MOST_MANIFEST_BYTES, most_json):
+        raise _Refused(f"its manifest of {entry.size:,} bytes is too large for an archive of its size")
+    manifest = read_manifest(_exactly(stream, entry.size))
+    _exactly(stream, -entry.size % BLOCK)
+    if len(manifest.files) > MOST_FILES:
+        raise _Refused(f"it has {len(manifest.files):,} files; {MOST_FILES:,} are the most")
+    most = min(MOST_BYTES, max(ALWAYS_BYTES, MOST_RATIO * archive_bytes))
+    if manifest.size > most:
+        raise _Refused(f"its {manifest.size:,} bytes are more than an archive of its size may have ({most:,})")
+    if (size := manifest.json_size) > most_json:
+        raise _Refused(f"its {size:,} bytes of JSON are more than an archive of its size may have ({most_json:,})")
+    return manifest
+
+
+def _unpack_files(stream: _Stream, expected: Mapping[str, ArchivedFile], into: Path) -> None:
+    missing = dict(expected)
+    while entry := _next_entry(stream):
+        if entry.type != REGTYPE:
+            raise _Refused(f"an entry is not a regular file: {entry.name!r}")
+        described = missing.pop(entry.name, None)
+        if described is None:
+            raise _Refused(f"an entry is repeated, or not in the manifest: {entry.name!r}")
+        if entry.size != described.size:
+            raise _Refused(f"a file has another size than the manifest has: {entry.name!r}")
+        _unpack_file(stream, described, into / described.path)
+    if missing:
+        raise _Refused(f"{len(missing)} files of the manifest are missing, such as {next(iter(missing))!r}")
+    rest = _at_most(stream, TAR_RECORD + 1)
+    if len(rest) > TAR_RECORD or any(rest):
+        raise _Refused("something follows its end")
+
+
+def _unpack_file(stream: _Stream, described: ArchivedFile, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, left = hashlib.sha256(), described.size
+    with target.open("xb") as file:
+        while left:
+            block = _exactly(stream, min(left, CHUNK))
+            digest.update(block)
+            file.write(block)
+            left -= len(block)
+    if digest.hexdigest() != described.sha256:
+        raise _Refused(f"a file has another checksum than the manifest has: {described.path!r}")
+    _exactly(stream, -described.size % BLOCK)
+
+
+def _next_entry(stream: _Stream) -> TarInfo | None:
+    """The header of an entry, with its long name; None at the end, which is two blocks of zeros."""
+    block = _exactly(stream, BLOCK)
+    if not any(block):
+        if any(_exactly(stream, BLOCK)):
+            raise _Refused("its end is damaged")
+        return None
+    entry = _read_header(block)
+    if entry.type != LONG_NAME:
+        return entry
+    if entry.size > LONGEST_NAME:
+        raise _Refused("it has a name that is too long")
+    name = _exactly(stream, entry.size).rstrip(b"\0").decode("utf-8", "backslashreplace")
+    _exactly(stream, -entry.size % BLOCK)
+    entry = _read_header(_exactly(stream, BLOCK))
+    entry.name = name
+    return entry
+
+
+def _read_header(block: bytes) -> TarInfo:
+    try:
+        entry = TarInfo.frombuf(block, "utf-8", "backslashreplace")
+    except HeaderError as error:
+        raise _Refused(f"a header is damaged: {error}") from error
+    if entry.size < 0:
+        raise _Refused("an entry has no size")
+    return entry
+
+
+def _exactly(stream: _Stream, size: int) -> bytes:
+    found = _at_most(stream, size)
+    if len(found) < size:
+        raise _Refused("it is truncated")
+    return found
+
+
+def _at_most(stream: _Stream, size: int) -> bytes:
+    """So many bytes, of which few are asked for at once; fewer at the end of the stream."""
+    blocks = []
+    while size and (block := stream.read(min(size, CHUNK))):
+        blocks.append(block)
+        size -= len(block)
+    return b"".join(blocks)
+
+
+def _check_records(manifest: Manifest, into: Path) -> None:
+    """Each record is of the run that the manifest says, which has ended."""
+    for run in manifest.runs:
+        record = read_record(RunFolder(into / run.folder))
+        if record.run_id != run.run_id or record.plan.recipe.workload != run.folder.split("/")[1]:
+            raise _Refused(f"the record is of another run: '{run.folder}'")
+        if record.status in ("queued", "running"):
+            raise _Refused(f"a run has not ended: '{run.folder}'")
