@@ -19,7 +19,6 @@ import typer
 from typer.core import TyperGroup
 
 from llmb.errors import EnvironmentProblem, UsageError, closest
-from llmb.runs.folder import write_atomically
 from llmb.shown_text import printable_lines
 
 PANEL = "Output"
@@ -177,6 +176,8 @@ def _result_in(path: Path) -> Iterator[None]:
 
 
 def _write(target: Path, text: str) -> None:
+    from llmb.runs.folder import write_atomically  # it loads what the help of a command does without
+
     try:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8", errors="surrogateescape")
