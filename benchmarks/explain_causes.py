@@ -20,7 +20,7 @@ from types import ModuleType
 
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
-from llmb.analysis.recorded_run import read_folder, recorded_run
+from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.runs.folder import RunFolder
 from llmb.verdict.causes import Explanation
 

@@ -16,7 +16,7 @@ from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.explain_run import explain, explain_judged
 from llmb.analysis.judge_run import judge_against
-from llmb.analysis.recorded_run import read_folder, recorded_run
+from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from llmb.analysis.analyzed_run import AnalyzedRun
-from llmb.analysis.logged_run import parsed_run
-from llmb.analysis.recorded_run import in_other_window, read_folder, recorded_run
+from llmb.analysis.read_run import in_other_window, parsed_run, read_folder, recorded_run
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import short_id
 from llmb.runs.record import read_record

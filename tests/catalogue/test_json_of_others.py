@@ -12,7 +12,7 @@ from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.folder import read_json
 from llmb.input_files import MOST_VALUES, MOST_VALUES_IN_LINE
 from llmb.resources.samples import read_samples
-from llmb.runs.folder import read_record_file
+from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_rank_times, read_steps
 
 

@@ -20,7 +20,7 @@ from campaign_files import CampaignFiles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmb.analysis.logged_run import known_run
+from llmb.analysis.read_run import known_run
 from llmb.campaigns.expansion import expand
 from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue
@@ -30,8 +30,8 @@ from llmb.logs.files import find_all_logs, find_logs, parse_file
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.table import Table, plain_lines, terminal_lines
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
-from llmb.runs.folder import read_record_file
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
+from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_steps
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.cluster_config import read_cluster_file

@@ -3,9 +3,7 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-RECORDED = Path(__file__).parents[1] / "data" / "root"
 PROBE = """
 import sys
 from llmb.cli.main import app, exit_code_of
@@ -49,26 +47,6 @@ def test_the_probe_sees_what_is_there() -> None:
 def test_help_loads_no_records() -> None:
     probe = PROBE.replace('{"torch",', '{"pydantic", "yaml", "importlib.metadata", "torch",')
     assert loaded("--help", probe=probe) == ["loaded: [] code: 0"]
-
-
-def test_a_run_with_a_record_is_judged_without_what_reads_logs() -> None:
-    folder = next(RECORDED.glob("workloads/*/experiments/*gpus2*/*/*"))
-    probe = PROBE.replace('{"torch",', '{"llmb.logs.files", "torch",')
-    assert loaded(f"judge {folder}", probe=probe) == ["loaded: [] code: 6"]  # no other run to judge it by
-
-
-def test_a_log_without_a_record_is_parsed_without_what_reads_records(tmp_path: Path) -> None:
-    """Which takes longer to load than such a log to read."""
-    log = tmp_path / "log-run.out"
-    lines = [
-        f"Training epoch 0, iteration {step}/4 | global_step: {step} | reduced_train_loss: 7 |"
-        f" train_step_timing in s: 2.{step} | consumed_samples: 8"
-        for step in range(5)
-    ]
-    log.write_text("\n".join(["begun", "the model", *lines, "done", ""]))
-    heavy = '{"torch", "transformers", "llmb.runs.record", "llmb.catalogue.load", "rich.progress"}'
-    probe = PROBE.replace('{"torch", "scipy", "transformers", "safetensors"}', heavy)
-    assert loaded(f"parse {log} --window 2-3", probe=probe) == ["loaded: [] code: 0"]
 
 
 def closed(streams: str, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmb.analysis.logged_run import known_run
+from llmb.analysis.read_run import known_run
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log

@@ -12,7 +12,7 @@ from recorded_runs import gpu_record, times_around, write_run
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
 from llmb.analysis.judge_run import judge_against
-from llmb.analysis.recorded_run import read_folder, recorded_run
+from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.jobs.folder_state import read_figures
 from llmb.missing import Missing
 from llmb.report.run_report import machine_table, run_table

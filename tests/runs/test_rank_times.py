@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmb.runs import steps as steps_module
-from llmb.runs.folder import BrokenRecord
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import RankTimes, RankTimesFile, read_rank_times
 
 

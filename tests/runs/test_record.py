@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.missing import Missing
-from llmb.runs.folder import BrokenRecord, RunFolder
+from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record, write_record
+from llmb.runs.record_file import BrokenRecord
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs import experiment
 from llmb.runs import folder as folders
 from llmb.runs.experiment import create_run_folder
-from llmb.runs.folder import BrokenRecord, InstallRoot, chosen_root, install_root, read_record_file, write_atomically
+from llmb.runs.folder import InstallRoot, chosen_root, install_root, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record import JobEnd
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.steps import Step, read_steps, step_from_json, step_to_json
 
 

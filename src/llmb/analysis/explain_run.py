@@ -10,9 +10,10 @@ from llmb.catalogue.records import Recipe, Window
 from llmb.resources.records import GpuUse
 from llmb.runs.conditions import known_differences
 from llmb.runs.environment import Environment, GpuState
-from llmb.runs.folder import BrokenRecord, RunFolder
+from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import kept_breakdown

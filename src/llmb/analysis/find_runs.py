@@ -16,7 +16,7 @@ from pathlib import Path
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, needs_catalogue
 from llmb.analysis.copies import once_in
 from llmb.analysis.match_runs import Earlier
-from llmb.analysis.recorded_run import RecordedRun, in_other_window, read_folder, recorded_run
+from llmb.analysis.read_run import RecordedRun, in_other_window, read_folder, recorded_run
 from llmb.errors import UsageError, closest
 from llmb.exchange.archive import ENDING
 from llmb.exchange.imported import unpacked
@@ -26,9 +26,10 @@ from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
 from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import experiment_name
-from llmb.runs.folder import BrokenRecord, RunFolder
+from llmb.runs.folder import RunFolder
 from llmb.runs.identity import short_id
 from llmb.runs.record import RunRecord
+from llmb.runs.record_file import BrokenRecord
 from llmb.trust import WORKLOADS
 
 NEAR = 5
@@ -197,7 +198,7 @@ def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
     if not run.path.is_file():
         what = f"the steps of {run.id} are not numbered: it is of a comparison of engines"
         raise UsageError(what, do="leave out --window")
-    from llmb.analysis.logged_run import logged_run  # what reads logs takes longer to load than to judge
+    from llmb.analysis.read_run import logged_run  # what reads logs takes longer to load than to judge
     from llmb.logs.files import parse_file
 
     (found,) = _possible([logged_run(parse_file(run.path, rule))])
@@ -340,7 +341,7 @@ def _at(text: str, path: Path, say: Say) -> FoundRuns:
     recorded = _found_in(text, folders, say)
     if (root / RUN_RECORD).exists():
         return recorded
-    from llmb.analysis.logged_run import logged_runs  # what reads logs takes longer to load than a record to read
+    from llmb.analysis.read_run import logged_runs  # what reads logs takes longer to load than a record to read
 
     logged = logged_runs(root, {folder.path for folder in folders})
     if not folders and not logged.runs and not logged.left_out:

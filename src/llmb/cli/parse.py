@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from llmb.analysis.analyzed_run import AnalyzedRun, needs_catalogue
 from llmb.analysis.copies import with_copies
-from llmb.analysis.logged_run import known_run, parsed_run
+from llmb.analysis.read_run import known_run, parsed_run
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.errors import LlmbError, RunFailed, UsageError, unknown

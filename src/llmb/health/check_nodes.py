@@ -20,8 +20,8 @@ from llmb.jobs.task import TaskOrder, TaskRecord
 from llmb.jobs.wait import PATIENCE_S, pause_s
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import PYTHON, Placement
-from llmb.runs.folder import BrokenRecord, read_record_file
 from llmb.runs.record import now
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import JobState, NodeState, Scheduler
 from llmb.shown_text import counted, listed

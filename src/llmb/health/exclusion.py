@@ -20,7 +20,7 @@ from llmb.health.kept_checks import (
 )
 from llmb.jobs.history import read_history
 from llmb.jobs.store import Filter
-from llmb.runs.folder import BrokenRecord
+from llmb.runs.record_file import BrokenRecord
 from llmb.schedulers.port import Cluster
 
 OPTION = "exclude"

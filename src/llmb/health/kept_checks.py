@@ -13,7 +13,8 @@ from llmb.errors import UsageError
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.jobs.task import CHECKS
 from llmb.resources.settings import NodeSettings
-from llmb.runs.folder import RunFolder, create_numbered, read_record_file, write_atomically, write_newest, writing
+from llmb.runs.folder import RunFolder, create_numbered, write_atomically, write_newest, writing
+from llmb.runs.record_file import read_record_file
 from llmb.trust import STATE_FOLDER
 
 OF_SETTINGS = "settings-"

@@ -15,8 +15,9 @@ from llmb.jobspec.node_setup import ContainerSettings
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec, Placement, Word, write_spec
 from llmb.runs.failure import tail
-from llmb.runs.folder import RunFolder, read_record_file, write_atomically, writing
+from llmb.runs.folder import RunFolder, write_atomically, writing
 from llmb.runs.record import JobEnd
+from llmb.runs.record_file import read_record_file
 from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import Scheduler
 from llmb.site.site import Site

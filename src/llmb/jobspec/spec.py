@@ -11,7 +11,8 @@ from llmb.errors import UsageError
 from llmb.jobspec.node_setup import Binding, Boost, ContainerSettings
 from llmb.jobspec.options import StartMode
 from llmb.jobspec.variables import Variable
-from llmb.runs.folder import RunFolder, read_record_file, write_atomically
+from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.record_file import read_record_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from llmb.resources.samples import discard_settings, settings_of_nodes
 from llmb.resources.settings import NodesSettings
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import read_environment
-from llmb.runs.folder import UNREADABLE, BrokenRecord, RunFolder, read_or_missing, read_record_file, why_unreadable
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
+from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
 from llmb.runs.result import Result, without_figures
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import keep_breakdown, report_network

@@ -21,8 +21,9 @@ from llmb.checkpoints.origin import WeightsOrigin, identity_of
 from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.metrics.throughput import checkpoint_bytes, parameter_count
 from llmb.missing import Missing
-from llmb.runs.folder import RunFolder, read_or_missing
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.runs.record_file import read_or_missing
 from llmb.runs.steps import Step
 
 GB = 10**9

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from llmb.catalogue.records import Record
 from llmb.resources.records import reasons_of
 from llmb.runs.attention import AttentionReport, Fp8Product
-from llmb.runs.folder import read_record_file
+from llmb.runs.record_file import read_record_file
 
 
 class GpuState(Record):

@@ -19,9 +19,10 @@ from llmb.missing import Missing
 from llmb.resources.settings import NodesSettings
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import ENGINE as ENGINE
-from llmb.runs.folder import BrokenRecord, RunFolder, read_record_file, write_atomically
+from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.identity import short_id
 from llmb.runs.plan import EnginePlan, Plan, Start
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.result import Result, Status
 from llmb.runs.source_version import source_version
 from llmb.trust import foreign_link

@@ -23,8 +23,8 @@ from llmb.runs.checkpoints import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.failure import first_failure
-from llmb.runs.folder import read_or_missing
 from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.record_file import read_or_missing
 from llmb.runs.steps import Counters, Step, count_steps
 from llmb.runs.trace_reports import NetworkUse, ProfileReport
 from llmb.verdict.conditions import ERROR_AT_END, MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, Verdict, VerdictName

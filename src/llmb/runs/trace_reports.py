@@ -12,16 +12,9 @@ from llmb.errors import UsageError
 from llmb.input_files import open_regular
 from llmb.missing import Missing
 from llmb.runs.environment import Environment, RdmaPort
-from llmb.runs.folder import (
-    UNREADABLE,
-    BrokenRecord,
-    RunFolder,
-    read_or_missing,
-    read_record_file,
-    why_unreadable,
-    write_atomically,
-)
+from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
+from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
 from llmb.shown_text import counted, listed, printable
 from llmb.traces import NCCL_LOG_END
 from llmb.traces.breakdown import StepBreakdown, summarize

@@ -17,7 +17,7 @@ from small_suite import (
     write_image,
 )
 
-from llmb.analysis.recorded_run import planned_window
+from llmb.analysis.read_run import planned_window
 from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request

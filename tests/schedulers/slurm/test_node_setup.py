@@ -16,8 +16,9 @@ from slurm_cluster import NODES, SlurmCluster
 from llmb.jobspec.node_setup import Binding, Boost
 from llmb.jobspec.spec import JobSpec, Placement
 from llmb.resources.samples import read_samples
-from llmb.runs.folder import RunFolder, read_record_file
+from llmb.runs.folder import RunFolder
 from llmb.runs.record import VboostOutcome
+from llmb.runs.record_file import read_record_file
 from llmb.schedulers.slurm.script import batch_script
 
 Submit = Callable[..., "subprocess.CompletedProcess[str]"]

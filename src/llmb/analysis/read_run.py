@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run of a folder, by its record and its steps, or of a log: as it ended, or in another window.
+
+The figures of a run with a readable record are those of its steps. Its own log only shows how far it came if it has no
+figures, and whether it contradicts the record.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, told_by, without_figures
+from llmb.analysis.copies import digest_of
+from llmb.catalogue.records import Window
+from llmb.errors import UsageError
+from llmb.input_files import open_regular
+from llmb.logs.configuration import ARGUMENTS
+from llmb.logs.files import NCCL, FoundFiles, ParsedFile, find_logs, parse_file, parse_logs
+from llmb.logs.outcome import FINISHED, LOG_WARNING, LogOutcome, Status, steps_span
+from llmb.logs.reader import PlainText
+from llmb.metrics.anomalies import Anomalies, find_anomalies
+from llmb.metrics.statistics import Statistics, describe
+from llmb.metrics.throughput import why_too_fast
+from llmb.metrics.window import DEFAULT_RULE, resolve_window, rule_of_document
+from llmb.missing import Missing
+from llmb.programs.conclude import stored_run
+from llmb.programs.lookup import find_program
+from llmb.programs.port import End
+from llmb.resources.host import usable_cores
+from llmb.runs.attempts import cut, window_began, with_steady_window
+from llmb.runs.conditions import conditions_of, faults_of, identity_of
+from llmb.runs.contradicting_record import why_contradicting
+from llmb.runs.folder import RunFolder, log_name
+from llmb.runs.identity import RunIdentity, short_id
+from llmb.runs.plan import Plan
+from llmb.runs.record import ENGINE, RunRecord, SubmittedJob, read_job_if_whole, read_record, seconds_of
+from llmb.runs.record_file import BrokenRecord
+from llmb.runs.result import figures_of, measured_packing, no_measurement, statistics_of_window
+from llmb.runs.steps import Step, read_steps
+from llmb.traces.nccl_network import Network, read_network
+from llmb.verdict.conditions import ERROR_AT_END
+
+FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
+FIRST_STEPS = 16
+"""As many tell a run apart from all others."""
+MOST_BYTES = 1 << 25
+CHUNK_BYTES = 1 << 20
+_AROUND_EXPERIMENT = re.compile(
+    r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:[_-]?\d+)*\.(?:out|log)(?:\.gz)?$"
+)
+"""Parts of a log's name that are left out: the account, and the numbers of the job and of its start, or of a repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A run folder whose record was read, and nothing else of it."""
+
+    folder: RunFolder
+    record: RunRecord
+    job: SubmittedJob | None
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def label(self) -> str | None:
+        return self.record.label
+
+    @property
+    def campaign(self) -> str | None:
+        return self.job.campaign if self.job else None
+
+    @property
+    def started_s(self) -> float | None:
+        return seconds_of(self.record.started_at or (self.job.submitted_at if self.job else None))
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """Ids of all its submissions."""
+        return tuple(job.job_id for job in (self.job, *self.job.earlier)) if self.job else ()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.record.status not in ("queued", "running")
+
+
+def read_folder(folder: RunFolder) -> RecordedRun:
+    """Raises BrokenRecord, or OSError if the record cannot be read."""
+    return RecordedRun(folder, read_record(folder), read_job_if_whole(folder))
+
+
+def recorded_run(run: RecordedRun) -> AnalyzedRun:
+    """A run that has ended, with its figures. Raises BrokenRecord or OSError if they cannot be read."""
+    record = run.record
+    result, steps = stored_run(run.folder, record)
+    window, kept = result.window or record.plan.window, result.step_time_s or None
+    times = _times_of([step for step in steps if step.step in window]) if kept else ()
+    known = _described(run, steps)
+    return replace(
+        known,
+        status=result.status,
+        reason=result.flaw,
+        window=window,
+        step_times_s=times,
+        step_time_s=describe(times) if times else kept,
+        figures=("exact" if times else "rounded") if kept else None,
+        **_figure_fields({name: getattr(result, name) for name in FIGURES} if kept else {}),
+        faults=faults_of(record, result),
+        content=digest_of(known.identity.key, result.status, result.steps, window, times or kept, known.first_times_s),
+    )
+
+
+def _described(run: RecordedRun, steps: Sequence[Step]) -> AnalyzedRun:
+    """As its record describes it, whether it has ended or not, without its figures."""
+    record = run.record
+    return AnalyzedRun(
+        id=run.id,
+        path=run.folder.path,
+        identity=identity_of(record),
+        conditions=conditions_of(record),
+        label=run.label,
+        campaign=run.campaign,
+        started_s=run.started_s,
+        status=record.status,
+        first_times_s=tuple(step.step_time_s for step in steps[:FIRST_STEPS]),
+        nodes=record.environment.nodes if record.environment else (),
+        network=(record.result and record.result.network) or None,
+        recipe=record.plan.recipe,
+        record=record,
+        source=record.run_id,
+    )
+
+
+def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
+    """Leaves out steps of which something was recorded."""
+    return tuple(step.step_time_s for step in steps if not step.profiled)
+
+
+def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
+    """With the statistics that it would have ended with, had it been planned with the window ``rule``."""
+    record, folder = run.record, RunFolder(run.path)
+    assert record, "it has a folder"
+    if run.status != "success" or record.plan.recipe.pretended_rank is not None:
+        return run
+    try:
+        window = planned_window(record.plan, rule)
+    except UsageError as error:
+        return _measured(run, None, (), Missing(error.what))
+    plan = record.plan.model_copy(update={"window": window})
+    asked = record.model_copy(update={"plan": plan, "status": "running", "result": None})
+    if steps := read_steps(folder.steps):
+        return _in_window_of_steps(run, asked, steps)
+    result = find_program(record.program).result(folder, asked, End(0))
+    return _measured(run, result.window or window, (), result.step_time_s, result.flaw)
+
+
+def planned_window(plan: Plan, rule: str) -> Window:
+    documented = plan.recipe.documented_window
+    wanted = rule_of_document(rule, documented) if plan.documented_software else rule
+    return resolve_window(wanted, plan.steps, plan.first_step, documented)
+
+
+def _in_window_of_steps(run: AnalyzedRun, asked: RunRecord, steps: Sequence[Step]) -> AnalyzedRun:
+    """In the window of the record ``asked``, which has not ended; that of the rule ``auto`` is found in ``steps``."""
+    if contradiction := why_contradicting(asked, steps):
+        return _measured(run, asked.plan.window, (), Missing(contradiction)).invalid(contradiction)
+    asked, unsteady = with_steady_window(asked, steps)
+    plan = asked.plan
+    inside = [step for step in steps if step.step in plan.window]
+    times = statistics_of_window(plan, inside, unsteady or cut(asked))
+    flaw = no_measurement(plan, window_began(asked)) if times else None
+    return _measured(run, plan.window, [step for step in inside if not step.profiled], times, flaw)
+
+
+def _measured(
+    run: AnalyzedRun,
+    window: Window | None,
+    steps: Sequence[Step],
+    times: Statistics | Missing,
+    flaw: str | None = None,
+) -> AnalyzedRun:
+    """``steps``: those that ``times`` are of, if they are known one by one. Invalid if no GPU is so fast."""
+    assert run.record, "it has a folder"
+    plan, kept = run.record.plan, times or None
+    figures = figures_of(plan, kept.mean, measured_packing(plan, steps)) if kept else {}
+    found = replace(
+        run,
+        window=window,
+        step_times_s=_times_of(steps) if kept else (),
+        step_time_s=kept,
+        figures=("exact" if steps else "rounded") if kept else None,
+        reason=times.reason if isinstance(times, Missing) else flaw,
+        **_figure_fields(figures),
+    )
+    why = why_too_fast(figures["tflops_per_gpu"], figures["peak_tflops"]) if figures else None
+    return found.invalid(why) if why else found
+
+
+def _figure_fields(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: found.get(name) for name in FIGURES} | {"mfu_pct": found.get("mfu_pct") or {}}
+
+
+def parsed_run(path: Path, rule: str) -> AnalyzedRun:
+    """The run that a file is the log of, by the steps of the window ``rule``."""
+    return known_run(parse_file(path, rule), rule)
+
+
+def known_run(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
+    """The run that a file which was parsed with a window is the log of; by its log alone if its files are damaged."""
+    parts = file.path.absolute().parts
+    folder = RunFolder(file.path.absolute().parent) if parts[-1] == log_name(parts[-2:][0]) else None
+    if not folder or not folder.record.is_file():
+        return logged_run(file, _anomalies(file.outcome))
+    try:
+        run = _run_with_log(read_folder(folder), file, rule)
+        return replace(run, anomalies=_anomalies(run.outcome))
+    except OSError as error:
+        unread = error.strerror or "it cannot be read"
+    except BrokenRecord as error:
+        unread = error.what
+    return replace(logged_run(file, _anomalies(file.outcome)), id=short_id(str(folder.path)), unread_record=unread)
+
+
+def _run_with_log(recorded: RecordedRun, file: ParsedFile, rule: str) -> AnalyzedRun:
+    """The run of a folder whose log was parsed with a window. Raises BrokenRecord or OSError."""
+    record, log = recorded.record, _in_planned_window(file, recorded.record, rule)
+    steps = read_steps(recorded.folder.steps)
+    if record.status == "success" and record.program == ENGINE and not steps:
+        raise BrokenRecord(f"there are no steps in {recorded.folder.steps}")
+    run = _described(recorded, steps)
+    contradiction = why_contradicting(record, steps, log_gpus=log.gpus, log_gbs=log.gbs)
+    if contradiction and (log.status in FINISHED or record.status == "success"):
+        outcome = without_figures(log, contradiction)
+    elif record.status != "success" or log.status == "invalid" or record.plan.recipe.pretended_rank is not None:
+        outcome = _as_recorded(log, record)
+    else:
+        ended = recorded_run(recorded)
+        run = ended if rule == DEFAULT_RULE else in_other_window(ended, rule)
+        outcome = _as_measured(log, run, steps)
+    content = digest_of(outcome.digest, [(step.step, step.step_time_s) for step in steps])
+    return replace(run, content=content).with_outcome(replace(file, outcome=outcome))
+
+
+def _in_planned_window(file: ParsedFile, record: RunRecord, rule: str) -> LogOutcome:
+    """A log does not tell the window that the run was planned with; the record does."""
+    read, window = file.outcome.window, record.window
+    if rule != DEFAULT_RULE or read is None or read == window:
+        return file.outcome
+    again = parse_file(file.path, f"{window.first}-{window.last}").outcome
+    return replace(again, window=window) if again.window else again
+
+
+def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
+    """The record knows what the log may not: whose it is, whether the run is still running, and how it ended."""
+    if log.status == "not_training_log":
+        said = record.reason or record.plan.recipe.pretended_text
+        why = f": {said}" if said else ""
+        return replace(log, status="no_data", reason=f"no step line; the run is {record.status} by its record{why}")
+    if record.status == "invalid":
+        return without_figures(log, record.reason or "invalid by its record")
+    if record.status in ("failed", "cancelled"):
+        why = f"the run {'failed' if record.status == 'failed' else 'was cancelled'}, by its record: {record.reason}"
+        if log.status in FINISHED:
+            return replace(without_figures(log, why), status="incomplete")
+        return replace(log, reason=why) if log.status in ("no_data", "incomplete") else log
+    if log.status == "incomplete" and record.status in ("queued", "running"):
+        done = "no step" if log.max_step is None else f"step {log.max_step}"
+        return replace(log, reason=f"the run has not ended, by its record; {done} is the last one in the log")
+    return log
+
+
+def _as_measured(log: LogOutcome, run: AnalyzedRun, steps: Sequence[Step]) -> LogOutcome:
+    """As ``llmb result`` and ``llmb judge`` have the run, whatever of its steps the log shows."""
+    assert run.record, "it has a folder"
+    plan, window, attempts = run.record.plan, run.window, len(run.record.attempts)
+    if not run.step_time_s or not window:
+        slowed: Status = "traced" if plan.nccl_trace else "profiled"
+        recorded = window is not None and any(map(plan.slows_down, range(window.first, window.last + 1)))
+        status: Status = "invalid" if run.status == "invalid" else slowed if recorded else "too_few_steps"
+        return replace(without_figures(log, run.reason or ""), status=status)
+    times = run.step_times_s or (log.step_times_s if log.window == window else ())
+    shown = replace(log, step_times_s=times, step_time_s=run.step_time_s)
+    if log.status == "success" and log.window == window:
+        return shown
+    reason = f"{steps_span(window.first, window.last)} of {plan.last_step + 1}"
+    reason += f" (attempt {attempts})" if attempts > 1 else ""
+    told = replace(shown, status="success", reason=reason, window=window, tflops_per_gpu=None)
+    if log.steps or not steps:
+        return told
+    told = replace(told, steps=len(steps), attempts=max(attempts, 1), max_step=steps[-1].step)
+    return replace(told, loss_first=steps[0].loss, loss_last=steps[-1].loss)
+
+
+def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> AnalyzedRun:
+    """The run of a log alone."""
+    network = _network(file.path) if file.outcome.steps and file.may_name_network else None
+    digest = file.outcome.digest
+    return AnalyzedRun(
+        id=short_id(str(file.path.absolute())),
+        path=file.path,
+        identity=log_identity(file) if _is_run(file) else RunIdentity(configuration={}),
+        conditions={"fabric": network.fabric} if network else {},
+        started_s=_written_s(file.path),
+        anomalies=anomalies,
+        network=network,
+        faults=_faults(file.outcome),
+        source=digest,
+        content=digest,
+        **told_by(file),
+    )
+
+
+def _faults(outcome: LogOutcome) -> dict[str, tuple[str, ...]]:
+    found = {LOG_WARNING: outcome.warnings, ERROR_AT_END: tuple(filter(None, [outcome.error_at_end]))}
+    return {name: texts for name, texts in found.items() if texts}
+
+
+def log_identity(file: ParsedFile) -> RunIdentity:
+    """Equal for logs of repeats.
+
+    The name counts, without the number at its end, if neither it nor the log tells what was trained: two runs are not
+    taken for repeats because nothing is known of either.
+    """
+    outcome = file.outcome
+    known = dict(outcome.configuration)
+    if outcome.format:
+        known["program"] = outcome.format
+    if "workload" not in known and ARGUMENTS not in known:
+        known["experiment"] = _AROUND_EXPERIMENT.sub("", file.path.name)
+    return RunIdentity(configuration=known)
+
+
+def _written_s(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _anomalies(outcome: LogOutcome) -> Anomalies | None:
+    """None unless the steps of the window follow each other."""
+    times, window = outcome.step_times_s, outcome.window
+    if not window or len(times) != window.size:
+        return None
+    return find_anomalies(times, window.first)
+
+
+def _network(path: Path) -> Network | None:
+    """By the beginning of a log, whichever program wrote it; None if it does not tell or cannot be read."""
+    try:
+        with open_regular(path) as stream:
+            said = (text for text in _beginning(PlainText(stream)) if NCCL in text)
+            first = next(said, None)
+            return (read_network(chain([first], said), str(path)) or None) if first else None
+    except OSError:
+        return None
+
+
+def _beginning(text: PlainText) -> Iterator[bytes]:
+    """Complete lines, many at once; a line longer than a chunk is split."""
+    rest = b""
+    while text.size < MOST_BYTES and (part := text.read(CHUNK_BYTES)):
+        lines = rest + part
+        end = max(lines.rfind(b"\n"), lines.rfind(b"\r")) + 1 or len(lines)
+        yield lines[:end]
+        rest = lines[end:]
+    yield rest
+
+
+def logged_runs(root: Path, recorded: Collection[Path]) -> FoundRuns:
+    """The runs of a log, or of all logs below a folder but those in the run folders ``recorded``."""
+    logs = _logs_outside(root, recorded)
+    files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
+    runs = tuple(logged_run(file) for file in files if _is_run(file))
+    unread = tuple(LeftOut(str(file.path), file.outcome.reason) for file in files if not _is_run(file))
+    return FoundRuns(str(root), runs, unread)
+
+
+def _logs_outside(root: Path, recorded: Collection[Path]) -> FoundFiles:
+    try:
+        found = find_logs(root)
+    except UsageError:
+        return FoundFiles((), 0, ())
+    known = frozenset(recorded)
+    logs = tuple(path for path in found.logs if known.isdisjoint(path.absolute().parents))
+    refused = tuple(file for file in found.refused if known.isdisjoint(file.path.absolute().parents))
+    return FoundFiles(logs, sum(path.stat().st_size for path in logs), refused)
+
+
+def _is_run(file: ParsedFile) -> bool:
+    return file.outcome.status not in ("not_training_log", "unreadable")
