@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin,
 
 from pydantic import ConfigDict, TypeAdapter
 
-from llmb.analysis.compare_runs import compare_runs
-from llmb.analysis.comparison import Comparison, Row
+from llmb.analysis.compare_runs import Comparison, Row, compare_runs
 from llmb.analysis.copies import with_copies
 from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, named_folders
 from llmb.analysis.judge_run import Against, judge_runs

@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 from slowed_runs import Slow, slowed
 
-from llmb.analysis.compare_runs import compare_runs
-from llmb.analysis.comparison import Row
+from llmb.analysis.compare_runs import Row, compare_runs
 from llmb.analysis.find_runs import find_ended_runs
 
 REPEATS = 5

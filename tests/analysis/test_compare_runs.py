@@ -11,8 +11,7 @@ import pytest
 from recorded_runs import gpu_record
 from timed_runs import noisy_times, write_run
 
-from llmb.analysis.compare_runs import IN_BOTH, compare_runs
-from llmb.analysis.comparison import Comparison
+from llmb.analysis.compare_runs import IN_BOTH, Comparison, compare_runs
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.errors import UsageError
 from llmb.report.verdict_report import compare_tables

@@ -14,8 +14,7 @@ from rich.cells import cell_len
 from shown_tables import shown_lines
 from timed_runs import noisy_times, write_run
 
-from llmb.analysis.compare_runs import compare_runs
-from llmb.analysis.comparison import Comparison
+from llmb.analysis.compare_runs import Comparison, compare_runs
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.cli.judge import raise_unless_passed
 from llmb.errors import LlmbError, NoVerdict

@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from json_types import Schema, schema_of
 
-from llmb.analysis import comparison, watched
+from llmb.analysis import compare_runs, watched
 from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.watched import State
 from llmb.bench.measurements import Measurement, MeasurementFile
@@ -243,7 +243,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     },
     "prepare image": {"runtime": Literal["pyxis", "apptainer"]},
     "jobs list": {"jobs[]": Job},
-    "compare": {"": comparison.Comparison},
+    "compare": {"": compare_runs.Comparison},
     "memory": {
         "recipe": RecipeIdentity,
         "unspecified[]": Unspecified,

@@ -13,23 +13,14 @@ from llmb.analysis.analyzed_run import (
     measured,
     why_left_out,
 )
-from llmb.analysis.comparison import (
-    Comparison,
-    LeftOutRun,
-    Measure,
-    Row,
-    Scaling,
-    Unmatched,
-    Varied,
-    changes_work_per_token,
-    varied,
-)
 from llmb.analysis.match_runs import (
     Configuration,
     Earlier,
     MatchedRuns,
     Matches,
     Pair,
+    Varied,
+    changes_work_per_token,
     earlier_spread,
     group_title,
     groups_of,
@@ -40,7 +31,9 @@ from llmb.analysis.match_runs import (
     same_but,
     sources,
     titles,
+    varied,
 )
+from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import RunMean, decide, group_difference
 from llmb.runs.conditions import known_differences
@@ -49,6 +42,80 @@ from llmb.runs.published_verdict import steps_text
 from llmb.shown_text import value_text
 from llmb.verdict.conditions import BETTER, CHANGED_COPY, WORST, VerdictName, rule_of, title_of, together
 from llmb.verdict.judgement import Tolerance, default_tolerance
+
+Measure = Literal["step_time", "gpu_time_per_token"]
+Scaling = Literal["weak", "strong", "mixed"]
+
+
+class Row(Record):
+    """One recipe. Times are medians of the runs' means."""
+
+    recipe: str
+    n_before: int
+    n_after: int
+    before_s: float
+    """Seconds per step."""
+    after_s: float
+    delta_pct: float | None
+    """Change of what ``measure`` says, in percent of that before; above 0 is slower. None if it is not comparable."""
+    ci95_pct: tuple[float, float] | None
+    """95 % confidence interval of ``delta_pct``."""
+    smallest_visible_change_pct: float | None
+    """The smallest slow-down that these runs would have shown, in 80 of 100 cases; None without an interval."""
+    noise_pct: float | None
+    """Standard deviation between repeats; None if it is not known, and assumed for the interval."""
+    earlier_runs: int
+    """From which the noise is known, if each side has a single run."""
+    verdict: VerdictName
+    soft: bool
+    """Nothing is known of how much repeats differ, or there was other work on the machine."""
+    reason: str | None
+    """Why the verdict is not clear, or what has to be known beside it."""
+    more_runs: int | None
+    """How many more runs, of both sides together, are expected to decide; None if runs would not."""
+    tolerance_pct: float
+    tolerance_source: str
+    measure: Measure
+    """``gpu_time_per_token`` if a step is not the same work on both sides."""
+    speed_up: float | None
+    """How many times as many tokens a GPU trains in a second as before."""
+    scaling: Scaling | None
+    """How the global batch size grows where the numbers of GPUs differ."""
+    before_runs: tuple[str, ...]
+    after_runs: tuple[str, ...]
+
+
+class Unmatched(Record):
+    """A recipe that was run on one side only."""
+
+    side: Literal["before", "after"]
+    recipe: str
+    runs: tuple[str, ...]
+    differs: tuple[Difference, ...]
+    """From the most similar recipe of the other side; empty if that has none."""
+    reason: str | None
+    """Why the other side has no measurement of it, if it was run there."""
+
+
+class LeftOutRun(Record):
+    run: str
+    reason: str
+    side: Literal["before", "after"]
+
+
+class Comparison(Record):
+    before: str
+    """The selection, as the user named it."""
+    after: str
+    vary: tuple[str, ...]
+    verdict: VerdictName
+    """The worst of all rows."""
+    rows: tuple[Row, ...]
+    differences: tuple[Difference, ...]
+    """Between all runs of the rows, on either side; several values of one side are joined with commas."""
+    unmatched: tuple[Unmatched, ...]
+    left_out: tuple[LeftOutRun, ...]
+
 
 SAMPLED = ("sm_clock_mhz_mean", "power_w_mean")
 LEAST_CHANGE_PCT = 2.0

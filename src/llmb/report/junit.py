@@ -18,7 +18,7 @@ from llmb.verdict.conditions import VerdictName
 
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
     from llmb.analysis.analyzed_run import LeftOut
-    from llmb.analysis.comparison import Comparison, Row, Unmatched
+    from llmb.analysis.compare_runs import Comparison, Row, Unmatched
     from llmb.analysis.judge_run import Judged
     from llmb.campaigns.campaign import Campaign, CampaignJob
     from llmb.jobs.job import Job

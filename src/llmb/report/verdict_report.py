@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
-from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
+from llmb.analysis.compare_runs import Comparison, LeftOutRun, Row, Unmatched
 from llmb.analysis.judge_run import Judged
 from llmb.report.table import (
     Column,
