@@ -130,14 +130,10 @@ def scaling_of(groups: Iterable[RunGroup], catalogue: Catalogue) -> tuple[Scalin
     families: dict[tuple[object, ...], list[RunGroup]] = defaultdict(list)
     for group in groups:
         if group.first.gpus and group.first.recipe_text:
-            families[_family(group.first)].append(group)
+            run = group.first
+            keys = ("gpu_type", "program", "layout.seq_len", "layout.layers")
+            families[(run.recipe_text, run.release, *map(run.configuration.get, keys))].append(group)
     return tuple(_scaling(members, catalogue) for members in families.values())
-
-
-def _family(run: AnalyzedRun) -> tuple[object, ...]:
-    """What the scales of a recipe have in common; a proxy has other layers than its model."""
-    keys = ("gpu_type", "program", "layout.seq_len", "layout.layers")
-    return run.recipe_text, run.release, *map(run.configuration.get, keys)
 
 
 def _scaling(groups: Sequence[RunGroup], catalogue: Catalogue) -> Scaling:

@@ -297,8 +297,9 @@ def _as_measured(log: LogOutcome, run: AnalyzedRun, steps: Sequence[Step]) -> Lo
 
 def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> AnalyzedRun:
     """The run of a log alone."""
-    network = _network(file.path) if file.outcome.steps and file.may_name_network else None
-    digest = file.outcome.digest
+    outcome = file.outcome
+    network = _network(file.path) if outcome.steps and file.may_name_network else None
+    found = {LOG_WARNING: outcome.warnings, ERROR_AT_END: tuple(filter(None, [outcome.error_at_end]))}
     return AnalyzedRun(
         id=short_id(str(file.path.absolute())),
         path=file.path,
@@ -307,16 +308,11 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
         started_s=_written_s(file.path),
         anomalies=anomalies,
         network=network,
-        faults=_faults(file.outcome),
-        source=digest,
-        content=digest,
+        faults={name: texts for name, texts in found.items() if texts},
+        source=outcome.digest,
+        content=outcome.digest,
         **told_by(file),
     )
-
-
-def _faults(outcome: LogOutcome) -> dict[str, tuple[str, ...]]:
-    found = {LOG_WARNING: outcome.warnings, ERROR_AT_END: tuple(filter(None, [outcome.error_at_end]))}
-    return {name: texts for name, texts in found.items() if texts}
 
 
 def log_identity(file: ParsedFile) -> RunIdentity:

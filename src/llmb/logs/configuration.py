@@ -105,13 +105,10 @@ def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> di
     told = _from_head(head)
     known = {**(_from_path(path.absolute()) if path else {}), **told}
     if "workload" not in known and any(key.startswith("layout.") for key in told):
-        known[ARGUMENTS] = _digest_of_arguments(head[:first_step] if first_step >= 0 else head)
+        header = head[:first_step] if first_step >= 0 else head
+        facts = sorted({pair for pair in _FACT.findall(header) if not _OF_ONE_RUN.search(pair[0])})
+        known[ARGUMENTS] = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return known
-
-
-def _digest_of_arguments(header: bytes) -> str:
-    facts = sorted({pair for pair in _FACT.findall(header) if not _OF_ONE_RUN.search(pair[0])})
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _from_head(head: bytes) -> dict[str, Value]:

@@ -179,7 +179,9 @@ class LoggedAttempt:
         for line in lines:
             if not self._is_news(line):
                 continue
-            self._enter(line)
+            if line.step <= self.max_step or not self.number or line.after is not None:
+                self._begin(line)
+            self.last = line.last
             if self.bad_loss_step is None and line.loss is not None and not math.isfinite(line.loss):
                 self.bad_loss_step, self.bad_loss = line.step, line.loss
             if self.bad_grad_norm_step is None and line.grad_norm is not None and not math.isfinite(line.grad_norm):
@@ -203,8 +205,16 @@ class LoggedAttempt:
             self.untimed.add(line.step)
             return
         self._note_lap(line)
-        self._note_since(self._steps_of(line))
-        self._add_row(line)
+        steps = self._steps_of(line)
+        if steps != 1:
+            self.since.extend(_ONE * (len(self.step) - len(self.since)))
+            self.since.append(steps)
+        if line.logged_s:
+            self.logged_s.extend(_UNTOLD * (len(self.step) - len(self.logged_s)))
+            self.logged_s.append(line.logged_s)
+        self.step.append(line.step)
+        self.step_time_s.append(line.step_time_s)
+        self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
 
     def _steps_of(self, line: StepLine) -> int:
         """The number of steps that a line stands for, or more: never more than usual count."""
@@ -215,12 +225,6 @@ class LoggedAttempt:
         if self.steps:
             return line.step - self.max_step
         return _UNKNOWN if self.continued else line.step - self.first_number + 1
-
-    def _note_since(self, steps: int) -> None:
-        """Call it for a line of the window before the line is added."""
-        if steps != 1:
-            self.since.extend(_ONE * (len(self.step) - len(self.since)))
-            self.since.append(steps)
 
     def _note_lap(self, line: StepLine) -> None:
         if line.logged_s is not None and self.logged and self.logged[0] < line.step:
@@ -239,19 +243,6 @@ class LoggedAttempt:
         if not self.number or line.step > self.max_step or line.after is not None:
             return True
         return line.step < (self.max_step - _MOST_LAG * max(self.gaps, default=1) if before is None else before)
-
-    def _add_row(self, line: StepLine) -> None:
-        if line.logged_s:
-            self.logged_s.extend(_UNTOLD * (len(self.step) - len(self.logged_s)))
-            self.logged_s.append(line.logged_s)
-        self.step.append(line.step)
-        self.step_time_s.append(line.step_time_s)
-        self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
-
-    def _enter(self, line: StepLine) -> None:
-        if line.step <= self.max_step or not self.number or line.after is not None:
-            self._begin(line)
-        self.last = line.last
 
     def _begin(self, line: StepLine) -> None:
         self.number += 1

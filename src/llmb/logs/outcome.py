@@ -130,14 +130,18 @@ def _judged(log: RunLog, last: int) -> LogOutcome:
         status: Status = "invalid" if bad else "incomplete"
         return _outcome(log, status, "; ".join(filter(None, (bad, unfinished))), window)
     if window and (why := _profiled_text(attempt, window)):
-        return _profiled(log, window, why)
+        times = log.attempt.step_time_s
+        return _outcome(log, "profiled", why, window, describe(times) if times else None)
     if window and not len(attempt.step):
         every = (
             f"only every {attempt.interval}. step" if attempt.mean_of == 1 else f"the mean of {attempt.mean_of} steps"
         )
         return _outcome(log, "too_few_steps", f"{steps_span(window.first, window.last)}: {every} is logged", window)
     if last == attempt.first_step:
-        return _only_step(log, window)
+        if log.attempt.continued:
+            reason = "resumed for one step, which includes warm-up; it shows that the checkpoint loads"
+            return _outcome(log, "resumed", reason, window)
+        return _outcome(log, "too_few_steps", "the only step is the first one, which includes warm-up", window)
     if window is None:
         return _outcome(log, "too_few_steps", unfit, None)
     return _measured(log, last, window)
@@ -189,11 +193,6 @@ def _profiled_text(attempt: LoggedAttempt, window: Window) -> str | None:
     return f"a profiler ran in {steps_span(inside[0], inside[-1])} of the window{hidden}; profiling slows a run down"
 
 
-def _profiled(log: RunLog, window: Window, why: str) -> LogOutcome:
-    times = log.attempt.step_time_s
-    return _outcome(log, "profiled", why, window, describe(times) if times else None)
-
-
 def _statistics(values: "array[float]", weights: Sequence[int] | None, error: float | None = None) -> Statistics:
     if error or weights:
         return describe_means(values, weights or (1,) * len(values), error or 0.0)
@@ -216,13 +215,6 @@ def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
         return attempt.resolve_window(last), ""
     except UsageError as error:
         return None, error.what
-
-
-def _only_step(log: RunLog, window: Window | None) -> LogOutcome:
-    if log.attempt.continued:
-        reason = "resumed for one step, which includes warm-up; it shows that the checkpoint loads"
-        return _outcome(log, "resumed", reason, window)
-    return _outcome(log, "too_few_steps", "the only step is the first one, which includes warm-up", window)
 
 
 def _outcome(

@@ -59,7 +59,7 @@ def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> 
         "dtype": recipe.dtype.value,
         "gpu_type": recipe.gpu_type,
         "layout": recipe.layout.model_dump(mode="json"),
-        "model": _digest(recipe.model),
+        "model": hashlib.sha256(recipe.model.model_dump_json().encode()).hexdigest()[:KEY_DIGITS],
         "data": plan.origin.data.name,
         "weights": plan.origin.weights.kind,
         "grad_reduce_dtype": recipe.training.grad_reduce_dtype,
@@ -76,10 +76,6 @@ def _settings(plan: Plan) -> dict[str, Any]:
     """Settings that the plan's program has."""
     chosen = {name: getattr(plan, name) for name in SETTINGS if hasattr(plan, name)}
     return chosen | ({"parallelism": plan.parallelism.model_dump(mode="json")} if isinstance(plan, EnginePlan) else {})
-
-
-def _digest(record: Record) -> str:
-    return hashlib.sha256(record.model_dump_json().encode()).hexdigest()[:KEY_DIGITS]
 
 
 def conditions_of(record: RunRecord) -> dict[str, Value]:

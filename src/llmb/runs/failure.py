@@ -165,14 +165,10 @@ def _waits_text(beats: Sequence[Beat]) -> str:
     kinds: dict[str, list[int]] = {}
     for beat in beats:
         if beat.waiting or beat.place:
-            kinds.setdefault(_wait_text(beat), []).append(beat.rank)
+            kinds.setdefault(f"in {beat.waits[0].text}" if beat.waits else f"at {beat.place}", []).append(beat.rank)
     parts = [f"{_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''} {text}" for text, ranks in kinds.items()]
     more = [f"{len(parts) - MOST_KINDS} more groups of ranks"] if len(parts) > MOST_KINDS else []
     return "; ".join(parts[:MOST_KINDS] + more)
-
-
-def _wait_text(beat: Beat) -> str:
-    return f"in {beat.waits[0].text}" if beat.waits else f"at {beat.place}"
 
 
 def _who(beats: Sequence[Beat]) -> str:

@@ -124,7 +124,7 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
         "gpu_type": plan.recipe.gpu_type,
         "window": documented_steps(plan.recipe, window) if plan.documented_software else steps_text(window),
         "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
-        "lora": _lora_text(plan),
+        "lora": str(plan.lora) if plan.lora else None,
         "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,
         "vboost": _vboost_text(record.vboost or None),
         **_ways(plan),  # the documents' own scripts ask for vboost themselves
@@ -154,7 +154,8 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
         "emulate_fp8": False,
         "force_load_balancing": False,
         **_published_ways(recipe),
-        **_published_gpu(recipe.gpu_type, figure, device),
+        # Recipes have figures of their own GPU type, and those of a GPU type that is not stated.
+        **({DEVICE: _variant(recipe.gpu_type, device)} if figure.gpu_type_stated else {"gpu_type": None}),
         "release": figure.release,
         "peak_tflops": figure.peak_tflops,
         "errata": "; ".join(figure.notes) or None,
@@ -207,15 +208,6 @@ def _vboost_text(vboost: VboostOutcome | None) -> str | None:
     if vboost is None:
         return None
     return "asked for" if vboost.nodes_set == vboost.nodes else f"set on {vboost.nodes_set} of {vboost.nodes} nodes"
-
-
-def _lora_text(plan: Plan) -> str | None:
-    return str(plan.lora) if plan.lora else None
-
-
-def _published_gpu(gpu_type: str, figure: Expectation, device: str | None) -> dict[str, object]:
-    """Recipes have figures of their own GPU type, and those of a GPU type that is not stated."""
-    return {DEVICE: _variant(gpu_type, device)} if figure.gpu_type_stated else {"gpu_type": None}
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:

@@ -236,7 +236,8 @@ def _side(runs: Sequence[Measured]) -> dict[str, str]:
 
 def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance) -> Finding:
     decision = decide(difference, tolerance.pct)
-    why = _why_undecided(difference, tolerance.pct)
+    interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
+    why = NO_INTERVAL if interval is None or smallest is None else unseen(interval, smallest, tolerance.pct)
     notes = [why, spread_note(difference) if why != NO_INTERVAL else None, difference.node_effect]
     undecided = UNDECIDED if decision.more_runs else TOO_MANY_RUNS
     return Finding(
@@ -248,12 +249,6 @@ def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance) -> 
         more_runs=decision.more_runs,
         reason="; ".join(filter(None, notes)) or (undecided if decision.verdict == "inconclusive" else None),
     )
-
-
-def _why_undecided(difference: GroupDifference, tolerance_pct: float) -> str | None:
-    """What the difference and the tolerance do not tell."""
-    interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
-    return NO_INTERVAL if interval is None or smallest is None else unseen(interval, smallest, tolerance_pct)
 
 
 def means_of(runs: Iterable[Measured]) -> list[RunMean]:

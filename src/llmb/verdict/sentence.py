@@ -59,7 +59,9 @@ def _parts(verdict: Verdict) -> Iterator[str]:
     if verdict.verdict == "invalid":
         yield f"invalid: {verdict.reason}"
         return
-    faults = _faults(verdict, kind)
+    found = (condition for condition in verdict.conditions if condition.key in EXPLAINED)
+    sides = [pair for condition in found for pair in ((condition.own, ""), (condition.reference, f"{FIGURES[kind]}: "))]
+    faults = tuple(f"{whose}{what}" for what, whose in sides if what)
     if verdict.delta_pct is None:
         with_what = f" with {FIGURES[kind]}" if verdict.reference and verdict.verdict == "not comparable" else ""
         yield f"{verdict.verdict}{with_what}: {'; '.join(filter(None, (*faults, verdict.reason)))}"
@@ -138,13 +140,6 @@ def _shown(verdict: Verdict) -> Iterator[str]:
     text = percent(smallest, _digits(limit, smallest))
     what = f"only a change above {text}" if limit is not None and smallest > limit else f"a change of {text}"
     yield f"{what} % would have shown"
-
-
-def _faults(verdict: Verdict, kind: ReferenceKind) -> tuple[str, ...]:
-    """What has to be known to read the difference."""
-    found = (condition for condition in verdict.conditions if condition.key in EXPLAINED)
-    sides = [pair for condition in found for pair in ((condition.own, ""), (condition.reference, f"{FIGURES[kind]}: "))]
-    return tuple(f"{whose}{what}" for what, whose in sides if what)
 
 
 def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
