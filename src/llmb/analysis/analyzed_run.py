@@ -7,22 +7,19 @@ It is made from a run's folder (``recorded_run``), from a log (``logged_run``), 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from llmb.catalogue.records import PARALLEL, Window
+from llmb.catalogue.records import PARALLEL, Recipe, Window
+from llmb.checkpoints.origin import Origin
+from llmb.logs.files import ParsedFile
+from llmb.logs.outcome import LogOutcome
+from llmb.metrics.anomalies import Anomalies
 from llmb.metrics.statistics import Statistics
 from llmb.metrics.throughput import SECONDS_PER_DAY
 from llmb.runs.identity import RunIdentity, Value, key_of
-
-if TYPE_CHECKING:  # where only a record or only a log is known, what reads the other is not needed
-    from llmb.catalogue.records import Recipe
-    from llmb.checkpoints.origin import Origin
-    from llmb.logs.files import ParsedFile
-    from llmb.logs.outcome import LogOutcome
-    from llmb.metrics.anomalies import Anomalies
-    from llmb.runs.record import RunRecord
-    from llmb.traces.nccl_network import Network
-    from llmb.verdict.conditions import Faults
+from llmb.runs.record import RunRecord
+from llmb.traces.nccl_network import Network
+from llmb.verdict.conditions import Faults
 
 LOGGED = "logged"
 """The convention of a FLOP rate that the log prints: whatever its framework counts."""
@@ -64,18 +61,18 @@ class AnalyzedRun:
     """By convention."""
     tokens_per_s_per_gpu: float | None = None
     days_per_1t_tokens: float | None = None
-    anomalies: "Anomalies | None" = None
+    anomalies: Anomalies | None = None
     """Anomalies of the window's steps, where they were looked for."""
     nodes: tuple[str, ...] = ()
-    network: "Network | None" = None
+    network: Network | None = None
     """By the record, or by the log."""
-    faults: "Faults" = field(default_factory=dict)
+    faults: Faults = field(default_factory=dict)
     """What is known to have disturbed it."""
-    recipe: "Recipe | None" = None
-    record: "RunRecord | None" = None
+    recipe: Recipe | None = None
+    record: RunRecord | None = None
     unread_record: str | None = None
     """Why the record beside the log cannot be read, so that only the log counts."""
-    log: "ParsedFile | None" = None
+    log: ParsedFile | None = None
     """Its log with its outcome, in which the record counts."""
     source: str | None = None
     """The run's own id, or what its log has of it: equal for copies. None if only ``path`` is known."""
@@ -90,7 +87,7 @@ class AnalyzedRun:
         return self.source or str(self.path.absolute())
 
     @property
-    def outcome(self) -> "LogOutcome":
+    def outcome(self) -> LogOutcome:
         """That of its log, which was read."""
         assert self.log, "the log was read"
         return self.log.outcome
@@ -129,7 +126,7 @@ class AnalyzedRun:
         return (self.recipe and self.recipe.release) or self.text("release")
 
     @property
-    def origin(self) -> "Origin | None":
+    def origin(self) -> Origin | None:
         """Where its weights and data come from."""
         return self.record.plan.origin if self.record else None
 
@@ -166,7 +163,7 @@ class AnalyzedRun:
     def configured(self, configuration: dict[str, Value]) -> "AnalyzedRun":
         return replace(self, identity=RunIdentity(configuration=configuration))
 
-    def with_outcome(self, log: "ParsedFile") -> "AnalyzedRun":
+    def with_outcome(self, log: ParsedFile) -> "AnalyzedRun":
         """As its log tells."""
         return replace(self, **told_by(log, self.figures or "rounded"))
 
@@ -183,7 +180,7 @@ class AnalyzedRun:
         return replace(bare.with_figures({}, None), anomalies=None)
 
 
-def told_by(log: "ParsedFile", figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
+def told_by(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
     """The fields of a run that are in its log: the reason of a success is only which steps it has."""
     outcome = log.outcome
     return {
@@ -202,7 +199,7 @@ def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
     return any(run.record is None and run.text("gpu_type") for run in runs)
 
 
-def without_figures(outcome: "LogOutcome", reason: str) -> "LogOutcome":
+def without_figures(outcome: LogOutcome, reason: str) -> LogOutcome:
     """The outcome of an invalid run, without its figures."""
     return replace(outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=())
 

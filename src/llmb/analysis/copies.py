@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
+from llmb.logs.files import parse_file
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
 from llmb.verdict.conditions import CHANGED_COPY
@@ -132,8 +133,6 @@ def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
 def _log_digest(run: AnalyzedRun) -> str | None:
     if run.log:
         return run.outcome.digest
-    from llmb.logs.files import parse_file  # takes longer to load than most selections take, which have no logs
-
     return parse_file(RunFolder(run.path).log, DEFAULT_RULE).outcome.digest
 
 

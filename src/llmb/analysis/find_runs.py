@@ -14,9 +14,12 @@ from itertools import islice
 from pathlib import Path
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, needs_catalogue
+from llmb.analysis.catalogue_figures import if_possible
 from llmb.analysis.copies import once_in
+from llmb.analysis.engine_comparison import runs_of_engines
 from llmb.analysis.match_runs import Earlier
-from llmb.analysis.read_run import RecordedRun, in_other_window, read_folder, recorded_run
+from llmb.analysis.read_run import RecordedRun, in_other_window, logged_run, logged_runs, read_folder, recorded_run
+from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError, closest
 from llmb.exchange.archive import ENDING
 from llmb.exchange.imported import unpacked
@@ -24,6 +27,7 @@ from llmb.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_
 from llmb.jobs.conclude import conclude_ended
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
+from llmb.logs.files import parse_file
 from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder
@@ -198,9 +202,6 @@ def _in_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
     if not run.path.is_file():
         what = f"the steps of {run.id} are not numbered: it is of a comparison of engines"
         raise UsageError(what, do="leave out --window")
-    from llmb.analysis.read_run import logged_run  # what reads logs takes longer to load than to judge
-    from llmb.logs.files import parse_file
-
     (found,) = _possible([logged_run(parse_file(run.path, rule))])
     return replace(found, faults={**run.faults, **found.faults})
 
@@ -331,8 +332,6 @@ def _at(text: str, path: Path, say: Say) -> FoundRuns:
     if path.is_file() and path.name.endswith(ENDING):
         return _found_in(text, _run_folders(unpacked(path.absolute())), say)
     if path.is_file() and path.suffix == ".json" and path.name != RUN_RECORD:
-        from llmb.analysis.engine_comparison import runs_of_engines  # seldom
-
         return runs_of_engines(path, text)
     if not path.is_dir() and not path.is_file():
         raise UsageError(f"no such file or directory: '{text}'", choices=SELECTORS)
@@ -341,8 +340,6 @@ def _at(text: str, path: Path, say: Say) -> FoundRuns:
     recorded = _found_in(text, folders, say)
     if (root / RUN_RECORD).exists():
         return recorded
-    from llmb.analysis.read_run import logged_runs  # what reads logs takes longer to load than a record to read
-
     logged = logged_runs(root, {folder.path for folder in folders})
     if not folders and not logged.runs and not logged.left_out:
         raise UsageError(f"no run folder and no '*.out' file in or below '{text}'", choices=SELECTORS)
@@ -354,9 +351,6 @@ def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
     """Invalid where a GPU cannot be so fast."""
     if not needs_catalogue(logs):
         return logs
-    from llmb.analysis.catalogue_figures import if_possible  # seldom needed
-    from llmb.catalogue.load import Catalogue
-
     catalogue = Catalogue()
     return [if_possible(run, catalogue) for run in logs]
 

@@ -6,9 +6,8 @@ figures, and whether it contradicts the record.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,12 @@ from llmb.runs.record import ENGINE, RunRecord, SubmittedJob, read_job_if_whole,
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import figures_of, measured_packing, no_measurement, statistics_of_window
 from llmb.runs.steps import Step, read_steps
-from llmb.traces.nccl_network import Network, read_network
+from llmb.traces.nccl_network import Network, beginning, read_network
 from llmb.verdict.conditions import ERROR_AT_END
 
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
 FIRST_STEPS = 16
 """As many tell a run apart from all others."""
-MOST_BYTES = 1 << 25
-CHUNK_BYTES = 1 << 20
 _AROUND_EXPERIMENT = re.compile(
     r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:[_-]?\d+)*\.(?:out|log)(?:\.gz)?$"
 )
@@ -349,22 +346,9 @@ def _network(path: Path) -> Network | None:
     """By the beginning of a log, whichever program wrote it; None if it does not tell or cannot be read."""
     try:
         with open_regular(path) as stream:
-            said = (text for text in _beginning(PlainText(stream)) if NCCL in text)
-            first = next(said, None)
-            return (read_network(chain([first], said), str(path)) or None) if first else None
+            return read_network((text for text in beginning(PlainText(stream)) if NCCL in text), str(path)) or None
     except OSError:
         return None
-
-
-def _beginning(text: PlainText) -> Iterator[bytes]:
-    """Complete lines, many at once; a line longer than a chunk is split."""
-    rest = b""
-    while text.size < MOST_BYTES and (part := text.read(CHUNK_BYTES)):
-        lines = rest + part
-        end = max(lines.rfind(b"\n"), lines.rfind(b"\r")) + 1 or len(lines)
-        yield lines[:end]
-        rest = lines[end:]
-    yield rest
 
 
 def logged_runs(root: Path, recorded: Collection[Path]) -> FoundRuns:
