@@ -6,13 +6,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
-from llmb.analysis.analyzed_run import (
-    AnalyzedRun,
-    FoundRuns,
-    LeftOut,
-    measured,
-    why_left_out,
-)
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, why_left_out
 from llmb.analysis.match_runs import (
     Configuration,
     Earlier,

@@ -9,21 +9,11 @@ from pathlib import Path
 
 import yaml
 
-from llmb.analysis.analyzed_run import (
-    AnalyzedRun,
-    FoundRuns,
-    flaw_of,
-    grouped,
-    measured,
-)
+from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, flaw_of, grouped, measured
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
 from llmb.analysis.copies import once_in
 from llmb.analysis.find_runs import earlier_runs, find_runs, in_window
-from llmb.analysis.match_runs import (
-    Earlier,
-    earlier_spread,
-    no_earlier,
-)
+from llmb.analysis.match_runs import Earlier, earlier_spread, no_earlier
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
@@ -54,13 +44,7 @@ from llmb.verdict.expectations_file import (
     ExpectedStepTime,
     read_expectations,
 )
-from llmb.verdict.judgement import (
-    Measured,
-    Tolerance,
-    judge_against_figure,
-    judge_against_runs,
-    without_reference,
-)
+from llmb.verdict.judgement import Measured, Tolerance, judge_against_figure, judge_against_runs, without_reference
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:
@@ -317,13 +301,7 @@ def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) ->
         own is not None
         and not is_pretended(run)
         and (own.workload, own.size, own.dtype, own.scale, own.gpu_type)
-        == (
-            recipe.workload,
-            recipe.size,
-            recipe.dtype,
-            recipe.scale,
-            wanted.gpu_type,
-        )
+        == (recipe.workload, recipe.size, recipe.dtype, recipe.scale, wanted.gpu_type)
     )
 
 

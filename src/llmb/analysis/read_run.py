@@ -174,11 +174,7 @@ def _in_window_of_steps(run: AnalyzedRun, asked: RunRecord, steps: Sequence[Step
 
 
 def _measured(
-    run: AnalyzedRun,
-    window: Window | None,
-    steps: Sequence[Step],
-    times: Statistics | Missing,
-    flaw: str | None = None,
+    run: AnalyzedRun, window: Window | None, steps: Sequence[Step], times: Statistics | Missing, flaw: str | None = None
 ) -> AnalyzedRun:
     """``steps``: those that ``times`` are of, if they are known one by one. Invalid if no GPU is so fast."""
     assert run.record, "it has a folder"

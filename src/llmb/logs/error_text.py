@@ -12,8 +12,7 @@ _PREFIX = (
     rb"|\d{4}-\d\d-\d\d[T ][\d:.,]{5,20}Z? ?){0,4}"
 )
 _ERROR = re.compile(
-    rb"^" + _PREFIX + rb"(?!\S*ChildFailedError)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b[^\r\n]*)",
-    re.MULTILINE,
+    rb"^" + _PREFIX + rb"(?!\S*ChildFailedError)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b[^\r\n]*)", re.MULTILINE
 )
 _ERROR_SIGNS = (b"Error", b"Exception", b"Interrupt")
 _FAILURES = tuple(

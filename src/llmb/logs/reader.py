@@ -222,11 +222,7 @@ class RunLog:
 
 
 def read_log(
-    stream: BinaryIO,
-    rule: str,
-    chunk_bytes: int = CHUNK_BYTES,
-    path: Path | None = None,
-    documented: str | None = None,
+    stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES, path: Path | None = None, documented: str | None = None
 ) -> RunLog:
     """Reads ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps that are kept.
 

@@ -11,14 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from llmb.metrics.statistics import (
-    Floats,
-    ar1_variances,
-    block_means,
-    cosines,
-    despike,
-    student_t,
-)
+from llmb.metrics.statistics import Floats, ar1_variances, block_means, cosines, despike, student_t
 
 FEWEST_STEPS = 10
 FEWEST_STALLS = 3

@@ -72,9 +72,7 @@ class Parallelism(Record):
         shared = shares_parameters(recipe)
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
         return self.model_copy(
-            update={
-                "dp_sharding": self.dp_sharding or published or ("full" if shared else "optimizer"),
-            }
+            update={"dp_sharding": self.dp_sharding or published or ("full" if shared else "optimizer")}
         )
 
     def problems(self, layout: Layout) -> Iterator[str]:
@@ -160,10 +158,7 @@ class Choices(Record):
     """None for the default, one step for a resumed run, or as many as profiling or tracing needs."""
     window: Annotated[str, Option(help=WINDOW_HELP)] = DEFAULT_RULE
     seed: Annotated[int | None, _training(help="Seed of initial weights and data. Default: 1234.")] = None
-    label: Annotated[
-        str | None,
-        _training(basic=True, help="Name to find and compare runs by.", form=LABEL),
-    ] = None
+    label: Annotated[str | None, _training(basic=True, help="Name to find and compare runs by.", form=LABEL)] = None
     peak_lr: Annotated[float | None, _training(flags=("--lr",), help="Peak learning rate.", above=0)] = None
     warmup_steps: Annotated[int | None, _training(help="Warm-up steps of the learning rate.", minimum=0)] = None
     document_tokens: Annotated[
@@ -189,15 +184,13 @@ class Choices(Record):
         ),
     ] = None
     emulate_fp8: Annotated[
-        bool,
-        _training(help="Cast to FP8, but multiply in bf16: for GPUs without FP8. Its speed is not that of FP8."),
+        bool, _training(help="Cast to FP8, but multiply in bf16: for GPUs without FP8. Its speed is not that of FP8.")
     ] = False
     recompute: Annotated[Recompute, _training(help="Activation recomputation (activation checkpointing).")] = "none"
     compiled: Annotated[
         bool | None,
         _training(
-            flags=("--compile/--no-compile",),
-            help="Compile the model's blocks with torch.compile. Default: on a GPU.",
+            flags=("--compile/--no-compile",), help="Compile the model's blocks with torch.compile. Default: on a GPU."
         ),
     ] = None
     """None for what is fastest on the device."""
@@ -296,10 +289,7 @@ class Choices(Record):
     ] = None
     verify_checkpoint: Annotated[
         bool,
-        _checkpoint(
-            negates=True,
-            help="Do not verify the checksums of checkpoint and dataset before they are read.",
-        ),
+        _checkpoint(negates=True, help="Do not verify the checksums of checkpoint and dataset before they are read."),
     ] = True
     profiling: Profiling = Profiling()
     lora_rank: Annotated[

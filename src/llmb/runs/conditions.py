@@ -35,10 +35,7 @@ GPU_LIMITS = (
     *("application_sm_clock_mhz", "application_memory_clock_mhz", "persistence_mode", "mig_mode", "ecc_mode"),
 )
 """Settings of a GPU that all of a run's GPUs should share."""
-SPEED_PREFIXES = (
-    *("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "NVIDIA_"),
-    *("OMP_", "GOMP_", "MKL_", "MALLOC_", "GLOO_"),
-)
+SPEED_PREFIXES = (*("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "NVIDIA_"), *("OMP_", "GOMP_", "MKL_", "MALLOC_", "GLOO_"))
 NO_SPEED_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_HOME", "_ID", "_VISIBLE_DEVICES", "_VERSION")
 
 

@@ -135,11 +135,7 @@ NUMBERS = {
 COUNTED = ("sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 _PLAIN = ("index", "driver_version", *TEXTS.values(), *NUMBERS.values())
 _EVENTS, _COUNTERS = "clocks_event_reasons.active", [f"clocks_event_reasons_counters.{name}" for name in COUNTED]
-QUERIES = (
-    (*_PLAIN, _EVENTS, *_COUNTERS),
-    (*_PLAIN, _EVENTS),
-    (*_PLAIN, "clocks_throttle_reasons.active"),
-)
+QUERIES = ((*_PLAIN, _EVENTS, *_COUNTERS), (*_PLAIN, _EVENTS), (*_PLAIN, "clocks_throttle_reasons.active"))
 """Before driver 535 events were called throttling."""
 
 

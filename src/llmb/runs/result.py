@@ -257,12 +257,7 @@ class RunEvidence:
 
 def without_figures(status: Status, reason: str | None, steps: int) -> Result:
     return Result(
-        status=status,
-        reason=reason,
-        steps=steps,
-        step_time_s=NOT_SUCCESSFUL,
-        loss=None,
-        peak_memory_gib=None,
+        status=status, reason=reason, steps=steps, step_time_s=NOT_SUCCESSFUL, loss=None, peak_memory_gib=None
     )
 
 

@@ -130,10 +130,7 @@ MOST_GROUPS = 500
 LONGEST_NAME = 200
 MORE_GROUPS = "(further groups)"
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
-_CATEGORIES = (
-    *("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation"),
-    *_LAUNCHES,
-)
+_CATEGORIES = (*("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation"), *_LAUNCHES)
 _NO_GROUP = ("", "undefined")
 _OPTIMIZER = "Optimizer.step#"
 """Beginning of the names of ranges that PyTorch marks itself."""

@@ -11,13 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from llmb.logs.formats.format import (
-    NOT_FINITE,
-    Format,
-    find_bad_loss,
-    has_any,
-    rank_before,
-)
+from llmb.logs.formats.format import NOT_FINITE, Format, find_bad_loss, has_any, rank_before
 from llmb.logs.step_line import LOAD_HEAD, STEP_LINE_HEAD, StepLine
 
 MAX_BODY_BYTES = 4000
