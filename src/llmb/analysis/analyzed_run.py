@@ -112,7 +112,6 @@ class AnalyzedRun:
         return key_of(known) if known else None
 
     def text(self, key: str) -> str | None:
-        """A value of the configuration as text."""
         value = self.configuration.get(key)
         return None if value is None else str(value)
 
@@ -140,7 +139,6 @@ class AnalyzedRun:
 
     @property
     def layout(self) -> dict[str, int]:
-        """Parallel sizes and batch sizes that are known."""
         known = self.configuration
         return {name: value for key, name in _LAYOUT.items() if isinstance(value := known.get(key), int)}
 
@@ -164,7 +162,6 @@ class AnalyzedRun:
         return replace(self, identity=RunIdentity(configuration=configuration))
 
     def with_outcome(self, log: ParsedFile) -> "AnalyzedRun":
-        """As its log tells."""
         return replace(self, **told_by(log, self.figures or "rounded"))
 
     def with_figures(self, mfu_pct: Mapping[str, float | None], tokens_per_s_per_gpu: float | None) -> "AnalyzedRun":
@@ -211,14 +208,11 @@ def layout_text(layout: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A run that was found and not used."""
-
     run: str
     reason: str
 
 
 def by_reason(left_out: Iterable[LeftOut]) -> dict[str, list[str]]:
-    """The runs that were left out, by why."""
     runs: dict[str, list[str]] = {}
     for one in left_out:
         runs.setdefault(one.reason, []).append(one.run)
@@ -227,8 +221,6 @@ def by_reason(left_out: Iterable[LeftOut]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class FoundRuns:
-    """What a selection stands for."""
-
     title: str
     runs: tuple[AnalyzedRun, ...]
     left_out: tuple[LeftOut, ...] = ()

@@ -350,7 +350,6 @@ def _together(repeats: Sequence[AnalyzedRun]) -> Measured:
 
 
 def measured_run(run: AnalyzedRun) -> Measured:
-    """What a verdict needs to know of a run."""
     own = {"window": run.window and steps_text(run.window), "nodes": ", ".join(sorted(run.nodes)) or None}
     computed = condition_values(run.identity.configuration, unset="none")
     conditions = computed | condition_values({**run.conditions, **own})

@@ -114,8 +114,6 @@ Configuration = dict[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class MatchedRuns:
-    """Repeats of one configuration."""
-
     configuration: Configuration
     runs: tuple[AnalyzedRun, ...]
 

@@ -77,7 +77,6 @@ class RecordedRun:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """Ids of all its submissions."""
         return tuple(job.job_id for job in (self.job, *self.job.earlier)) if self.job else ()
 
     @property
@@ -289,7 +288,6 @@ def _as_measured(log: LogOutcome, run: AnalyzedRun, steps: Sequence[Step]) -> Lo
 
 
 def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> AnalyzedRun:
-    """The run of a log alone."""
     outcome = file.outcome
     network = _network(file.path) if outcome.steps and file.may_name_network else None
     found = {LOG_WARNING: outcome.warnings, ERROR_AT_END: tuple(filter(None, [outcome.error_at_end]))}

@@ -44,8 +44,6 @@ _STEP_MARKS = tuple(mark for known in FORMATS for mark in known.marks[: known.st
 
 
 class Content(NamedTuple):
-    """What a file appears to be."""
-
     is_log: bool
     """Whether a training wrote it."""
     text: str

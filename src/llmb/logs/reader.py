@@ -198,8 +198,6 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """The content of a log."""
-
     size: int
     """Bytes of the log, decompressed."""
     head: bytes
@@ -239,8 +237,6 @@ def read_log(
 
 
 class _Pass:
-    """Reads a log once."""
-
     def __init__(self, attempt: LoggedAttempt) -> None:
         self.attempt = attempt
         self.finder = StepFinder()

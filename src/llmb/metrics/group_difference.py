@@ -106,8 +106,6 @@ NO_INTERVAL = "the mean of a run of a single step has no interval"
 
 @dataclass(frozen=True, slots=True)
 class RunMean:
-    """The mean step time of one run."""
-
     mean_s: float
     ci95_s: tuple[float, float] | None = None
     """Interval of the mean of the run's steps."""

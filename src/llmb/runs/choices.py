@@ -139,7 +139,6 @@ def keeps_logits(recipe: Recipe) -> bool:
 
 
 def logits_text(recipe: Recipe, *, kept: bool) -> str:
-    """What the engine does with them, for users."""
     size = logits_gb(recipe)
     whole = f"{size:.1f} GB" if size >= 1 else f"{1e3 * size:.3g} MB"
     if kept:

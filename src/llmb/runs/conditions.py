@@ -70,7 +70,6 @@ def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> 
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
-    """Settings that the plan's program has."""
     chosen = {name: getattr(plan, name) for name in SETTINGS if hasattr(plan, name)}
     return chosen | ({"parallelism": plan.parallelism.model_dump(mode="json")} if isinstance(plan, EnginePlan) else {})
 

@@ -85,7 +85,6 @@ class Search:
         return inputs
 
     def raise_problems(self) -> None:
-        """Raises UsageError."""
         if self.problems:
             name = f"{self.recipe.workload} {self.recipe.size}"
             raise UsageError(f"{name} cannot train with these weights and data:{itemized(self.problems)}")
@@ -144,7 +143,6 @@ class Search:
         return initial_weights(saved, name)
 
     def _data(self) -> dict[str, TrainingDataset | Packing | None]:
-        """Fields of TrainingInputs."""
         if self.choices.dataset and self.source is None:
             workload = self.recipe.workload
             self.problems.append(f"--dataset is for recipes that fine-tune; {workload} trains on synthetic tokens")

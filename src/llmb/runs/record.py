@@ -260,7 +260,6 @@ def source_fields() -> dict[str, Any]:
 
 
 def engine_plan(record: RunRecord) -> EnginePlan:
-    """The plan of a run of the engine."""
     assert isinstance(record.plan, EnginePlan), f"this run is of {record.program}"
     return record.plan
 

@@ -176,7 +176,6 @@ class Result(ReasonedRecord):
         return self.verdict.verdict if self.verdict else None
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return self.model_dump(mode="json")
 
 

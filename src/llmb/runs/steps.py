@@ -254,7 +254,6 @@ class RankTimesFile:
         self.stream.close()
 
     def add(self, step: int, layer_s: Sequence[float]) -> None:
-        """The seconds of every rank in the next step."""
         layer_us = tuple(round(1e6 * seconds, 1) for seconds in layer_s)
         if self.pending:
             layer_us = tuple(map(max, self.pending.layer_us, layer_us))

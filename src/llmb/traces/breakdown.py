@@ -134,8 +134,6 @@ def _collectives(
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """The steps of one process."""
-
     source: str
     rank: int | None
     device: Device

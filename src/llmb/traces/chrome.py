@@ -144,8 +144,6 @@ def rank_in_name(path: Path) -> int | None:
 
 @dataclass(slots=True)
 class _Collected:
-    """What is kept of a trace while it is read."""
-
     rules: Rules
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     device_ends: dict[int, int] = field(default_factory=dict)

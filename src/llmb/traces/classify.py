@@ -196,7 +196,6 @@ class Rules:
         return read_file(self.path, RulesFile)
 
     def kernel(self, name: str) -> Label:
-        """The label of a GPU kernel."""
         if name not in self._kernels:
             parts = split_name(name)
             rule = next((rule for rule in self.file.kernels if rule.matches(parts)), None)

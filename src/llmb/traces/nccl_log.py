@@ -145,8 +145,6 @@ class Handle:
 
 @dataclass(slots=True)
 class Communicators:
-    """The pointers of one file."""
-
     handles: list[Handle] = field(default_factory=list)
     """By number."""
     current: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -371,8 +369,6 @@ def _calls(text: bytes) -> list[tuple[bytes, ...]]:
 
 
 class Readable(Protocol):
-    """What text is read from."""
-
     def read(self, size: int, /) -> bytes: ...
 
 
@@ -381,8 +377,6 @@ class _TooMany(Exception):
 
 
 class _Reader:
-    """Reads one file."""
-
     def __init__(self, log: NcclLog, file: int) -> None:
         self.log = log
         self.file = file

@@ -29,8 +29,6 @@ class CodesFile(Record):
 
 
 class Codes:
-    """The meaning of the numbers in the log."""
-
     def __init__(self, path: Path = CODES) -> None:
         self.path = path
 

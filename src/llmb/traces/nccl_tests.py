@@ -81,8 +81,6 @@ class TestRow:
 
 @dataclass(frozen=True, slots=True)
 class TestTable:
-    """One run of one test."""
-
     __test__ = False
 
     source: str

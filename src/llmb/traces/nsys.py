@@ -35,8 +35,6 @@ Row = tuple[object, ...]
 
 @dataclass(slots=True)
 class _Process:
-    """What one process recorded."""
-
     activities: Recorder = field(default_factory=Recorder)
     host: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Steps as ranges on the host."""

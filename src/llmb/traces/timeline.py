@@ -74,7 +74,6 @@ def clip(spans: Sequence[Span], window: Span) -> list[Span]:
 
 
 def total(spans: Iterable[Span]) -> int:
-    """The nanoseconds covered by disjoint ``spans``."""
     return sum(end - start for start, end in spans)
 
 

@@ -108,8 +108,6 @@ class TimedStep(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a rank computes in a step."""
-
     ranks: int
     on_gpu: bool
     layer_passes: float

@@ -82,7 +82,6 @@ BETTER: tuple[VerdictName, ...] = ("pass", "improved")
 
 
 def worst(verdicts: Iterable[Verdict]) -> VerdictName:
-    """The worst of at least one verdict."""
     return min((verdict.verdict for verdict in verdicts), key=WORST.index)
 
 

@@ -121,8 +121,6 @@ class ExpectationEntry:
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """A file that was read."""
-
     path: Path
     tolerance_pct: float | None
     entries: tuple[ExpectationEntry, ...]
@@ -287,7 +285,6 @@ class AcceptanceFile(Record):
 
 @cache
 def acceptance_sets() -> dict[str, AcceptanceSet]:
-    """By name."""
     return {one.name: one for one in read_file(DATA, AcceptanceFile, wrap="sets").sets}
 
 

@@ -62,8 +62,6 @@ _ALIKE_RATES = 3.0
 
 
 class _Shown(NamedTuple):
-    """What a progress bar shows."""
-
     done: int
     clock_s: int
     step_s: float | None
