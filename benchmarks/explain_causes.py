@@ -19,10 +19,9 @@ from pathlib import Path
 from types import ModuleType
 
 from llmb.analysis.analyzed_run import AnalyzedRun
-from llmb.analysis.explain_run import explain
+from llmb.analysis.explain_run import Explanation, explain
 from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.runs.folder import RunFolder
-from llmb.verdict.causes import Explanation
 
 SUPPORT = Path(__file__).parent.parent / "tests" / "support"
 STEPS = 10

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
 from llmb.analysis.compare_runs import compare_runs
-from llmb.analysis.explain_run import explain, explain_judged
+from llmb.analysis.explain_run import Explanation, explain, explain_judged
 from llmb.analysis.judge_run import judge_against
 from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.catalogue.records import Window
@@ -31,7 +31,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.steps import read_steps, step_to_json
 from llmb.traces.breakdown import StepBreakdown
-from llmb.verdict.causes import Explanation
 from llmb.verdict.conditions import Reference, Verdict
 from llmb.verdict.judgement import without_reference
 

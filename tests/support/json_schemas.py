@@ -9,6 +9,7 @@ from json_types import Schema, schema_of
 
 from llmb.analysis import compare_runs, watched
 from llmb.analysis.analyzed_run import LeftOut
+from llmb.analysis.explain_run import Explanation
 from llmb.analysis.watched import State
 from llmb.bench.measurements import Measurement, MeasurementFile
 from llmb.bench.pairs import PairFigures
@@ -30,7 +31,6 @@ from llmb.runs.choices import DpSharding, Recompute
 from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result
 from llmb.runs.trace_reports import NetworkUse
-from llmb.verdict.causes import Explanation
 from llmb.verdict.conditions import Verdict
 from llmb.verdict.expectations_file import AcceptanceSet
 

@@ -9,12 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from llmb.analysis.analyzed_run import LeftOut
-from llmb.analysis.compare_runs import compare_runs
-from llmb.analysis.compare_runs import Comparison
+from llmb.analysis.compare_runs import Comparison, compare_runs
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import earlier_runs, find_all_runs, find_sides, in_window
-from llmb.analysis.judge_run import Against, Judged, is_pretended, judge_acceptance, judge_runs
-from llmb.analysis.judge_run import write_expectations
+from llmb.analysis.judge_run import Against, Judged, is_pretended, judge_acceptance, judge_runs, write_expectations
 from llmb.cli.common import Json, Junit
 from llmb.cli.options import COMPLETIONS, complete_run
 from llmb.cli.root import install_here, say

@@ -39,7 +39,7 @@ from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import Table, cut, interval_of, known, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
 from llmb.runs.conditions import known_differences
-
+from llmb.runs.folder import RunFolder
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.runs.trace_reports import kept_breakdown

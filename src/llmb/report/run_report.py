@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from llmb.analysis.causes import cause_rules
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
 from llmb.metrics.statistics import Spread, Statistics, spread_of
@@ -33,7 +34,6 @@ from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
 from llmb.shown_text import listed
 from llmb.traces.breakdown import shares
-from llmb.verdict.causes_evidence import cause_rules
 from llmb.verdict.sentence import headline
 
 STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
 from llmb.analysis.compare_runs import Comparison, LeftOutRun, Row, Unmatched
+from llmb.analysis.explain_run import Cause, Explanation
 from llmb.analysis.judge_run import Judged
 from llmb.report.table import (
     Column,
@@ -24,7 +25,6 @@ from llmb.report.table import (
 )
 from llmb.runs.identity import Difference
 from llmb.shown_text import listed, printable
-from llmb.verdict.causes import Cause, Explanation
 from llmb.verdict.conditions import WORST, Condition, Verdict, title_of, worst, worth
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.sentence import headline, percent

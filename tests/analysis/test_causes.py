@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fake_steps import step_of
 
+from llmb.analysis.causes import Differing, Evidence, ReferenceTime, Throttle, Work, cause_rules
+from llmb.analysis.explain_run import Explanation, explain_evidence
 from llmb.runs.steps import Step
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
-from llmb.verdict.causes import Explanation, explain_evidence
-from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work, cause_rules
 
 WORDS = {
     "run": "/runs/1",
