@@ -39,8 +39,8 @@ from llmb.runs.choices import Choices
 from llmb.runs.failure import Phase
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.schedulers.local.scheduler import local_variables
-from llmb.site.machine import this_machine
+from llmb.schedulers.local import local_variables
+from llmb.site.site import this_machine
 
 TARGET_PCT = 2.0
 LARGEST_SPREAD_PCT = 4.0

@@ -24,7 +24,7 @@ from benchmarks.engine.wheels import installed
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.errors import LlmbError
-from llmb.site.machine import Machine, this_machine
+from llmb.site.site import Machine, this_machine
 
 NOTHING_DONE = 4
 INTERRUPTED = 130

@@ -41,8 +41,8 @@ from llmb.jobs.local_run import local_spec
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.schedulers.local.scheduler import local_variables
-from llmb.site.machine import this_machine
+from llmb.schedulers.local import local_variables
+from llmb.site.site import this_machine
 
 WARM_UPS = 4
 OTHERS: Mapping[str, Callable[[Job], Trainee]] = {

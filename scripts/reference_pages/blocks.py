@@ -13,7 +13,7 @@ from llmb.catalogue.published import Document, PublishedCondition
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
-from llmb.options.option import options_of
+from llmb.options import options_of
 from llmb.prepare.jobs import PrepareChoices
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables
 from llmb.report.recipe_report import scales_table

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmb.campaigns.campaign import new_campaign
-from llmb.campaigns.entry import Entry
-from llmb.campaigns.expansion import expand
+from llmb.campaigns.expansion import Entry, expand
 from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.campaigns.entry import Entry, Selection
-from llmb.campaigns.expansion import Expansion, expand, scales_of, swept
+from llmb.campaigns.expansion import Entry, Expansion, Selection, expand, scales_of, swept
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import ScaleChoices, resolve, sizes_of

@@ -8,7 +8,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve, sizes_of
 from llmb.catalogue.schema import JobsEntry
 from llmb.errors import UsageError
-from llmb.jobspec.variables import variable_problems
+from llmb.jobspec.spec import variable_problems
 
 
 @pytest.mark.parametrize(

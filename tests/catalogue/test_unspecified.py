@@ -13,7 +13,7 @@ from llmb.jobs.local_run import recipe_for
 from llmb.runs.choices import Choices
 from llmb.runs.experiment import experiment_name
 from llmb.runs.plan import make_plan
-from llmb.site.machine import Machine
+from llmb.site.site import Machine
 
 LLAMA_405B: dict[str, Any] = {"workload": "pretrain_llama3.1", "size": "405b"}
 

@@ -12,7 +12,7 @@ import typer
 from campaign_files import CampaignFiles
 from typer.testing import CliRunner
 
-from llmb.campaigns.entry import Selection, campaign_keys
+from llmb.campaigns.expansion import Selection, campaign_keys
 from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
@@ -22,7 +22,7 @@ from llmb.cli.main import load_command
 from llmb.cli.options import record_options, takes
 from llmb.cli.root import agree
 from llmb.errors import UsageError, UserInterrupt
-from llmb.options.option import Option, build, convert, options_of
+from llmb.options import Option, build, convert, options_of
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables, read_variables
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.profiling import Profiling

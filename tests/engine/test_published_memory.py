@@ -6,7 +6,7 @@ from benchmarks.published_layouts import published_layouts
 
 from llmb.catalogue.load import Catalogue
 from llmb.predict.memory import estimate
-from llmb.programs.engine.memory_check import count_ranks
+from llmb.programs.engine.program import count_ranks
 from llmb.runs.rank_account import fullest_ranks
 
 LAYOUTS = {each.name: each for each in published_layouts(Catalogue())}

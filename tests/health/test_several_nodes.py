@@ -37,7 +37,7 @@ from llmb.jobspec.options import JobOptions
 from llmb.report.doctor_report import nodes_document, nodes_tables
 from llmb.runs.record import SubmittedJob
 from llmb.runs.record_file import BrokenRecord
-from llmb.schedulers.local.scheduler import LocalScheduler
+from llmb.schedulers.local import LocalScheduler
 from llmb.schedulers.lookup import SCHEDULERS, cluster_schema, find_scheduler
 from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Scheduler, Submission
 from llmb.site.site import Site

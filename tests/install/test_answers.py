@@ -10,11 +10,11 @@ import yaml
 
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
-from llmb.install.answer_files import read_answers
 from llmb.install.answers import answers_of_shell, answers_schema
-from llmb.install.detect import Surroundings
+from llmb.install.cluster_file import read_answers
+from llmb.install.environment import Surroundings
 from llmb.install.questions import SchedulerName, completed
-from llmb.schedulers.installer import Offer, Partition
+from llmb.schedulers.port import Offer, Partition
 
 Install = Callable[..., Any]
 ANSWERS = answers_schema()

@@ -13,8 +13,8 @@ from llmb.cli import install
 from llmb.errors import EnvironmentProblem
 from llmb.install import images
 from llmb.install.answers import Answers
+from llmb.install.installation import undo
 from llmb.install.installing import Installed, install_all
-from llmb.install.removal import undo
 
 Run = Callable[..., Installed]
 

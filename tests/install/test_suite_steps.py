@@ -20,11 +20,10 @@ from llmb.catalogue.load import Catalogue
 from llmb.cli.config import check
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import answers_schema
-from llmb.install.detect import Surroundings
-from llmb.install.installation import ImportImage
+from llmb.install.environment import Surroundings
+from llmb.install.installation import ImportImage, undo
 from llmb.install.installing import Installed, install_all, would_install
 from llmb.install.questions import SuiteReleases
-from llmb.install.removal import undo
 from llmb.install.state import read_state
 from llmb.reference_suite import launch_scripts as known
 from llmb.reference_suite.launch_scripts import find_launch_script, launch_scripts, scripts_of

@@ -16,10 +16,9 @@ from llmb.errors import UsageError
 from llmb.jobs.begin import begin
 from llmb.jobs.conclude import conclude_job
 from llmb.jobs.finish import finish_job
-from llmb.jobs.folder_state import read_folder
 from llmb.jobs.job import Job, Status
 from llmb.jobs.refresh import SETTLE_S, look
-from llmb.jobs.states import decide
+from llmb.jobs.states import decide, read_folder
 from llmb.jobs.store import Store
 from llmb.jobs.wait import exit_code
 from llmb.jobspec.spec import write_spec

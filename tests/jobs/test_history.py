@@ -15,8 +15,8 @@ from quick_order import spec_of
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.find import find_job, find_jobs
 from llmb.jobs.follow import job_log, start_of_last
-from llmb.jobs.history import database_path, open_history, read_history, rebuild_history, row_of_record
-from llmb.jobs.job import Job
+from llmb.jobs.history import database_path, open_history, read_history, rebuild_history
+from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Prepared
 from llmb.jobs.store import Store

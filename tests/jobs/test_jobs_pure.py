@@ -11,9 +11,9 @@ from shown_tables import shown_lines
 from llmb.catalogue.data_files import CatalogueError
 from llmb.errors import UsageError
 from llmb.jobs.find import NodeRecord, node_records, parse_since
-from llmb.jobs.folder_state import read_run
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import faults_of, find_fault, matching, read_faults, worth_a_retry
+from llmb.jobs.states import read_run
 from llmb.jobs.wait import excluded, exit_code, repeated
 from llmb.report.jobs_report import job_document, job_table, jobs_table
 from llmb.runs.failure import failure_line

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from llmb.cli.main import app
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
-from llmb.schedulers.local.scheduler import run_workers
+from llmb.schedulers.local import run_workers
 
 MARK = "M4RK"
 JWT = f"eyJhbGciOiJIUzI1NiJ9.eyJ{MARK}IjoxNzAwMDAwMDAwfQ.c2lnbmF0dXJl"

@@ -26,7 +26,7 @@ from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import NotWritable, cannot_write, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, write_record
-from llmb.schedulers.local.scheduler import LocalScheduler
+from llmb.schedulers.local import LocalScheduler
 from llmb.schedulers.port import AskedJob, JobAnswers
 
 OWNER, COLLEAGUE, GROUP = 20_001, 20_002, 30_001

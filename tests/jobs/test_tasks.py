@@ -11,8 +11,8 @@ import pytest
 from llmb.catalogue.job_defaults import find_fabric
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
-from llmb.jobs.folder_state import read_folder
 from llmb.jobs.history import open_history
+from llmb.jobs.states import read_folder
 from llmb.jobs.submit import submit_task
 from llmb.jobs.task import BENCHMARKS, CHECKS, PREPARATIONS, TaskKind, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions

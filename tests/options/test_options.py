@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.errors import UsageError
-from llmb.options.option import RANKS, WORD, Option, build, convert, limit_problems, options_of
+from llmb.options import RANKS, WORD, Option, build, convert, limit_problems, options_of
 
 
 @dataclass(frozen=True, kw_only=True)

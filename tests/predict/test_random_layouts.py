@@ -10,7 +10,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
 from llmb.predict.memory import estimate, why_not_estimated
-from llmb.programs.engine.memory_check import count_ranks
+from llmb.programs.engine.program import count_ranks
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import stage_ranks

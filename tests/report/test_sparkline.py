@@ -15,9 +15,8 @@ from job_rows import job_row
 from timed_runs import write_run
 
 from llmb.catalogue.records import Window
-from llmb.jobs import folder_state
-from llmb.jobs.folder_state import read_step_times
 from llmb.jobs.job import Job
+from llmb.jobs.states import read_step_times
 from llmb.report.jobs_report import MOST_DRAWN, runs_table
 from llmb.report.table import sparkline, step_chart, window_sparkline
 from llmb.runs.plan import Plan
@@ -106,7 +105,7 @@ def test_steps_of_a_long_run_are_not_read_for_a_list(install: Path, monkeypatch:
     (steps,) = install.rglob("metrics.jsonl")
     job = job_row(run_dir=str(steps.parent))
     assert len(read_step_times(job)) == 50
-    monkeypatch.setattr(folder_state, "MOST_LISTED_BYTES", steps.stat().st_size - 1)
+    monkeypatch.setattr("llmb.jobs.states.MOST_LISTED_BYTES", steps.stat().st_size - 1)
     assert read_step_times(job) == []
     assert read_step_times(job_row(run_dir=str(install / "none"))) == []
 

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from llmb.campaigns.entry import Entry, campaign_keys
+from llmb.campaigns.expansion import Entry, campaign_keys
 from llmb.campaigns.files import TextReader, YamlReader
 from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue

@@ -7,7 +7,7 @@ from benchmarks.engine.records import CaseResult, Published, Settings
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype
-from llmb.site.machine import Machine
+from llmb.site.site import Machine
 
 CATALOGUE = Catalogue()
 H200 = Machine(("NVIDIA H200",), 16)

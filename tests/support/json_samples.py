@@ -20,8 +20,7 @@ from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
 from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
-from llmb.jobs.history import row_of_record
-from llmb.jobs.job import Job
+from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.jobs.submit import new_job

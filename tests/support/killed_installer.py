@@ -17,8 +17,8 @@ from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
 from llmb.install.answers import Answers
+from llmb.install.installation import complete_removal, undo
 from llmb.install.installing import install_all
-from llmb.install.removal import complete_removal, undo
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.link", "os.symlink")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

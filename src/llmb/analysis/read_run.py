@@ -26,8 +26,7 @@ from llmb.metrics.throughput import why_too_fast
 from llmb.metrics.window import DEFAULT_RULE, resolve_window, rule_of_document
 from llmb.missing import Missing
 from llmb.programs.conclude import stored_run
-from llmb.programs.lookup import find_program
-from llmb.programs.port import End
+from llmb.programs.port import End, find_program
 from llmb.resources.host import usable_cores
 from llmb.runs.attempts import cut, window_began, with_steady_window
 from llmb.runs.conditions import conditions_of, faults_of, identity_of

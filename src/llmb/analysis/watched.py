@@ -10,7 +10,7 @@ from typing import Literal
 from llmb.jobs.job import Job
 from llmb.jobspec.spec import read_spec
 from llmb.metrics.statistics import Statistics, describe
-from llmb.programs.lookup import find_program
+from llmb.programs.port import find_program
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.published_verdict import figure_of

@@ -33,8 +33,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.task import BENCHMARKS, TaskOrder, TaskRecord, read_task
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, Placement, read_spec
-from llmb.processes.families import started_program
-from llmb.processes.signals import Interrupted
+from llmb.processes.families import Interrupted, started_program
 from llmb.resources.host import Device
 from llmb.runs.experiment import stamped_folder
 from llmb.runs.folder import RunFolder, write_atomically

@@ -31,7 +31,7 @@ from llmb.predict.sizes import Product, block_products, head_product
 from llmb.predict.work import TrainingPass
 from llmb.resources.host import Device, host_name
 from llmb.runs.record import now
-from llmb.site.machine import Machine
+from llmb.site.site import Machine
 
 PASS_WORDS: dict[TrainingPass, str] = {"forward": "forward", "input_gradient": "dgrad", "weight_gradient": "wgrad"}
 """As Megatron calls them; the words of cases."""

@@ -10,8 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, create_model
 
-from llmb.campaigns.entry import ENVIRONMENT, Draft, Entry, Keys, Values, entry_options
-from llmb.campaigns.expansion import problem_text
+from llmb.campaigns.expansion import ENVIRONMENT, Draft, Entry, Keys, Values, entry_options, problem_text
 from llmb.catalogue.data_files import CatalogueError, Key, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError, see

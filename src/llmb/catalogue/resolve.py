@@ -14,7 +14,7 @@ from llmb.catalogue.published import Expectation, PublishedFlops
 from llmb.catalogue.records import DEFAULT, OPEN_CHOICES, Dtype, Layout, Model, Packing, Recipe, Record, Unspecified
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 from llmb.errors import UsageError, itemized, unknown
-from llmb.options.option import WORD, Option
+from llmb.options import WORD, Option
 
 
 def published_flops(

@@ -36,7 +36,7 @@ from llmb.cli.options import selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, print_unspecified, say
 from llmb.errors import EnvironmentProblem, UsageError, unknown
-from llmb.options.option import build, options_of
+from llmb.options import build, options_of
 from llmb.report.bench_report import (
     history_document,
     history_tables,
@@ -45,7 +45,7 @@ from llmb.report.bench_report import (
 )
 from llmb.report.output import print_line, print_output
 from llmb.resources.host import Device
-from llmb.site.machine import this_machine
+from llmb.site.site import this_machine
 
 SECONDS = 5.0
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)

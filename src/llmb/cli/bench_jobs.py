@@ -54,7 +54,7 @@ from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.jobspec.options import JobOptions
-from llmb.options.option import Option
+from llmb.options import Option
 from llmb.report.bench_report import (
     advice,
     gpus_document,
@@ -73,7 +73,7 @@ from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options
 from llmb.schedulers.port import Scheduler
 from llmb.shown_text import listed
-from llmb.site.machine import this_machine
+from llmb.site.site import this_machine
 
 
 def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callable[[], None]) -> tuple[str, ...]:

@@ -20,10 +20,9 @@ from llmb.report.install_report import checked_document, checked_table, settings
 from llmb.report.output import print_output
 from llmb.runs.folder import CLUSTER_CONFIG, chosen_root, user_config
 from llmb.schedulers.lookup import cluster_schema, read_cluster_site, user_schema
-from llmb.site.cluster_config import read_cluster_file
+from llmb.site.cluster_config import is_key, read_cluster_file
 from llmb.site.settings_edit import migrate as migrate_file
 from llmb.site.settings_edit import migrated_text, set_value, unset_value
-from llmb.site.settings_keys import is_key
 from llmb.site.site import suite_checkout
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)

@@ -28,7 +28,7 @@ from llmb.health.records import CheckOptions, NodeReport
 from llmb.health.rules import AREAS, rules
 from llmb.health.settings import settings_here
 from llmb.jobs.history import open_history
-from llmb.options.option import options_of
+from llmb.options import options_of
 from llmb.report.doctor_report import (
     DriftReport,
     HostList,

@@ -17,21 +17,13 @@ from llmb.cli.options import takes, value_options
 from llmb.cli.prepare import checked_access
 from llmb.cli.root import agree, can_ask, say
 from llmb.errors import UserInterrupt
-from llmb.install.answer_files import read_answers, write_answers
-from llmb.install.answers import (
-    LISTED,
-    OPTIONS,
-    Answers,
-    absolute,
-    answers_of_shell,
-    given_answers,
-)
-from llmb.install.detect import Surroundings, look_around
+from llmb.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, given_answers
+from llmb.install.cluster_file import read_answers, write_answers
+from llmb.install.environment import Surroundings, look_around
 from llmb.install.images import ImageRequest, import_image
-from llmb.install.installation import hub_repositories
+from llmb.install.installation import Removal, complete_removal, hub_repositories, planned_removal, undo
 from llmb.install.installing import Installed, free_text, install_all, known_answers, next_commands, would_install
 from llmb.install.questions import completed, completed_path
-from llmb.install.removal import Removal, complete_removal, planned_removal, undo
 from llmb.install.state import read_state
 from llmb.prepare.hub_access import can_check
 from llmb.report.install_report import (
@@ -45,8 +37,8 @@ from llmb.report.install_report import (
 )
 from llmb.report.output import bold, print_output, table_lines
 from llmb.report.table import Column, Table
-from llmb.schedulers.installer import Choice, Question
 from llmb.schedulers.lookup import SCHEDULERS
+from llmb.schedulers.port import Choice, Question
 
 
 def ask(question: Question, problem: str | None) -> str:

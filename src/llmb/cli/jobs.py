@@ -17,11 +17,11 @@ from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.exchange.imported import read_origin
 from llmb.jobs.conclude import conclude_job
 from llmb.jobs.find import find_job, find_jobs, node_records, parse_since, unknown_values
-from llmb.jobs.folder_state import read_last_lines, read_run
 from llmb.jobs.follow import asker, follow_log, job_log
 from llmb.jobs.history import open_history, read_history, rebuild_history
 from llmb.jobs.job import Job, Kind, stale
 from llmb.jobs.refresh import refresh as refresh_jobs
+from llmb.jobs.states import read_last_lines, read_run
 from llmb.jobs.store import Filter, Store, check_states
 from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
 from llmb.report.jobs_report import (

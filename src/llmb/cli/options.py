@@ -16,7 +16,7 @@ from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import CPU, Request, sizes_of
 from llmb.cli.root import say
 from llmb.errors import LlmbError, UsageError
-from llmb.options.option import Option, build, options_of
+from llmb.options import Option, build, options_of
 from llmb.runs.folder import chosen_root
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from llmb.cli.root import install_here, print_for_recipe, say
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 from llmb.missing import Missing
-from llmb.options.option import options_of
+from llmb.options import options_of
 from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
 from llmb.predict.prediction import (
     Calibration,
@@ -32,7 +32,7 @@ from llmb.predict.prediction import (
 from llmb.predict.prediction import predict as predict_plan
 from llmb.predict.scale import Scaling, goodput, joules_per_token, scale_up
 from llmb.predict.search import Candidate, Goal, remedies, search_for
-from llmb.programs.engine.memory_check import count_ranks
+from llmb.programs.engine.program import count_ranks
 from llmb.report.output import print_json, print_output
 from llmb.report.predict_report import (
     Foreseen,

@@ -28,7 +28,7 @@ from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
-from llmb.options.option import build, options_of
+from llmb.options import build, options_of
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
 from llmb.prepare.hub_access import (

@@ -22,9 +22,9 @@ from llmb.cli.root import install_here, print_unspecified, say
 from llmb.cli.runs import print_repeats, print_result
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, turn_of
-from llmb.options.option import RANKS, arguments_of, numbers_of, parse_ranges
+from llmb.options import RANKS, arguments_of, numbers_of, parse_ranges
 from llmb.programs.conclude import EndedRun
-from llmb.programs.engine.memory_check import check_memory, memory_warnings
+from llmb.programs.engine.program import check_memory, memory_warnings
 from llmb.report.output import print_output
 from llmb.report.plan_report import plan_document, plan_table, start_lines
 from llmb.report.table import plain_lines

@@ -15,8 +15,8 @@ from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
 from llmb.jobs.find import parse_since
-from llmb.jobs.folder_state import read_step_times
 from llmb.jobs.local_run import raise_unless_successful
+from llmb.jobs.states import read_step_times
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table

@@ -11,21 +11,22 @@ from typing import Annotated, Any
 import typer
 
 from llmb.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
-from llmb.campaigns.entry import Entry, Selection, campaign_keys
-from llmb.campaigns.expansion import MOST_RECIPES
+from llmb.campaigns.expansion import MOST_RECIPES, Entry, Selection, campaign_keys
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.proposal import (
     CampaignContext,
     Proposal,
     RequestedJobs,
+    SubmissionOutcome,
     from_command_line,
     job_options,
     job_request,
     propose,
+    queue,
+    queue_one,
     selection_of,
     single_model,
 )
-from llmb.campaigns.submission import SubmissionOutcome, queue, queue_one
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import find_workload
@@ -39,9 +40,9 @@ from llmb.health.exclusion import OPTION
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.wait import Watch, wait_for_one
-from llmb.options.option import options_of
+from llmb.options import options_of
 from llmb.programs.conclude import read_ended_run
-from llmb.programs.engine.memory_check import check_memory, memory_warnings
+from llmb.programs.engine.program import check_memory, memory_warnings
 from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
 from llmb.report.jobs_report import (
     campaign_document,

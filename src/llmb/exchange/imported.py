@@ -13,11 +13,10 @@ from pathlib import Path
 
 from llmb.catalogue.records import Record
 from llmb.exchange.archive import ArchivedRun, Manifest, unpack_archive
-from llmb.jobs.folder_state import read_figures
-from llmb.jobs.history import open_history, row_of_record, run_folders_below
-from llmb.jobs.job import Job
+from llmb.jobs.history import open_history, run_folders_below
+from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
-from llmb.jobs.states import COMPLETED, FAILED
+from llmb.jobs.states import COMPLETED, FAILED, read_figures
 from llmb.jobs.store import Filter, Store
 from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
 from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of

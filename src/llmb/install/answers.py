@@ -12,7 +12,7 @@ from pydantic import Field, create_model, field_validator
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
 from llmb.errors import UsageError
-from llmb.options.option import Option, limit_problems, options_of
+from llmb.options import Option, limit_problems, options_of
 from llmb.reference_suite.launch_scripts import LaunchScript, launch_scripts
 from llmb.schedulers.lookup import SCHEDULERS, all_schedulers, find_scheduler
 from llmb.secrets import holds_secret

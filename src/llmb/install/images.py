@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmb.errors import EnvironmentProblem, UsageError, UserInterrupt, see, unknown
-from llmb.processes.families import started_program
-from llmb.processes.signals import Interrupted
+from llmb.processes.families import Interrupted, started_program
 from llmb.runs.folder import writing
 
 SUFFIXES = {"pyxis": ".sqsh", "apptainer": ".sif"}

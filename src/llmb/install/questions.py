@@ -21,13 +21,12 @@ from llmb.install.answers import (
     path_problem,
     suite_scripts,
 )
-from llmb.install.detect import Surroundings, torch_builds
+from llmb.install.environment import Surroundings, torch_builds
 from llmb.install.images import source_problem
 from llmb.install.installation import prepared_sizes
 from llmb.reference_suite.launch_scripts import launch_scripts, scripts_of
-from llmb.schedulers.installer import NONE, Choice, Partition, Question
 from llmb.schedulers.lookup import LOCAL, SCHEDULERS, find_scheduler
-from llmb.schedulers.port import Scheduler
+from llmb.schedulers.port import NONE, Choice, Partition, Question, Scheduler
 
 GRACE = "aarch64"
 """The architecture of hosts that NVLink connects with their GPUs."""

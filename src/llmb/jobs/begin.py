@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmb.errors import InfrastructureError, LlmbError, UsageError
 from llmb.jobspec.spec import read_spec
-from llmb.programs.lookup import find_program
+from llmb.programs.port import find_program
 from llmb.reference_suite.documented_paths import link_as_documented
 from llmb.runs.attempts import begin_attempt
 from llmb.runs.folder import RunFolder

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.jobs.finish import finish_job
-from llmb.jobs.folder_state import read_figures
 from llmb.jobs.history import database_path, read_history
 from llmb.jobs.job import LOST, Job
 from llmb.jobs.refresh import NOT_CONCLUDED, refresh
-from llmb.jobs.states import COMPLETED, FAILED
+from llmb.jobs.states import COMPLETED, FAILED, read_figures
 from llmb.jobs.store import Filter, Store
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End

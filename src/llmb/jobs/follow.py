@@ -10,11 +10,9 @@ from typing import BinaryIO
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.conclude import Say, conclude_job
-from llmb.jobs.folder_state import read_folder, read_run
-from llmb.jobs.history import row_of_record
-from llmb.jobs.job import LIVE, Job
+from llmb.jobs.job import LIVE, Job, row_of_record
 from llmb.jobs.refresh import TIME_OUT_S, refresh
-from llmb.jobs.states import decide
+from llmb.jobs.states import decide, read_folder, read_run
 from llmb.jobs.store import Store
 from llmb.jobs.wait import last_try
 from llmb.runs.folder import NotWritable, RunFolder

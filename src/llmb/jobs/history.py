@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from llmb.errors import EnvironmentProblem
-from llmb.jobs.job import COLUMNS, Job
+from llmb.jobs.job import COLUMNS, Job, row_of_record
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Damaged, Store
 from llmb.jobs.task import FOLDERS as TASKS
 from llmb.jobs.task import read_task
-from llmb.runs.conditions import identity_of
 from llmb.runs.folder import NotWritable, RunFolder, writing
-from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
+from llmb.runs.record import SubmittedJob, read_job, read_record
 from llmb.trust import STATE_FOLDER, WORKLOADS, check_links
 
 RUNS = f"{WORKLOADS}/*/experiments/*/*/*"
@@ -44,24 +43,6 @@ def jobs_of_folders(install: Path) -> Iterator[Job]:
     yield from _jobs(install, RUNS, lambda folder: row_of_record(read_record(folder)))
     for pattern in TASKS:
         yield from _jobs(install, pattern, lambda folder: read_task(folder).row())
-
-
-def row_of_record(record: RunRecord) -> dict[str, Any]:
-    """The fields of a job that say what it runs."""
-    plan, recipe = record.plan, record.plan.recipe
-    return {
-        "label": record.label,
-        "run_id": record.run_id,
-        "identity": identity_of(record).key,
-        "workload": recipe.workload,
-        "size": recipe.size,
-        "dtype": recipe.dtype,
-        "gpu_type": recipe.gpu_type,
-        "scale": recipe.scale,
-        "proxy": recipe.stand_in,
-        "data": plan.origin.data.short,
-        "origin": plan.origin.text,
-    }
 
 
 def _jobs(install: Path, pattern: str, read: Callable[[RunFolder], dict[str, Any]]) -> Iterator[Job]:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import short_id
+from llmb.runs.record import RunRecord
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 Kind = Literal["run", "preparation", "benchmark", "check"]
@@ -117,7 +119,25 @@ class Job:
         return first | {field.name: getattr(self, field.name) for field in fields(self) if field.name != "job_id"}
 
 
-COLUMNS = tuple(item.name for item in fields(Job))
+def row_of_record(record: RunRecord) -> dict[str, Any]:
+    """The fields of a job that say what it runs."""
+    plan, recipe = record.plan, record.plan.recipe
+    return {
+        "label": record.label,
+        "run_id": record.run_id,
+        "identity": identity_of(record).key,
+        "workload": recipe.workload,
+        "size": recipe.size,
+        "dtype": recipe.dtype,
+        "gpu_type": recipe.gpu_type,
+        "scale": recipe.scale,
+        "proxy": recipe.stand_in,
+        "data": plan.origin.data.short,
+        "origin": plan.origin.text,
+    }
+
+
+COLUMNS: tuple[str, ...] = tuple(item.name for item in fields(Job))
 
 
 ANSWERED = ("state", "exit_code", "signal", "nodes", "restarts", "started_s", "ended_s")

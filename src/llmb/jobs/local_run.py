@@ -15,22 +15,20 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
-from llmb.jobs.history import open_history, read_history, row_of_record
-from llmb.jobs.job import Job
+from llmb.jobs.history import open_history, read_history
+from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Prepared, send
 from llmb.jobs.refresh import refresh_job
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.submit import new_job, new_key, record_handle
 from llmb.jobspec.options import FrameworkOptions
-from llmb.jobspec.spec import JobSpec, Placement, write_spec
-from llmb.jobspec.variables import layered
-from llmb.processes.signals import Interrupted
+from llmb.jobspec.spec import JobSpec, Placement, layered, write_spec
+from llmb.processes.families import Interrupted
 from llmb.programs.conclude import EndedRun, finish_run, read_ended_run
 from llmb.programs.engine.nsys import check_here, with_profiler
 from llmb.programs.engine.program import plan_engine
-from llmb.programs.lookup import find_program
-from llmb.programs.port import End, ProgramRequest
+from llmb.programs.port import End, ProgramRequest, find_program
 from llmb.resources.host import NodeProcesses
 from llmb.resources.nvml import find_gpus
 from llmb.resources.other_work import run_text
@@ -45,7 +43,7 @@ from llmb.runs.plan import EnginePlan, Plan, pretending
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
 from llmb.runs.steps import StepNews
-from llmb.schedulers.local.scheduler import (
+from llmb.schedulers.local import (
     INTERRUPTED,
     JOB_VARIABLE,
     WORDS,
@@ -54,8 +52,7 @@ from llmb.schedulers.local.scheduler import (
     run_workers,
 )
 from llmb.schedulers.lookup import LOCAL, find_scheduler
-from llmb.site.machine import Machine, check_machine, this_machine
-from llmb.site.site import Site
+from llmb.site.site import Machine, Site, check_machine, this_machine
 from llmb.trust import STATE_FOLDER
 
 LAST_LINES = 12

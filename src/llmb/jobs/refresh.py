@@ -14,9 +14,8 @@ from pathlib import Path
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
-from llmb.jobs.folder_state import read_figures, read_folder
 from llmb.jobs.job import Job
-from llmb.jobs.states import FAILED, FolderState, decide
+from llmb.jobs.states import FAILED, FolderState, decide, read_figures, read_folder
 from llmb.jobs.store import Store
 from llmb.jobs.submit import resolve_submissions
 from llmb.runs.failure import failed_host, tail

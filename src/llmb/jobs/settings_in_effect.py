@@ -13,8 +13,15 @@ from llmb.catalogue.resolve import CPU, Request, find_workload, resolve, sizes_o
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, InstallRoot
 from llmb.schedulers.lookup import cluster_schema, scheduler_of, user_schema
 from llmb.secrets import HIDDEN, holds_secret
-from llmb.site.cluster_config import ClusterConfig, SettingsFile, combined, read_cluster_file, read_user_file
-from llmb.site.settings_keys import has_keys, leaves
+from llmb.site.cluster_config import (
+    ClusterConfig,
+    SettingsFile,
+    combined,
+    has_keys,
+    leaves,
+    read_cluster_file,
+    read_user_file,
+)
 from llmb.site.site import Site
 
 SourceKind = Literal["option", "shell", "user", "cluster", "catalogue", "llmb"]

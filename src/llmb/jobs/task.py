@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmb.catalogue.record import Record
-from llmb.jobs.assemble import mounted_folders, on_site
-from llmb.jobspec.node_setup import ContainerSettings
-from llmb.jobspec.options import JobOptions, StartMode
+from llmb.jobs.order import mounted_folders, on_site
+from llmb.jobspec.options import ContainerSettings, JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec, Placement, Word, write_spec
 from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder, write_atomically, writing

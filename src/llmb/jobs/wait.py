@@ -28,8 +28,7 @@ from llmb.jobs.refresh import faults_of, refresh, worth_a_retry
 from llmb.jobs.store import KeyTaken, Store
 from llmb.jobs.submit import hand_over, submission_lock
 from llmb.jobspec.spec import read_spec
-from llmb.programs.lookup import find_program
-from llmb.programs.port import NewSteps
+from llmb.programs.port import NewSteps, find_program
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record, write_record
 from llmb.runs.steps import StepNews

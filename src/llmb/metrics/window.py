@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.options.option import Span, parse_ranges
+from llmb.options import Span, parse_ranges
 
 WINDOW_RULES = ("reference", "auto", "last", "all", "A-B")
 DEFAULT_RULE = "reference"

@@ -18,7 +18,7 @@ from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt, check_installed
 from llmb.prepare.tokenizer import FILES as TOKENIZER_FILES
 from llmb.prepare.tokenizer import TOKENIZER
-from llmb.processes.signals import Interrupted, SignalGate, signals_as_exceptions
+from llmb.processes.families import Interrupted, SignalGate, signals_as_exceptions
 from llmb.runs.folder import cannot_write
 
 OnBytes = Callable[[int, int], object]

@@ -20,7 +20,7 @@ from llmb.jobs.store import Filter, Store
 from llmb.jobs.task import PREPARATIONS, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import PYTHON, Placement
-from llmb.options.option import Option, limit_problems
+from llmb.options import Option, limit_problems
 from llmb.prepare.dataset import source_of
 from llmb.schedulers.lookup import scheduler_of
 from llmb.site.site import Site

@@ -23,8 +23,8 @@ from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.dataset import seq_lens_of, source_of
 from llmb.prepare.packed_files import read_packed
 from llmb.prepare.sample_files import SampleFiles, read_samples_record
+from llmb.reference_suite.documented_paths import NemoItem, nemo_items
 from llmb.reference_suite.launch_scripts import find_launch_script
-from llmb.reference_suite.prepared_data import NemoItem, nemo_items
 from llmb.weights.protocol import OnProgress, finished_files
 
 State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]

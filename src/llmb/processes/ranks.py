@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from llmb.processes.signals import ENDING
+from llmb.processes.families import ENDING
 from llmb.resources.host import host_name, usable_cores
 from llmb.scratch import scratch_folder
 

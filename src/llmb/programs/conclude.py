@@ -10,8 +10,7 @@ from typing import Any
 from llmb.errors import UsageError
 from llmb.jobspec.spec import JobSpec
 from llmb.missing import Missing
-from llmb.programs.lookup import find_program
-from llmb.programs.port import End
+from llmb.programs.port import End, find_program
 from llmb.reference_suite.documented_paths import add_documented_trace, link_as_documented
 from llmb.resources.samples import discard_settings, settings_of_nodes
 from llmb.resources.settings import NodesSettings

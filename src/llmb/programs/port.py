@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of programs, for the code that assembles, follows and concludes jobs."""
+"""The interface of programs, for the code that assembles, follows and concludes jobs, and programs by name."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Protocol
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.jobspec.node_setup import ContainerSettings
-from llmb.jobspec.options import FrameworkOptions, StartMode
-from llmb.jobspec.spec import Launch, Word
-from llmb.jobspec.variables import VariableLayer
+from llmb.errors import unknown
+from llmb.jobspec.options import ContainerSettings, FrameworkOptions, StartMode
+from llmb.jobspec.spec import Launch, VariableLayer, Word
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -108,3 +109,20 @@ class Program(Protocol):
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
         """The result from the files of a run that ended. Raises OSError."""
+
+
+PROGRAMS = {
+    "engine": ("llmb.programs.engine.program", "EngineProgram"),
+    "reference_suite": ("llmb.programs.reference_suite", "ReferenceSuite"),
+    "megatron_bridge": ("llmb.programs.megatron_bridge.program", "MegatronBridge"),
+}
+
+
+@cache
+def find_program(name: str) -> Program:
+    """Raises UsageError for a name that does not exist."""
+    if name not in PROGRAMS:
+        raise unknown("program", name, PROGRAMS)
+    module, found = PROGRAMS[name]
+    program: Program = getattr(import_module(module), found)()
+    return program

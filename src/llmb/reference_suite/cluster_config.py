@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from llmb.catalogue.records import Record
-from llmb.jobspec.variables import variable_problems
+from llmb.jobspec.spec import variable_problems
 from llmb.secrets import has_secret, holds_secret
 
 Value = str | int | float | bool | None

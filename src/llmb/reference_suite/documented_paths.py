@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's files by the names that the recipe's document gives them, for the document's own commands.
+"""A run's files by the names that the recipe's document gives them, for the document's own commands; and what the
+suite's own preparation leaves in NeMo's form.
 
 The log is a hard link where the file system has them: ``grep -r`` follows no symbolic link that it finds.
 """
@@ -7,9 +8,14 @@ The log is a hard link where the file system has them: ``grep -r`` follows no sy
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from llmb.checkpoints.checkpoint import saved_checkpoints
+from llmb.checkpoints.checkpoint import RECORD, saved_checkpoints
+from llmb.checkpoints.nemo_folder import BACKEND_FILE, MODEL_FILE, is_nemo_folder
+from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.experiment import recorded_suffix
 from llmb.runs.folder import RunFolder
@@ -88,3 +94,58 @@ def _link_folder(link: Path, target: Path) -> None:
     if not os.path.lexists(link):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(target, link.parent))
+
+
+NemoState = Literal["complete", "missing", "incomplete", "of llmb"]
+COMMON_FILE = "weights/common.pt"
+"""Written last by Megatron-Core, with the metadata (core/dist_checkpointing/serialization.py)."""
+SAMPLES = ("training.jsonl", "validation.jsonl", "test.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class NemoItem:
+    """A checkpoint or a dataset as NeMo wants it."""
+
+    name: str
+    path: Path
+    state: NemoState
+    problem: str | None = None
+    """What is wrong with what is there."""
+
+
+def nemo_items(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> tuple[NemoItem, ...]:
+    """The checkpoint ``model``, and ``dataset`` packed to ``seq_len`` with its tokenizer."""
+    return _checkpoint(folders, model), _dataset(folders, model, dataset, seq_len)
+
+
+def _checkpoint(folders: PreparedFolders, model: str) -> NemoItem:
+    path, name = folders.model(model), f"models/{model}"
+    if (path / RECORD).is_file():
+        problem = "it is a checkpoint of llmb, which NeMo cannot read; each needs a root of installation of its own"
+        return NemoItem(name, path, "of llmb", problem)
+    if not is_nemo_folder(path):
+        return NemoItem(name, path, "missing")
+    if lacking := list(_lacking(path)):
+        return NemoItem(name, path, "incomplete", f"without {', '.join(lacking)}: its import was ended")
+    return NemoItem(name, path, "complete")
+
+
+def _lacking(path: Path) -> Iterator[str]:
+    yield from (name for name in (MODEL_FILE, BACKEND_FILE, COMMON_FILE) if not (path / name).is_file())
+    shards = list((path / "weights").glob("*.distcp"))
+    if not shards:
+        yield "weights/*.distcp"
+    yield from (f"content in weights/{shard.name}" for shard in shards if not shard.stat().st_size)
+
+
+def _dataset(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> NemoItem:
+    """NeMo packs while it trains, if it has to: the samples decide."""
+    path, packed = folders.dataset(dataset), f"packed/{model.replace('/', '--')}"
+    name = f"datasets/{dataset}"
+    wanted = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")
+    lacking = [item for item in wanted if not (path / item).is_file()]
+    if not lacking:
+        return NemoItem(name, path, "complete")
+    if set(SAMPLES) <= set(lacking):
+        return NemoItem(name, path, "missing")
+    return NemoItem(name, path, "incomplete", f"without {', '.join(lacking)}")

@@ -10,15 +10,15 @@ from llmb.checkpoints.checkpoint import SavedCheckpoint
 from llmb.install.answers import OPTIONS, Answers
 from llmb.install.environment import python_of
 from llmb.install.images import ImportedImage
+from llmb.install.installation import Removal
 from llmb.install.installing import StepResult
-from llmb.install.removal import Removal
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.prepare.checkpoint import PreparedCheckpoint
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub_access import RepositoryAccess, TokenSource
 from llmb.prepare.verify import Item, Verification
+from llmb.reference_suite.documented_paths import NemoItem
 from llmb.reference_suite.launch_scripts import CheckedFile
-from llmb.reference_suite.prepared_data import NemoItem
 from llmb.report.recipe_report import lora_text
 from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown, whole
 from llmb.runs.checkpoints import base_text

@@ -8,7 +8,7 @@ from llmb.catalogue.layout_check import stage_layers
 from llmb.catalogue.records import PARALLEL, unspecified_text
 from llmb.metrics.throughput import checkpoint_bytes
 from llmb.metrics.window import STEADY
-from llmb.programs.engine.memory_check import estimated
+from llmb.programs.engine.program import estimated
 from llmb.report.recipe_report import identity_document, trained_text
 from llmb.report.table import Table, interval_of, number, result_table, unknown
 from llmb.runs.attention import fp8_product

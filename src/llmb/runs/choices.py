@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Layout, Lora, LoraTargets, Recipe, Record
 from llmb.metrics.window import DEFAULT_RULE
-from llmb.options.option import LABEL, Option, limit_problems
+from llmb.options import LABEL, Option, limit_problems
 from llmb.resources.host import Device
 from llmb.runs.attention import AttentionChoice, choice_problem
 from llmb.runs.profiling import Profiling

@@ -26,7 +26,7 @@ from llmb.checkpoints.prepared_data import (
 from llmb.errors import UsageError, itemized
 from llmb.input_files import MOST_JSON_BYTES, read_regular
 from llmb.metrics.packing import chunked_squares
-from llmb.options.option import arguments_of
+from llmb.options import arguments_of
 from llmb.resources.host import Device
 from llmb.runs.checkpoints import check_weights
 from llmb.runs.choices import Choices

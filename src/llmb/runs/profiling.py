@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from llmb.catalogue.published import DocumentProfile
 from llmb.catalogue.records import Record
-from llmb.options.option import RANKS, Option, Span, numbers_of, parse_ranges
+from llmb.options import RANKS, Option, Span, numbers_of, parse_ranges
 
 Profiler = Literal["nsys", "torch"]
 NCCL_TRACE_STEPS = 5

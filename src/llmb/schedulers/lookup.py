@@ -13,7 +13,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.record import Record
 from llmb.errors import UsageError, unknown
 from llmb.jobspec.options import JobOptions
-from llmb.options.option import Option, options_of
+from llmb.options import Option, options_of
 from llmb.runs.folder import ABSOLUTE, ROOT_KEY
 from llmb.schedulers.port import Scheduler
 from llmb.site.cluster_config import ClusterConfig
@@ -22,7 +22,7 @@ from llmb.site.site import Site, read_site
 LOCAL = "local"
 SCHEDULERS = {
     "slurm": ("llmb.schedulers.slurm.scheduler", "SlurmScheduler"),
-    LOCAL: ("llmb.schedulers.local.scheduler", "LocalScheduler"),
+    LOCAL: ("llmb.schedulers.local", "LocalScheduler"),
 }
 UNNAMED = next(iter(SCHEDULERS))
 """That of a cluster whose settings name none."""

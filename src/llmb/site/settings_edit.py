@@ -21,8 +21,7 @@ from llmb.errors import UsageError, itemized
 from llmb.reference_suite.cluster_config import form_of
 from llmb.runs.folder import write_atomically, writing
 from llmb.secrets import holds_secret
-from llmb.site.cluster_config import SettingsFile, unusable
-from llmb.site.settings_keys import split_key
+from llmb.site.cluster_config import SettingsFile, split_key, unusable
 
 KEPT = ".reference"
 """Ends the name of a migrated file's old form."""

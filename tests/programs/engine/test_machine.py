@@ -15,8 +15,8 @@ from llmb.programs.engine.program import SHIPPED
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
-from llmb.schedulers.local.scheduler import THREADS, local_command, local_variables
-from llmb.site.machine import Machine, check_machine, this_machine
+from llmb.schedulers.local import THREADS, local_command, local_variables
+from llmb.site.site import Machine, check_machine, this_machine
 
 CATALOGUE = Catalogue()
 LAPTOP = Machine(gpu_names=(), cores=8)

@@ -7,7 +7,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
 from llmb.predict.memory import clearly_fits, estimate
-from llmb.programs.engine.memory_check import check_memory, memory_warnings
+from llmb.programs.engine.program import check_memory, memory_warnings
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 

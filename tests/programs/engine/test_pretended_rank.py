@@ -13,7 +13,7 @@ from called_here import Run
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.logs.files import parse_file
-from llmb.programs.engine.memory_check import memory_warnings
+from llmb.programs.engine.program import memory_warnings
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan, pretending
 

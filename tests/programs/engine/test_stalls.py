@@ -19,7 +19,7 @@ from llmb.runs.experiment import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
-from llmb.schedulers.local.scheduler import run_workers
+from llmb.schedulers.local import run_workers
 
 Start = Callable[..., Any]
 MakePlan = Callable[..., Plan]

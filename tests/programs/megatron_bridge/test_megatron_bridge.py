@@ -23,13 +23,12 @@ from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
 from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order, make_order
-from llmb.jobspec.node_setup import ContainerSettings
-from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.jobspec.options import ContainerSettings, FrameworkOptions, JobOptions
 from llmb.jobspec.spec import write_spec
 from llmb.missing import Missing
 from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
-from llmb.programs.megatron_bridge.versions import BridgeVersion, bridge_data
+from llmb.programs.megatron_bridge.command import BridgeVersion, bridge_data
 from llmb.resources.records import (
     CounterReading,
     GpuSamples,

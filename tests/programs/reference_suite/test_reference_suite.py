@@ -28,7 +28,7 @@ from llmb.logs.formats.known import format_called
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.programs.foreign_log import judge_latest_attempt, result_of_log
 from llmb.programs.port import End
-from llmb.programs.reference_suite.program import other_batch
+from llmb.programs.reference_suite import other_batch
 from llmb.reference_suite.launch_scripts import check_checkout, image_problem, launch_scripts
 from llmb.reference_suite.variables import read_launch
 from llmb.report.plan_report import start_lines

@@ -12,7 +12,7 @@ from slurm_values import folder_of, job_of, order_of, script_of
 
 from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError
-from llmb.jobspec.variables import parse_variables
+from llmb.jobspec.spec import parse_variables
 from llmb.schedulers.slurm.script import Shell
 
 TINY = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)

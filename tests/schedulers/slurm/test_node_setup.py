@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import NODES, SlurmCluster
 
-from llmb.jobspec.node_setup import Binding, Boost
+from llmb.jobspec.options import Binding, Boost
 from llmb.jobspec.spec import JobSpec, Placement
 from llmb.resources.samples import read_samples
 from llmb.runs.folder import RunFolder

@@ -15,7 +15,7 @@ from slurm_values import job_of, order_of, script_of
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError
 from llmb.jobs.order import Order
-from llmb.jobspec.node_setup import Boost
+from llmb.jobspec.options import Boost
 from llmb.schedulers.slurm.script import PORT
 from llmb.secrets import holds_secret
 

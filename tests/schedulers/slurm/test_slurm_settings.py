@@ -10,7 +10,7 @@ from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.asked import job_flags, shell_gpus_per_node
-from llmb.schedulers.slurm.flags import TIME, parse_additional
+from llmb.schedulers.slurm.settings import TIME, parse_additional
 from llmb.site.cluster_config import read_cluster_file
 
 LLAMA = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=16)

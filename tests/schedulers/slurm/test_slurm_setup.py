@@ -9,12 +9,14 @@ from slurm_cluster import GPUS, NODES, SlurmCluster
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.schedulers.port import NodeState
-from llmb.schedulers.slurm.offer import compress, expand, read_nodes
-from llmb.schedulers.slurm.setup import (
+from llmb.schedulers.slurm.offer import (
+    compress,
     container_trait,
+    expand,
     mpi_trait,
     parse_node,
     parse_settings,
+    read_nodes,
     read_setup,
     traits_of,
 )

@@ -11,13 +11,12 @@ from typing import Annotated, Any
 
 from llmb.catalogue.records import Record
 from llmb.jobspec.spec import JobSpec, Word, filled
-from llmb.options.option import Option
+from llmb.options import Option
 from llmb.processes.ranks import words
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob, now
-from llmb.schedulers.installer import Choice, SchedulerQuestion
-from llmb.schedulers.local.scheduler import started
-from llmb.schedulers.port import AskedJob, JobAnswers, JobState, Scheduler, Submission
+from llmb.schedulers.local import started
+from llmb.schedulers.port import AskedJob, Choice, JobAnswers, JobState, Scheduler, SchedulerQuestion, Submission
 
 
 class DeskSettings(Record):

@@ -4,9 +4,8 @@
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.errors import UsageError
-from llmb.jobspec.node_setup import ContainerSettings
-from llmb.jobspec.options import FrameworkOptions
-from llmb.jobspec.variables import VariableLayer
+from llmb.jobspec.options import ContainerSettings, FrameworkOptions
+from llmb.jobspec.spec import VariableLayer
 from llmb.logs.formats.megatron import FORMAT
 from llmb.logs.outcome import LogOutcome
 from llmb.predict.prediction import predicted_step
@@ -14,13 +13,14 @@ from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_a
 from llmb.programs.megatron_bridge.command import (
     OFFLINE,
     bridge_command,
+    bridge_data,
     bridge_origin,
     bridge_plan,
     bridge_variables,
+    check_image,
     prepared_squad,
     trains_packed,
 )
-from llmb.programs.megatron_bridge.versions import bridge_data, check_image
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.runs.choices import Choices

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Annotated, Any
 
 from llmb.catalogue.records import Record
-from llmb.options.option import Option
-from llmb.schedulers.installer import NONE, Choice, Offer, Partition, SchedulerQuestion
+from llmb.options import Option
+from llmb.schedulers.port import NONE, Choice, Offer, Partition, SchedulerQuestion
 from llmb.schedulers.slurm.settings import GpuRequest, partition_names
 from llmb.shown_text import counted
 

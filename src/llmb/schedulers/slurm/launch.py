@@ -9,16 +9,14 @@ from pathlib import Path
 
 from llmb.errors import InfrastructureError, UsageError, itemized
 from llmb.jobspec.options import JobOptions
-from llmb.jobspec.spec import JobSpec, Launch, read_spec
-from llmb.jobspec.variables import Variable
+from llmb.jobspec.spec import JobSpec, Launch, Variable, read_spec
 from llmb.reference_suite.launch_scripts import NEMO_RUN_JOB
 from llmb.runs.folder import RunFolder, writing
 from llmb.schedulers.port import Submission
+from llmb.schedulers.slurm.asked import gpu_request
 from llmb.schedulers.slurm.client import DOWN
-from llmb.schedulers.slurm.complete import gpu_request
-from llmb.schedulers.slurm.flags import GPU_FLAGS, flag_problems, minutes, on_top, requested_flags
 from llmb.schedulers.slurm.offer import site_partition
-from llmb.schedulers.slurm.settings import SlurmSettings
+from llmb.schedulers.slurm.settings import GPU_FLAGS, SlurmSettings, flag_problems, minutes, on_top, requested_flags
 from llmb.secrets import HIDDEN, redacted, without_secrets
 from llmb.shown_text import printable
 from llmb.tools import ask_program

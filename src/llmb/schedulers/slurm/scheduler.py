@@ -11,10 +11,9 @@ from llmb.catalogue.records import Record
 from llmb.errors import InfrastructureError
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
-from llmb.options.option import build
+from llmb.options import build
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob, now
-from llmb.schedulers.installer import Offer, Partition
 from llmb.schedulers.port import (
     AskedJob,
     Defaults,
@@ -22,7 +21,9 @@ from llmb.schedulers.port import (
     JobAnswers,
     JobState,
     NodeState,
+    Offer,
     Overlay,
+    Partition,
     Scheduler,
     SchedulerSetup,
     Submission,
@@ -32,13 +33,12 @@ from llmb.schedulers.slurm.asked import (
     ADDITIONAL,
     FLAG_NAMES,
     SlurmChoices,
+    completed_spec,
     shell_flags,
     shell_gpus_per_node,
     slurm_options,
     variable_of,
 )
-from llmb.schedulers.slurm.complete import completed_spec
-from llmb.schedulers.slurm.flags import GPU_FLAGS, LEFT_OUT, parse_additional
 from llmb.schedulers.slurm.installer import SlurmAnswers
 from llmb.schedulers.slurm.job_state import WORDS, SlurmJob, with_meaning
 from llmb.schedulers.slurm.launch import call_launch, completed_launch, launch_text, launched_id
@@ -48,12 +48,20 @@ from llmb.schedulers.slurm.offer import (
     gpu_type_within,
     nodelist_warnings,
     read_nodes,
+    read_setup,
     site_partition,
     slurm_offer,
 )
 from llmb.schedulers.slurm.script import batch_script
-from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings, partition_names, settings_of
-from llmb.schedulers.slurm.setup import read_setup
+from llmb.schedulers.slurm.settings import (
+    GPU_FLAGS,
+    LEFT_OUT,
+    PartitionSettings,
+    SlurmSettings,
+    parse_additional,
+    partition_names,
+    settings_of,
+)
 from llmb.secrets import without_secrets
 from llmb.site.site import Site
 

@@ -9,12 +9,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from llmb.errors import UsageError
-from llmb.jobspec.node_setup import ContainerSettings
-from llmb.jobspec.options import Flags
+from llmb.jobspec.options import ContainerSettings, Flags
 from llmb.jobspec.spec import JobSpec, Word
 from llmb.processes import bind, ranks
 from llmb.runs.folder import VBOOST_FILE, RunFolder
-from llmb.schedulers.slurm.flags import directive
+from llmb.schedulers.slurm.settings import directive
 
 WIDTH = 110
 

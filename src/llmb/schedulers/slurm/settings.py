@@ -1,15 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
 """The section ``slurm`` of cluster_config.yaml."""
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from llmb.catalogue.records import Record
-from llmb.jobspec.options import StartMode
-from llmb.schedulers.slurm.flags import LEFT_OUT, flag_problems
+from llmb.errors import UsageError
+from llmb.jobspec.options import Flags, StartMode
+from llmb.secrets import HIDDEN, has_secret, holds_secret
 from llmb.site.cluster_config import texts
 from llmb.site.site import Site
+
+LEFT_OUT = ""
+# What the plan or the run folder decides, and the option that decides it.
+DECIDED = {
+    "nodes": "--scale or --nodes",
+    "ntasks": "--scale and --gpus-per-node",
+    "ntasks-per-node": "--gpus-per-node and --start",
+    "gpus": "--scale",
+    "gpus-per-task": "--start",
+    "output": "the run folder",
+    "error": "the run folder",
+    "open-mode": "the run folder",
+    "chdir": "the run folder",
+    "export": "--env",
+    "array": "--repeats",
+    "requeue": "--retries",
+    "wait": "--wait",
+    "wrap": "the recipe",
+    "parsable": "llmb",
+    "quiet": "llmb",
+    "test-only": "--dry-run",
+}
+GPU_FLAGS = ("gpus-per-node", "gres")
+"""The flags that ask for GPUs. Leaving one of them out, as in ``gres=``, asks for none."""
+PER_GPU = ("mem-per-gpu", "cpus-per-gpu")
+"""sbatch refuses them of a job without GPUs."""
+EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
+"""Flags of which sbatch refuses more than one."""
+
+NAME = re.compile(r"[a-z][a-z0-9-]*")
+# Slurm's forms of a time: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?|UNLIMITED|INFINITE")
+PLAIN = re.compile(r"[\w@%+=:,./&|()\[\]*^-]+", re.ASCII)
+LONGEST_VALUE = 4096
+_NEXT_PAIR = re.compile(r",\s*[a-z-]+=")
+
+
+def parse_flag(text: str) -> tuple[str, str | None]:
+    """``key[=value]``, with or without dashes in front."""
+    key, equals, value = text.strip().partition("=")
+    return key.strip().lstrip("-"), value.strip() if equals else None
+
+
+def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
+    """Raises UsageError for a duplicate key."""
+    found: dict[str, str | None] = {}
+    for text in texts:
+        key, value = parse_flag(text)
+        if key in found and found[key] != value:
+            raise UsageError(f"{what} has duplicate key '{key}': {_shown(found[key])} and {_shown(value)}")
+        found[key] = value
+    return found
+
+
+def parse_additional(text: str) -> dict[str, str | None]:
+    """``a=b,c;d=e``: flags with semicolons between them, for values may have commas. Raises UsageError."""
+    parts = [part for part in text.split(";") if part.strip()]
+    for part in parts:
+        if _NEXT_PAIR.search(part):
+            do = "put ';' between the flags: commas belong to a value"
+            raise UsageError(f"this is more than one flag: '{part.strip()}'", where="ADDITIONAL_SLURM_PARAMS", do=do)
+    return parse_flags(parts, "ADDITIONAL_SLURM_PARAMS")
+
+
+def on_top(*layers: Flags) -> dict[str, str | None]:
+    """All flags, each from the last layer that has it; flags that exclude each other replace each other."""
+    flags: dict[str, str | None] = {}
+    for layer in layers:
+        for group in EXCLUDING:
+            if any(name in layer for name in group):
+                flags = {name: value for name, value in flags.items() if name not in group}
+        flags.update(layer)
+    return flags
+
+
+def requested_flags(flags: Flags) -> dict[str, str | None]:
+    return {name: value for name, value in flags.items() if value != LEFT_OUT}
+
+
+def flag_problems(flags: Flags) -> Iterator[str]:
+    """Why ``flags`` cannot be printed into a batch script, or are not the user's to decide."""
+    yield from _conflicts(flags)
+    for name, value in flags.items():
+        if not NAME.fullmatch(name):
+            yield f"'{name}' is not a long name of an sbatch flag, such as 'reservation'"
+        elif name in DECIDED:
+            yield f"sbatch's '{name}' follows from {DECIDED[name]}"
+        if value is None:
+            continue
+        if holds_secret(name, value):
+            yield f"{name} looks like a secret, and flags are written into the batch script; jobs need none"
+        elif not value.isprintable():
+            yield f"{name} holds a character that does not print: {value!r}"
+        elif len(value) > LONGEST_VALUE:
+            yield f"{name} is longer than {LONGEST_VALUE} characters"
+        elif name == "time" and value and not TIME.fullmatch(value):
+            yield f"the time limit is '{value}'; Slurm takes minutes, hh:mm:ss or d-hh:mm:ss"
+        elif name in ("nice", "segment") and value and not re.fullmatch(r"-?\d+", value):
+            yield f"{name} is '{value}'; it must be a whole number"
+
+
+def _conflicts(flags: Flags) -> Iterator[str]:
+    for group in EXCLUDING:
+        if len(both := [name for name in group if name in flags]) > 1:
+            yield f"{' and '.join(both)} exclude each other; give one of them"
+
+
+def directive(name: str, value: str | None) -> str:
+    """A line of a batch script. sbatch takes quotes and backslashes off the value, and reads no further than a line."""
+    if value is None:
+        return f"#SBATCH --{name}"
+    if PLAIN.fullmatch(value):
+        return f"#SBATCH --{name}={value}"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'#SBATCH --{name}="{escaped}"'
+
+
+def duration(minutes: int) -> str:
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def minutes(text: str) -> float | None:
+    """Minutes of a time in one of Slurm's forms; None if it is not one, or is unlimited."""
+    match = TIME.fullmatch(text)
+    if not match or match[2] is None:
+        return None
+    days, first, second, third = (int(part) if part else None for part in match.groups())
+    head = first or 0
+    if days is not None:
+        return (days * 24 + head) * 60 + (second or 0) + (third or 0) / 60
+    if third is not None:
+        return head * 60 + (second or 0) + third / 60
+    return head + (second or 0) / 60
+
+
+def _shown(value: str | None) -> str:
+    return "no value" if value is None else f"'{HIDDEN if has_secret(value) else value}'"
+
 
 GpuRequest = Literal["gpus-per-node", "gres", "none"]
 
