@@ -19,8 +19,8 @@ LAST_WORDS = 200
 """Characters of a program's last line that are shown."""
 GRACE_S = 2.0
 """How long a program may take to end after SIGTERM, and after SIGKILL."""
-SHORTEST_S = 0.001
-"""Between two looks at whether a program has ended; each is twice as long as the one before, up to 50 ms."""
+PAUSE_S = 0.05
+"""Between two looks at whether a program has ended whose output others hold open."""
 BLOCK = 1 << 16
 NO_NUMBER = re.compile(r"\d{400}")
 """What no program means: int() refuses it, and patterns that look for numbers take hours."""
@@ -79,7 +79,7 @@ def ask_program(
                 pipe.close()
     if len(output) + len(errors) > MOST_BYTES:
         return Said("", f"{command[0]} printed more than {MOST_BYTES / 2**20:g} MiB, and was ended")
-    said, complaint = _text(output), _text(errors)
+    said, complaint = (text.decode(errors="replace").replace("\r\n", "\n") for text in (output, errors))
     if unusable := bool(NO_NUMBER.search(said) or NO_NUMBER.search(complaint)):
         said = complaint = ""
     if not ended:
@@ -95,33 +95,22 @@ def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, byte
     """Until it has ended, whatever it leaves running; whether it did, within the limits."""
     assert process.stdout and process.stderr
     found = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    pipes, pause_s, ended = list(found), SHORTEST_S, False
-    for pipe in pipes:
-        os.set_blocking(pipe, False)
-    while not ended and time.monotonic() < end_s and sum(map(len, found.values())) <= MOST_BYTES:
-        ended = process.poll() is not None
-        ready = select.select(pipes, (), (), 0 if ended else pause_s)[0] if pipes else ()
-        if not pipes and not ended:
-            time.sleep(pause_s)
-        pause_s = min(pause_s * 2, 0.05)
+    pipes = list(found)
+    while (left_s := end_s - time.monotonic()) > 0 and sum(map(len, found.values())) <= MOST_BYTES:
+        if not pipes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(left_s)
+            break
+        ready = select.select(pipes, (), (), min(left_s, PAUSE_S))[0]
         for pipe in ready:
-            pipes = pipes if _append(pipe, found[pipe]) else [other for other in pipes if other != pipe]
-            pause_s = pause_s if pipes else SHORTEST_S  # a program that closes its output is about to end
-    output, errors = (bytes(found[pipe.fileno()]) for pipe in (process.stdout, process.stderr))
-    return output, errors, ended
-
-
-def _append(pipe: int, found: bytearray) -> bool:
-    """All that is there; whether there may be more."""
-    while len(found) <= MOST_BYTES:
-        try:
             block = os.read(pipe, BLOCK)
-        except BlockingIOError:
-            return True
-        if not block:
-            return False
-        found += block
-    return True
+            found[pipe] += block
+            if not block:
+                pipes.remove(pipe)
+        if not ready and process.poll() is not None:
+            break
+    output, errors = map(bytes, found.values())
+    return output, errors, process.poll() is not None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -131,10 +120,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
-
-
-def _text(found: bytes) -> str:
-    return found.decode(errors="replace").replace("\r\n", "\n")
 
 
 def _last_words(errors: str, said: str, code: int) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llmb.scratch import LOCK, UNLOCKED_S, scratch_folder
+from llmb.scratch import scratch_folder
 
 USES_ONE = """
 import signal, sys
@@ -32,6 +32,8 @@ def test_what_a_killed_process_left_is_removed_and_what_another_one_uses_is_not(
     users[0].kill()
     users[0].wait()
     assert names(tmp_path) == sorted(path.name for path in used)
+    for path in used:
+        os.utime(path, (0, 0))
     with scratch_folder("llmb-x-", tmp_path) as own:
         assert names(tmp_path) == sorted((used[1].name, own.name))
         assert own.stat().st_mode & 0o777 == 0o700
@@ -48,17 +50,15 @@ def test_only_abandoned_folders_of_the_name_are_removed(tmp_path: Path) -> None:
     outside.mkdir()
     (outside / "kept").touch()
     place = tmp_path / "place"
-    for name in ("llmb-x-empty", "llmb-x-unlocked", "llmb-x-old", "llmb-y-other"):
+    for name in ("llmb-x-new", "llmb-x-old", "llmb-y-other"):
         (place / name).mkdir(parents=True)
-    for name in ("llmb-x-unlocked", "llmb-x-old"):
         (place / name / "file").touch()
-    os.utime(place / "llmb-x-old", (0, UNLOCKED_S))
+    os.utime(place / "llmb-x-old", (0, 0))
+    os.utime(place / "llmb-y-other", (0, 0))
     (place / "llmb-x-link").symlink_to(outside)
     (place / "llmb-x-file").touch()
-    (place / "llmb-x-linked-lock").mkdir()
-    (place / "llmb-x-linked-lock" / LOCK).symlink_to(outside / "kept")
     with scratch_folder("llmb-x-", place):
         pass
-    kept = ["llmb-x-file", "llmb-x-link", "llmb-x-linked-lock", "llmb-x-unlocked", "llmb-y-other"]
+    kept = ["llmb-x-file", "llmb-x-link", "llmb-x-new", "llmb-y-other"]
     assert names(place) == kept
     assert names(outside) == ["kept"]

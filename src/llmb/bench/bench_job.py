@@ -189,7 +189,8 @@ def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
         how = f"signal {signal}" if signal else f"exit code {exit_code}"
         problem = f"the workers ended with {how}; see {folder.log}"
     if subject == "gpus":
-        missing = _missing(folder, {file.node for file in measured})
+        reported = {file.node for file in measured}
+        missing = tuple(node for node in _nodes(folder) if node not in reported)
     kept = tuple(str(write_measurements(Path(request.install), file)) for file in measured if file.measurements)
     end = BenchEnd(measured=measured, kept=kept, problem=problem, missing_nodes=missing)
     write_atomically(folder.path / END, end.model_dump_json(indent=2) + "\n")
@@ -206,18 +207,9 @@ def _gpus(folder: Path, request: BenchRequest) -> tuple[MeasurementFile, ...]:
     return tuple(gpu_files(read_parts(folder), request.command, request.measured_at))
 
 
-def _missing(folder: RunFolder, reported: set[str]) -> tuple[str, ...]:
-    return tuple(node for node in _nodes(folder) if node not in reported)
-
-
 def _nodes(folder: RunFolder) -> list[str]:
     scheduler = find_scheduler(read_spec(folder).scheduler)
     return scheduler.host_names(scheduler.current_job(os.environ).nodes)
-
-
-def judged_nodes(result: PairwiseResult) -> JudgedNodes:
-    named = {word: tuple(result.named(fit=fit)) for word, fit in (("fit", True), ("unfit", False), ("undecided", None))}
-    return JudgedNodes(started_at=result.started_at, **named)
 
 
 def _conclude_pairs(folder: RunFolder, request: BenchRequest) -> BenchEnd:
@@ -239,7 +231,8 @@ def _conclude_pairs(folder: RunFolder, request: BenchRequest) -> BenchEnd:
         alone=tuple(readings.alone.values()),
         pairs=tuple(readings.pairs),
     )
-    kept = write_judged(Path(request.install), judged_nodes(result))
+    named = {word: tuple(result.named(fit=fit)) for word, fit in (("fit", True), ("unfit", False), ("undecided", None))}
+    kept = write_judged(Path(request.install), JudgedNodes(started_at=result.started_at, **named))
     end = BenchEnd(kept=(str(kept),), pairwise=result)
     write_atomically(folder.path / END, end.model_dump_json(indent=2) + "\n")
     return end

@@ -21,14 +21,6 @@ from llmb.scratch import scratch_folder
 OnProgress = Callable[[BenchProgress], None]
 
 
-def need_torch() -> None:
-    """Raises EnvironmentProblem."""
-    if find_spec("torch") is None:
-        raise EnvironmentProblem(
-            "measuring needs torch, which this Python does not have", do="pip install 'llmb[engine]'"
-        )
-
-
 def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
     """Raises as ``run_program``."""
     with job_folder("job.json", job) as folder:
@@ -63,7 +55,10 @@ def run_program(
     Raises EnvironmentProblem without torch, RunFailed if the program died, with what it was measuring, or
     UserInterrupt.
     """
-    need_torch()
+    if find_spec("torch") is None:
+        raise EnvironmentProblem(
+            "measuring needs torch, which this Python does not have", do="pip install 'llmb[engine]'"
+        )
     last: BenchProgress | None = None
 
     def follow(line: bytes) -> None:

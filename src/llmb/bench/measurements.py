@@ -195,17 +195,13 @@ def measurements_at(path: Path) -> list[MeasurementFile]:
     """Reads a kept file, what ``--json`` printed, or all in a node's folder, the oldest first; empty if there is none.
     Raises UsageError as above."""
     if path.is_file() and not _KEPT.fullmatch(path.name):
-        return _printed(path)
+        # Empty if the file is of another kind.
+        try:
+            return [MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))]
+        except ValueError:
+            return []
     paths = path.iterdir() if path.is_dir() else [path] if path.is_file() else []
     return sorted(_read_all(each for each in paths if _KEPT.fullmatch(each.name)), key=_moment)
-
-
-def _printed(path: Path) -> list[MeasurementFile]:
-    """Empty if the file is of another kind."""
-    try:
-        return [MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))]
-    except ValueError:
-        return []
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:

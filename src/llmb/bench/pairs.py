@@ -293,7 +293,12 @@ def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[
     """The nodes in their order, and what is to be known besides."""
     found = Suspicion(failed=dict(_failures(readings)))
     for kind in (PRODUCT, BANDWIDTH):
-        _compare_alone(readings, kind, rule, found)
+        well = [reading for reading in readings.alone.values() if reading.node not in found.failed]
+        speeds = {reading.node: speed for reading in well if (speed := kind.speed(reading.figures))}
+        typical = usual([*speeds.values()], kind, rule)
+        for node, speed in speeds.items():
+            if typical and typical.is_slow(speed):
+                found.slow.setdefault(node, []).append(f"alone: {typical.evidence(kind, speed)}")
     found.pairs = [pair for pair in readings.pairs if not pair.has(found.failed)]
     _judge_pairs(found, rule)
     _blame(readings, found)
@@ -308,15 +313,6 @@ def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
             yield node, ["nothing came of it alone"]
         elif alone.problem:
             yield node, [f"alone: {alone.problem}"]
-
-
-def _compare_alone(readings: Readings, kind: Kind, rule: PairRule, found: Suspicion) -> None:
-    well = [reading for reading in readings.alone.values() if reading.node not in found.failed]
-    speeds = {reading.node: speed for reading in well if (speed := kind.speed(reading.figures))}
-    typical = usual([*speeds.values()], kind, rule)
-    for node, speed in speeds.items():
-        if typical and typical.is_slow(speed):
-            found.slow.setdefault(node, []).append(f"alone: {typical.evidence(kind, speed)}")
 
 
 def _judge_pairs(found: Suspicion, rule: PairRule) -> None:

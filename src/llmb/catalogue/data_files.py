@@ -81,7 +81,10 @@ def check_yaml(text: bytes | str) -> None:
                 stack.append(_Open(event.anchor))
                 sizes.pop(event.anchor or "", None)  # an alias within its own anchor has no size
             case yaml.CollectionEndEvent():
-                _close(stack, sizes)
+                closed = stack.pop()
+                stack[-1].values += closed.values
+                if closed.anchor:
+                    sizes[closed.anchor] = closed.values
             case yaml.ScalarEvent():
                 stack[-1].values += 1
                 if event.anchor:
@@ -92,13 +95,6 @@ def check_yaml(text: bytes | str) -> None:
                 stack[-1].values += size
         _refuse(event, getattr(event, "tag", None) not in (None, _STRING_TAG), "a tag, which is unsupported")
         _refuse(event, stack[-1].values > MOST_VALUES, f"more than {MOST_VALUES:,} values")
-
-
-def _close(stack: list[_Open], sizes: dict[str, int]) -> None:
-    closed = stack.pop()
-    stack[-1].values += closed.values
-    if closed.anchor:
-        sizes[closed.anchor] = closed.values
 
 
 def _refuse(event: yaml.Event, wrong: bool, what: str) -> None:

@@ -51,12 +51,6 @@ def by_size(row: LayoutRow) -> tuple[bool, int]:
     return row.proxy, row.gpus
 
 
-def scales_above(tables: Iterable[LayoutTable]) -> list[str]:
-    """The scales above the largest that is itemized, in words."""
-    largest = max((table.rows[-1].gpus, table.above_largest) for table in tables)
-    return {"any": ["any"], "double": [f"doublings of {largest[0]}"], "refuse": []}[largest[1]]
-
-
 CPU = "cpu"
 MOST_GPUS = 1 << 32
 """No machine has more, and batch sizes for more would be too large for a layout."""
@@ -172,7 +166,9 @@ def resolve(catalogue: Catalogue, request: Request, found: Mapping[str, str] = M
     pick = _pick_row(workload, choices, request, release)
     recipe = _recipe(catalogue, workload, request, gpu_type, dtype, pick)
     rows = sorted((row for choice in choices for row in choice.table.rows), key=by_size)
-    above = scales_above(choice.table for choice in choices)
+    # The scales above the largest that is itemized, in words.
+    largest = max((choice.table.rows[-1].gpus, choice.table.above_largest) for choice in choices)
+    above = {"any": ["any"], "double": [f"doublings of {largest[0]}"], "refuse": []}[largest[1]]
     possible = {
         "gpu_type": gpu_types_of(workload, request.size),
         "dtype": dtypes,

@@ -80,21 +80,17 @@ def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
     names += _told(judged, "pairwise measurement", HOW_TO_MEASURE, cluster, say) if judged else []
     known = checked or judged
     since_s = datetime.fromisoformat(known.started_at).timestamp() if known else time.time() - OLD_S
-    blamed = _blamed(install, since_s, say)
+    # Nodes at fault in jobs that ended since then.
+    with read_history(install, say) as history:
+        jobs = history.jobs(Filter(since_s=since_s - LONGEST_JOB_S, kind="run"))
+    late = (job for job in jobs if job.bad_nodes and (job.ended_s or job.checked_s or 0) > since_s)
+    blamed = list(dict.fromkeys(node for job in late for node in (job.bad_nodes or "").split(",")))
     if missing and not known and not blamed:
         raise missing
     if blamed:
         when = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")
         say(f"{UNFIT}: at fault in runs since {when}: {cluster.host_list(blamed)}")
     return list(dict.fromkeys((*names, *blamed)))
-
-
-def _blamed(install: Path, since_s: float, say: Say) -> list[str]:
-    """Nodes at fault in jobs that ended since then."""
-    with read_history(install, say) as history:
-        jobs = history.jobs(Filter(since_s=since_s - LONGEST_JOB_S, kind="run"))
-    late = (job for job in jobs if job.bad_nodes and (job.ended_s or job.checked_s or 0) > since_s)
-    return list(dict.fromkeys(node for job in late for node in (job.bad_nodes or "").split(",")))
 
 
 def _last_judged(install: Path) -> JudgedNodes | None:

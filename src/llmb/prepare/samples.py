@@ -54,7 +54,17 @@ def from_row(row: Mapping[str, Any]) -> DatasetSample | None:
             raise Malformed("'original_answers' is not a list of texts")
         return DatasetSample(row["input"], row["output"], tuple(answers)) if row["output"].strip() else None
     _require(row, QUESTION_KEYS[:2])
-    return from_question(row["context"], row["question"], _answers(row.get("answers")))
+    value = row.get("answers")
+    # From the hub's ``{"text": [...]}`` or the original's ``[{"text": ...}]``.
+    if isinstance(value, Mapping):
+        texts = value.get("text")
+    elif isinstance(value, list) and all(isinstance(answer, Mapping) for answer in value):
+        texts = [answer.get("text") for answer in value]
+    else:
+        texts = None
+    if not isinstance(texts, list) or not all(map(_is_text, texts)):
+        raise Malformed('\'answers\' is neither {"text": [...]} nor a list of {"text": ...}')
+    return from_question(row["context"], row["question"], tuple(texts))
 
 
 def _require(row: Mapping[str, Any], names: tuple[str, ...]) -> None:
@@ -75,19 +85,6 @@ def _is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _answers(value: Any) -> tuple[str, ...]:  # noqa: ANN401 (any JSON value)
-    """From the hub's ``{"text": [...]}`` or the original's ``[{"text": ...}]``."""
-    if isinstance(value, Mapping):
-        texts = value.get("text")
-    elif isinstance(value, list) and all(isinstance(answer, Mapping) for answer in value):
-        texts = [answer.get("text") for answer in value]
-    else:
-        texts = None
-    if not isinstance(texts, list) or not all(map(_is_text, texts)):
-        raise Malformed('\'answers\' is neither {"text": [...]} nor a list of {"text": ...}')
-    return tuple(texts)
 
 
 def from_squad_document(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

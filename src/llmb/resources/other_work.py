@@ -53,7 +53,13 @@ def find_other_work(
     window = TimeSpan(begin_s - wider_s, end_s + wider_s)
     longest: dict[str, tuple[Sampled, tuple[Sample, ...]]] = {}
     for one in sampled:
-        around = _around(one.samples, window)
+        # From the last sample before the window, or the first, to the first one after it, or the last.
+        samples = one.samples
+        before = [place for place, sample in enumerate(samples) if sample.time_s <= window.begin_s]
+        after = [place for place, sample in enumerate(samples) if sample.time_s >= window.end_s]
+        found = tuple(samples[before[-1] if before else 0 : after[0] + 1 if after else len(samples)])
+        outside = not found or found[-1].time_s <= window.begin_s or found[0].time_s >= window.end_s
+        around = () if outside else found
         if _lasted(around) > _lasted(longest.get(one.start.node, (one, ()))[1]):
             longest[one.start.node] = one, around
     long_enough = {
@@ -74,17 +80,6 @@ def run_text(run: SeenRun) -> str:
     if run.since_s is None:
         return f"{run.program} {where}"
     return f"{run.program} {where}, since {datetime.fromtimestamp(run.since_s, UTC).astimezone():%H:%M:%S}"
-
-
-def _around(samples: Sequence[Sample], window: TimeSpan) -> tuple[Sample, ...]:
-    """From the last sample before the window, or the first, to the first one after it, or the last. Empty for samples
-    that lie outside of it.
-    """
-    before = [place for place, sample in enumerate(samples) if sample.time_s <= window.begin_s]
-    after = [place for place, sample in enumerate(samples) if sample.time_s >= window.end_s]
-    found = tuple(samples[before[-1] if before else 0 : after[0] + 1 if after else len(samples)])
-    outside = not found or found[-1].time_s <= window.begin_s or found[0].time_s >= window.end_s
-    return () if outside else found
 
 
 def _lasted(samples: Sequence[Sample]) -> float:

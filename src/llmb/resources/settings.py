@@ -200,18 +200,14 @@ def _cpus(files: SystemFiles, _: Mapping[str, str]) -> Found:
         ("driver", "scaling_driver"),
     ):
         yield f"cpu.{key}", _together(files.text(f"{CPU}/{cpu}/cpufreq/{name}") for cpu in cpus)
-    yield "cpu.boost", _boost(files)
+    off = files.number(f"{CPU}/intel_pstate/no_turbo")
+    on = files.number(f"{CPU}/cpufreq/boost") if off is None else 1 - off
+    yield "cpu.boost", None if on is None else "on" if on else "off"
     yield "cpu.online", files.text(f"{CPU}/online")
     yield "cpu.smt", files.text(f"{CPU}/smt/control")
     idle = f"{CPU}/cpu0/cpuidle"
     states = [state for state in files.names(idle) if files.number(f"{idle}/{state}/disable") == 0]
     yield "cpu.idle_states", ", ".join(filter(None, (files.text(f"{idle}/{state}/name") for state in states)))
-
-
-def _boost(files: SystemFiles) -> str | None:
-    off = files.number(f"{CPU}/intel_pstate/no_turbo")
-    on = files.number(f"{CPU}/cpufreq/boost") if off is None else 1 - off
-    return None if on is None else "on" if on else "off"
 
 
 def _bios(files: SystemFiles, _: Mapping[str, str]) -> Found:

@@ -90,7 +90,13 @@ class AttentionChoices:
 
 def _call(case: AttentionCase, device: torch.device, *, repeats_heads: bool, backend: AttentionBackend) -> Call:
     """The pass of ``case``, to be called with the backend's context; a backward pass has its forward pass done."""
-    *heads, gradient = _heads(case, device)
+    # Query, key and value as projections give them, and the result's gradient: [batch, seq, heads, head_dim].
+    *heads, gradient = (
+        torch.randn(case.batch, case.seq_len, number, case.head_dim, dtype=DTYPES[case.dtype], device=device)
+        for number in (case.heads, case.kv_heads, case.kv_heads, case.heads)
+    )
+    for part in heads:
+        part.requires_grad_()
 
     def forward() -> Tensor:
         query, key, value = heads
@@ -105,15 +111,6 @@ def _call(case: AttentionCase, device: torch.device, *, repeats_heads: bool, bac
     return lambda: torch.autograd.grad(seen, heads, gradient, retain_graph=True)
 
 
-def _heads(case: AttentionCase, device: torch.device) -> list[Tensor]:
-    """Query, key and value as projections give them, and the result's gradient: [batch, seq, heads, head_dim]."""
-    drawn = [
-        torch.randn(case.batch, case.seq_len, number, case.head_dim, dtype=DTYPES[case.dtype], device=device)
-        for number in (case.heads, case.kv_heads, case.kv_heads, case.heads)
-    ]
-    return [*(part.requires_grad_() for part in drawn[:3]), drawn[3]]
-
-
 def launch(case: LaunchCase, device: torch.device) -> PreparedCall:
     value = torch.zeros(1, device=device)
     ways: dict[str, Callable[[Tensor, torch.device], float]] = {
@@ -122,7 +119,16 @@ def launch(case: LaunchCase, device: torch.device) -> PreparedCall:
         "round_trip": round_trip_seconds,
     }
     if case.way == "graph":
-        seconds = partial(graph_seconds, captured(value, device), device)
+        # All launches as a graph. Capturing needs one that ran before, on another stream than the default one.
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            value.add_(1)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            add_many(value)
+        seconds = partial(graph_seconds, graph, device)
     else:
         seconds = partial(ways[case.way], value, device)
     return PreparedCall(seconds, seconds=seconds)
@@ -146,19 +152,6 @@ def device_seconds(value: Tensor, device: torch.device) -> float:
     first = Moment(device)
     add_many(value)
     return _since(first, device)
-
-
-def captured(value: Tensor, device: torch.device) -> torch.cuda.CUDAGraph:
-    """All launches as a graph. Capturing needs one that ran before, on another stream than the default one."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        value.add_(1)
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        add_many(value)
-    return graph
 
 
 def graph_seconds(graph: torch.cuda.CUDAGraph, device: torch.device) -> float:

@@ -23,7 +23,19 @@ def main(folder: str, size: int, limit_s: float) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the test file is removed
     wanted = Path(folder)
     place = next(path for path in (wanted, *wanted.parents) if _is_dir(path))
-    _print(space=_space(place, exists=place == wanted))
+    found = os.statvfs(place)
+    _print(
+        space={
+            "path": str(place.resolve()),
+            "exists": place == wanted,
+            "writable": os.access(place, os.W_OK | os.X_OK),
+            "device": place.stat().st_dev,
+            "free": found.f_bavail * found.f_frsize,
+            "total": found.f_blocks * found.f_frsize,
+            "free_inodes": found.f_favail,
+            "inodes": found.f_files,
+        }
+    )
     if not size:
         return
     path = place / f".llmb-doctor-{socket.gethostname()}-{os.getpid()}"
@@ -42,20 +54,6 @@ def _is_dir(path: Path) -> bool:
         return path.is_dir()
     except OSError:
         return False
-
-
-def _space(place: Path, *, exists: bool) -> dict[str, object]:
-    found = os.statvfs(place)
-    return {
-        "path": str(place.resolve()),
-        "exists": exists,
-        "writable": os.access(place, os.W_OK | os.X_OK),
-        "device": place.stat().st_dev,
-        "free": found.f_bavail * found.f_frsize,
-        "total": found.f_blocks * found.f_frsize,
-        "free_inodes": found.f_favail,
-        "inodes": found.f_files,
-    }
 
 
 def _rates(path: Path, size: int, limit_s: float) -> dict[str, tuple[int, float, bool]]:

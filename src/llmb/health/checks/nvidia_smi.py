@@ -102,7 +102,12 @@ class GpuFacts:
 
 
 def read_gpus(source: FactSource, node: str) -> GpuFacts:
-    on_bus = gpus_on_bus(source)
+    # NVIDIA's GPUs on the PCI bus, whether or not the driver has them.
+    devices = (f"/sys/bus/pci/devices/{name}" for name in source.names("/sys/bus/pci/devices"))
+    on_bus = sum(
+        source.text(f"{device}/vendor") == NVIDIA and (source.text(f"{device}/class") or "")[:6] in DISPLAY_CLASSES
+        for device in devices
+    )
     states, said = read_states(source, node)
     if isinstance(states, Missing):
         return GpuFacts(on_bus=on_bus, states=states, hung=said.timed_out)
@@ -135,15 +140,6 @@ def _details(source: FactSource) -> tuple[dict[str, Any], str | None]:
             problem = said.problem or ""
             return {**dict.fromkeys(queries, Missing(problem)), **found}, problem
     return found, None
-
-
-def gpus_on_bus(source: FactSource) -> int:
-    """NVIDIA's GPUs on the PCI bus, whether or not the driver has them."""
-    devices = (f"/sys/bus/pci/devices/{name}" for name in source.names("/sys/bus/pci/devices"))
-    return sum(
-        source.text(f"{device}/vendor") == NVIDIA and (source.text(f"{device}/class") or "")[:6] in DISPLAY_CLASSES
-        for device in devices
-    )
 
 
 def up_seconds(source: FactSource) -> float | None:

@@ -304,7 +304,11 @@ def _write_metadata(path: Path, metadata: Metadata) -> str:
 
 def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
     """What an earlier attempt at the same import has finished; everything else in its folder is removed."""
-    folder, key = Path(job.folder), _key(job)
+    # All that the files of an import depend on.
+    source = {name: (Path(job.source) / name).stat() for name in (*job.files, *job.documents)}
+    seen = {name: [found.st_size, found.st_mtime_ns] for name, found in source.items()}
+    request = job.model_dump(mode="json", exclude={"processes", "folder"})
+    folder, key = Path(job.folder), json.dumps({"version": __version__, "request": request, "source": seen})
     state = folder / IMPORTED / "source.json"
     same = state.is_file() and state.read_text() == key
     if state.is_file() and not same:
@@ -317,11 +321,3 @@ def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
                 path.unlink()
     write_atomically(state, key)
     return kept
-
-
-def _key(job: ImportJob) -> str:
-    """All that the files of an import depend on."""
-    source = {name: (Path(job.source) / name).stat() for name in (*job.files, *job.documents)}
-    seen = {name: [found.st_size, found.st_mtime_ns] for name, found in source.items()}
-    request = job.model_dump(mode="json", exclude={"processes", "folder"})
-    return json.dumps({"version": __version__, "request": request, "source": seen})
