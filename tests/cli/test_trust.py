@@ -11,7 +11,7 @@ from called_here import Run
 
 from llmb import trust
 from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.checkpoints.new_folder import new_folder
+from llmb.checkpoints.files import new_folder
 from llmb.errors import UsageError
 from llmb.install.answers import Answers
 from llmb.install.state import InstallState, Made, state_path

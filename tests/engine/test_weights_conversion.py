@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM
 
-from llmb.checkpoints.checksums import damaged_files
+from llmb.checkpoints.files import damaged_files
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model

@@ -254,7 +254,7 @@ def test_what_a_killed_process_left_is_completed(tmp_path: Path, source: Path) -
     for name in ("training.jsonl", "samples.json"):
         (first.folder / f".{name}.partial").write_bytes(b"left over")
     (packed / RECORD).unlink()
-    leftover = packed.with_name(f".{packed.name}.0123.partial")
+    leftover = packed.with_name(f".{packed.name}.partial")
     leftover.mkdir()
     (first.folder / "samples.json").unlink()
     (first.folder / "test.jsonl").unlink()

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.checkpoint import partial_path, read_checkpoint
+from llmb.checkpoints.checkpoint import read_checkpoint
+from llmb.checkpoints.files import partial_path
 from llmb.checkpoints.prepared_data import PreparedFolders, prepared_folders
 from llmb.cli.prepare import app
 from llmb.errors import EnvironmentProblem, UsageError

@@ -15,10 +15,10 @@ from llmb.checkpoints.checkpoint import (
     ImportSource,
     checkpoint_name,
     model_differences,
-    partial_path,
     read_checkpoint,
     saved_checkpoints,
 )
+from llmb.checkpoints.files import partial_path
 from llmb.checkpoints.origin import random_and_synthetic
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.metrics.throughput import checkpoint_bytes

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from llmb.catalogue.record import first_problem
 from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, Training
-from llmb.checkpoints.checksums import Verification
+from llmb.checkpoints.files import PARTIAL, Verification
 from llmb.checkpoints.origin import Origin, WeightsOrigin
 from llmb.checkpoints.prepared_data import PackedDataset
 from llmb.errors import UsageError, itemized
@@ -70,7 +70,6 @@ RECORD = "checkpoint.json"
 WEIGHTS = "weights"
 CONTEXT = "context"
 """Configuration and tokenizer of imported weights."""
-PARTIAL = ".partial"
 NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
 """Fields of a model that may differ between checkpoint and run: names, and fields that only affect new models."""
 
@@ -138,11 +137,6 @@ class SavedCheckpoint:
 
 def checkpoint_name(step: int, consumed_samples: int) -> str:
     return f"step={step}-consumed_samples={consumed_samples}"
-
-
-def partial_path(checkpoint: Path) -> Path:
-    """Where ``checkpoint`` is written until it is complete."""
-    return checkpoint.with_name(f".{checkpoint.name}{PARTIAL}")
 
 
 def read_checkpoint(path: Path) -> SavedCheckpoint:

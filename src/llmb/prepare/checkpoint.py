@@ -8,7 +8,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, partial_path, read_checkpoint
+from llmb.checkpoints.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, read_checkpoint
+from llmb.checkpoints.files import partial_path
 from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.errors import UsageError
 from llmb.metrics.throughput import parameter_count

@@ -11,7 +11,7 @@ from pathlib import Path
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.resolve import find_model, find_workload
-from llmb.checkpoints.checksums import damaged_files, file_checksum
+from llmb.checkpoints.files import damaged_files, file_checksum
 from llmb.checkpoints.prepared_data import RECORD, SPLITS, PackedDataset, PreparedFolders, Split
 from llmb.errors import UsageError, check_installed, itemized
 from llmb.jobs.locks import file_lock

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmb import __version__
-from llmb.checkpoints.checksums import ChecksumWriter
-from llmb.checkpoints.new_folder import new_folder
+from llmb.checkpoints.files import ChecksumWriter, new_folder
 from llmb.checkpoints.prepared_data import (
     ANSWERS,
     DOCUMENTS,

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from llmb import __version__
 from llmb.catalogue.records import Record
-from llmb.checkpoints.checksums import ChecksumWriter, file_checksum
+from llmb.checkpoints.files import ChecksumWriter, file_checksum
 from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, Split, incomplete_files
 from llmb.errors import UsageError
 from llmb.input_files import MOST_JSON_BYTES, read_regular

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.new_folder import new_folder
+from llmb.checkpoints.files import new_folder
 from llmb.errors import UsageError, check_installed
 from llmb.huggingface.config import config_of
 from llmb.huggingface.tensors import CONFIG, SINGLE_FILE, Shape, WeightsFormat, format_of, stored_tensors

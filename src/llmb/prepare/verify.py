@@ -13,8 +13,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, find_workload, releases_of
-from llmb.checkpoints.checkpoint import RECORD, model_differences, partial_path, read_checkpoint
-from llmb.checkpoints.checksums import BLOCK, damaged_files
+from llmb.checkpoints.checkpoint import RECORD, model_differences, read_checkpoint
+from llmb.checkpoints.files import BLOCK, damaged_files, partial_path
 from llmb.checkpoints.nemo_folder import is_nemo_folder
 from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, PreparedFolders, Split
 from llmb.errors import UsageError

@@ -16,7 +16,7 @@ from llmb.checkpoints.checkpoint import (
     read_checkpoint_times,
     saved_checkpoints,
 )
-from llmb.checkpoints.checksums import Verification
+from llmb.checkpoints.files import Verification
 from llmb.checkpoints.origin import WeightsOrigin, identity_of
 from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.metrics.throughput import checkpoint_bytes, parameter_count

@@ -25,9 +25,8 @@ from llmb.checkpoints.checkpoint import (
     model_differences,
     read_checkpoint,
 )
-from llmb.checkpoints.checksums import damaged_files, file_checksum
+from llmb.checkpoints.files import check_free, damaged_files, file_checksum, flush_file, new_folder
 from llmb.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
-from llmb.checkpoints.new_folder import check_free, flush_file, new_folder, resumable_folder
 from llmb.checkpoints.origin import WeightsOrigin, identity_of
 from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
@@ -183,7 +182,7 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
     source, target = read_source(request.source, request.model), request.target.absolute()
     check_converter()
     check_context(source.context)
-    with resumable_folder(target, finished_files) as folder:
+    with new_folder(target, finished_files) as folder:
         if source.format == "huggingface" and not finished_files(folder):
             check_content(source, request.processes, on_progress, on_note)
         job = ImportJob(

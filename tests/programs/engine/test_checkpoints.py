@@ -16,7 +16,8 @@ import pytest
 from checkpoint_lines import find_loads, find_saves
 from fork_server import Fork
 
-from llmb.checkpoints.checkpoint import partial_path, read_checkpoint, read_checkpoint_times, saved_checkpoints
+from llmb.checkpoints.checkpoint import read_checkpoint, read_checkpoint_times, saved_checkpoints
+from llmb.checkpoints.files import partial_path
 from llmb.errors import UsageError
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log

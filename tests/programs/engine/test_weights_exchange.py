@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.checkpoint import partial_path, read_checkpoint
+from llmb.checkpoints.checkpoint import read_checkpoint
+from llmb.checkpoints.files import partial_path
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.data.build import build_data
 from llmb.engine.model.decoder import build_model

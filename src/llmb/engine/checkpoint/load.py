@@ -28,7 +28,7 @@ from llmb.checkpoints.checkpoint import (
     damage_error,
     read_checkpoint_record,
 )
-from llmb.checkpoints.checksums import damaged_files
+from llmb.checkpoints.files import damaged_files
 from llmb.engine.checkpoint.parts import PartsLoadPlanner, Places
 from llmb.engine.checkpoint.state import (
     MODEL,

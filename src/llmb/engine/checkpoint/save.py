@@ -28,9 +28,8 @@ from llmb.checkpoints.checkpoint import (
     add_checkpoint_time,
     checkpoint_name,
     checkpoint_time,
-    partial_path,
 )
-from llmb.checkpoints.new_folder import flush_folder
+from llmb.checkpoints.files import flush_file, partial_path
 from llmb.checkpoints.origin import WeightsOrigin
 from llmb.engine.checkpoint.parts import PartsSavePlanner
 from llmb.engine.checkpoint.state import part_places, training_state
@@ -109,12 +108,12 @@ def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], ba
         (partial / WEIGHTS / left).unlink()
     files = {f"{WEIGHTS}/{name}": sizes[name] for name in sorted(checksums)}
     crc32 = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(checksums.items())}
-    flush_folder(partial / WEIGHTS)
+    flush_file(partial / WEIGHTS)
     record = checkpoint_record(plan, step, files, crc32, base)
     write_atomically(partial / RECORD, record.model_dump_json(indent=2) + "\n")
-    flush_folder(partial)
+    flush_file(partial)
     partial.rename(path)
-    flush_folder(path.parent)
+    flush_file(path.parent)
 
 
 def checkpoint_record(

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from llmb.checkpoints.checksums import ChecksumWriter
+from llmb.checkpoints.files import ChecksumWriter
 from llmb.errors import EnvironmentProblem
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from llmb.catalogue.records import DocumentLengths
 from llmb.checkpoints.checkpoint import dataset_problem, read_checkpoint_record
-from llmb.checkpoints.checksums import damaged_files
+from llmb.checkpoints.files import damaged_files
 from llmb.checkpoints.prepared_data import RECORD, PackedArrays, PackedDataset, incomplete_files, map_arrays
 from llmb.engine.data.batches import MicroBatch, TrainingData
 from llmb.engine.model.loss import IGNORED

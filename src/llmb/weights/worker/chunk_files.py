@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from llmb import __version__
 from llmb.checkpoints.checkpoint import WEIGHTS, StoredDtype
-from llmb.checkpoints.checksums import ChecksumWriter
+from llmb.checkpoints.files import ChecksumWriter
 from llmb.engine.checkpoint.load import torch_message
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import causes

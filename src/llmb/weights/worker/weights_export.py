@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.catalogue.records import Lora
 from llmb.checkpoints.checkpoint import WEIGHTS
-from llmb.checkpoints.new_folder import flush_file
+from llmb.checkpoints.files import flush_file
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import Writer

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of checkpoints: folders that become visible only when they are complete, and checksums.
+
+Checksums are CRC-32, as eight hexadecimal digits. They find damage, not forgery: CRC-32 misses one changed file in 4
+billion. It is the fastest that Python has, with or without instructions of the CPU for hashes
+(``benchmarks/checksums.py``).
+"""
+
+import fcntl
+import io
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.trust import check_links
+
+LOCK = ".lock"
+PARTIAL = ".partial"
+
+
+def partial_path(target: Path) -> Path:
+    """Where ``target`` is written until it is complete."""
+    return target.with_name(f".{target.name}{PARTIAL}")
+
+
+@contextmanager
+def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda _: False) -> Iterator[Path]:
+    """A folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
+
+    What a killed attempt at the same target left in it is removed first. Neither is if ``is_worth_keeping`` says so.
+    Raises UsageError if ``target`` exists or is being written, EnvironmentProblem if writing fails.
+    """
+    check_links(target.parent)
+    check_free(target)
+    partial = partial_path(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir(exist_ok=True)
+        with (partial / LOCK).open("w") as lock:
+            _lock(lock.fileno(), target)
+            try:
+                check_free(target)  # whoever held the lock until now may have completed it
+                if not is_worth_keeping(partial):
+                    _remove_content(partial)
+                yield partial
+                for folder in partial.glob("**/"):
+                    flush_file(folder)
+                partial.rename(target)
+                (target / LOCK).unlink()  # not before: without it, another process would take this for a leftover
+                flush_file(target.parent)
+            finally:
+                if partial.exists() and not is_worth_keeping(partial):
+                    shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        advice = "free some space, or give a folder on another disk"
+        raise EnvironmentProblem(f"cannot write: {error.strerror}", where=str(target), do=advice) from error
+
+
+def _lock(descriptor: int, target: Path) -> None:
+    """Raises UsageError if another process holds the lock. On a file system without locks, none does."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        do = "wait for it, end it, or give another folder"
+        raise UsageError("another llmb is writing to this folder", where=str(target), do=do) from error
+    except OSError:
+        return
+
+
+def _remove_content(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+def check_free(target: Path) -> None:
+    """Raises UsageError if ``target`` exists; an empty folder is used."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UsageError("this already exists", where=str(target), do="give a new folder, or remove this one")
+
+
+def flush_file(path: Path) -> None:
+    """Flushes the content of a file, or the names in a folder, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+Verification = Literal["verified", "skipped"]
+BLOCK = 2**22
+
+OnBlock = Callable[[], object]
+
+
+class ChecksumWriter(io.BufferedWriter):
+    """A new file whose checksum is computed while it is written, front to back."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self.crc = 0
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 (bytes, or anything with a buffer)
+        self.crc = zlib.crc32(data, self.crc)
+        return super().write(data)
+
+    @property
+    def checksum(self) -> str:
+        return f"{self.crc:08x}"
+
+
+def file_checksum(path: Path, on_block: OnBlock = lambda: None) -> str:
+    """Reads the whole file; ``on_block`` is called for every 4 MiB. Raises OSError."""
+    crc = 0
+    with path.open("rb", buffering=0) as stream:
+        block = bytearray(BLOCK)
+        while size := stream.readinto(block):
+            crc = zlib.crc32(memoryview(block)[:size], crc)
+            on_block()
+    return f"{crc:08x}"
+
+
+def damaged_files(
+    folder: Path, checksums: Mapping[str, str], *, threads: int, on_block: OnBlock = lambda: None
+) -> Iterator[str]:
+    """What is wrong with each file whose content has another checksum, or cannot be read."""
+
+    def damage(item: tuple[str, str]) -> str | None:
+        name, expected = item
+        try:
+            found = file_checksum(folder / name, on_block)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        return None if found == expected else f"{name} has the checksum {found}, not {expected}"
+
+    with ThreadPoolExecutor(max(1, threads), thread_name_prefix="checksum") as pool:
+        yield from filter(None, pool.map(damage, checksums.items()))
