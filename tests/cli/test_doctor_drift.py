@@ -11,7 +11,7 @@ from recorded_node import RecordedNode
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
-from llmb.health.settings import settings_here
+from llmb.health.node import settings_here
 from llmb.report.doctor_report import DriftReport, drift_tables
 from llmb.report.table import plain_lines
 from llmb.resources.host import host_name

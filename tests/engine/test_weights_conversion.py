@@ -25,9 +25,8 @@ from llmb.huggingface.tensors import format_of
 from llmb.weights.protocol import IMPORTED, ExportJob, ImportJob, finished_files
 from llmb.weights.worker import chunk_files, weights_export, weights_import
 from llmb.weights.worker.chunk_files import Parameter, chunks_of
-from llmb.weights.worker.safetensors_files import open_files
 from llmb.weights.worker.weights_export import export_weights, stored_parts
-from llmb.weights.worker.weights_import import import_weights, parameter_shapes
+from llmb.weights.worker.weights_import import import_weights, open_files, parameter_shapes
 
 FILE = "model.safetensors"
 NAMES = ["llama", "nemotron4", "nemotron4-biased", "llama4", "qwen2", "qwen3", "qwen3-tied", "mixtral"]

@@ -13,7 +13,7 @@ import pytest
 from recorded_runs import gpu_record, times_around, write_run
 from slurm_cluster import SlurmCluster
 
-from llmb.health.settings import settings_here
+from llmb.health.node import settings_here
 from llmb.resources.settings import together
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

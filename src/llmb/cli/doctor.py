@@ -23,10 +23,9 @@ from llmb.health.check_nodes import CheckTerms, NodesCheck, stored
 from llmb.health.exclusion import listed_in, listed_names
 from llmb.health.facts import check_gpu_type
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check
-from llmb.health.node import DISK_BYTES, check_node, check_request
+from llmb.health.node import DISK_BYTES, check_node, check_request, settings_here
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.health.rules import AREAS, rules
-from llmb.health.settings import settings_here
 from llmb.jobs.history import open_history
 from llmb.options import options_of
 from llmb.report.doctor_report import (

@@ -9,15 +9,7 @@ from pathlib import Path
 
 from llmb.errors import UsageError
 from llmb.health.check_nodes import stored
-from llmb.health.kept_checks import (
-    HOW_TO_CHECK,
-    HOW_TO_MEASURE,
-    JudgedNodes,
-    NoCheck,
-    age_s,
-    last_check,
-    last_judged,
-)
+from llmb.health.kept_checks import HOW_TO_CHECK, HOW_TO_MEASURE, JudgedNodes, NoCheck, age_s, last_check, last_judged
 from llmb.jobs.history import read_history
 from llmb.jobs.store import Filter
 from llmb.runs.record_file import BrokenRecord

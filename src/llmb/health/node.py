@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All checks of this node.
+"""All checks of this node, and its settings, read now.
 
 ``python -m llmb.health.node FOLDER NODE`` writes the report of one node of several into the folder. It waits for no
 other node, and knows none.
@@ -27,16 +27,17 @@ from llmb.health.checks.host import (
     read_shared_clock,
 )
 from llmb.health.checks.network import Port, network_checks, read_ports
-from llmb.health.checks.nvidia_smi import GpuFacts, read_gpus
+from llmb.health.checks.nvidia_smi import GpuFacts, read_gpus, read_states
 from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import container_checks, software_checks
 from llmb.health.facts import FactSource, WantedFacts, named_places, wanted_of
 from llmb.health.kept_checks import CheckFolder
 from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
-from llmb.health.settings import settings_here
 from llmb.missing import Missing
 from llmb.resources.host import host_name
+from llmb.resources.settings import NodeSettings, read_settings
+from llmb.runs.conditions import gpu_limits
 from llmb.runs.folder import write_atomically
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, scheduler_of
@@ -203,6 +204,21 @@ def main(path: str, node: str) -> int:
         sys.stderr.write(f"{error.filename or path}: {error.strerror}\n")
         return 1
     return 0
+
+
+def settings_here(install: Path, environ: Mapping[str, str], source: FactSource | None = None) -> NodeSettings:
+    """Settings of this node, with those of its GPUs, and the image that jobs train in. Raises UsageError for settings
+    of the cluster that are wrong.
+    """
+    source = source or FactSource(environ=environ)
+    found = read_settings(source, environ)
+    states, _ = read_states(source, host_name())
+    site = read_cluster_site(Catalogue(), install, environ)
+    container = site.config.container
+    image = {"software.image": container.image} if container.image and container.runtime != "none" else {}
+    limits = {} if isinstance(states, Missing) else gpu_limits(states.gpus)
+    missing = {"hardware": states.reason} if isinstance(states, Missing) else {}
+    return NodeSettings(values={**found.values, **limits, **image}, missing={**found.missing, **missing})
 
 
 if __name__ == "__main__":

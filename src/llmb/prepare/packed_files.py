@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmb import __version__
 from llmb.checkpoints.files import ChecksumWriter, new_folder
-from llmb.checkpoints.prepared_data import (
-    ANSWERS,
-    DOCUMENTS,
-    PACKS,
-    RECORD,
-    TOKENS,
-    PackedDataset,
-    Packer,
-    Split,
-)
+from llmb.checkpoints.prepared_data import ANSWERS, DOCUMENTS, PACKS, RECORD, TOKENS, PackedDataset, Packer, Split
 from llmb.errors import UsageError
 from llmb.prepare.sample_files import SampleFiles, parse_line, read_prepared
 from llmb.prepare.tokenizer import LoadedTokenizer

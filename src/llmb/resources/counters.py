@@ -13,9 +13,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from llmb.resources.host import ROOT
+from llmb.resources.host import ROOT, cgroup_folders
 from llmb.resources.records import CounterReading
 
 MOST_S = 1.0
@@ -84,7 +85,7 @@ def read_counters(
     unread: dict[str, str] = {"gpu": no_gpus} if no_gpus else {}
     areas: dict[str, Callable[[], Counters]] = {
         **({"gpu": gpus} if gpus else {}),
-        **{area: _bound(reader, root) for area, reader in AREAS.items()},
+        **{area: partial(reader, root) for area, reader in AREAS.items()},
     }
     for area, reader in areas.items():
         if time.monotonic() > end_s:
@@ -105,10 +106,6 @@ def read_counters(
     else:
         read.append(KERNEL)
     return CounterReading(read_at_s=time.time(), counters=counters, read=tuple(read), unread=unread, kernel=lines)
-
-
-def _bound(reader: Callable[[Path], Counters], root: Path) -> Callable[[], Counters]:
-    return lambda: reader(root)
 
 
 def _rdma(root: Path) -> Counters:
@@ -174,14 +171,10 @@ def _memory(root: Path) -> Counters:
 
 def _cgroup(root: Path) -> Counters:
     """Kills in the job's control group, by either version of them; a job of Slurm has one of its own."""
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
-        own = mount / path.lstrip("/")
-        jobs = [folder for folder in (own, *own.parents) if folder.name.startswith("job_")]
-        group = jobs[0] if jobs else own
+    groups = list(cgroup_folders(root, "memory"))
+    if not groups:
+        raise FileNotFoundError("proc/self/cgroup")
+    for group in [folder for folder in groups if folder.name.startswith("job_")] or groups:
         for name in ("memory.events", "memory.oom_control"):
             if kills := re.search(r"^oom_kill (\d+)", _text(group / name), re.MULTILINE):
                 yield "job/oom_kill", int(kills[1])

@@ -7,9 +7,11 @@ import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from llmb.input_files import SystemFiles
 from llmb.missing import Missing
 from llmb.resources.records import HostSample, SeenRun
 
@@ -95,26 +97,22 @@ class CpuLimit:
 
 def find_cpu_limit(root: Path = ROOT) -> CpuLimit | None:
     """The tightest of the control groups above this process; None without one that can be read."""
-    return min(_cpu_limits(root), key=lambda limit: limit.cores, default=None)
+    groups = {folder: _cores_of(folder) for folder in cgroup_folders(root, "cpu")}
+    limits = (CpuLimit(cores, folder / "cpu.stat") for folder, cores in groups.items() if cores is not None)
+    return min(limits, key=lambda limit: limit.cores, default=None)
 
 
-def _cpu_limits(root: Path) -> Iterator[CpuLimit]:
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """The control group of this process that has a controller, by either version, and those above it."""
+    for line in (SystemFiles(root=root).text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        mount = root / ("sys/fs/cgroup" if not controllers else f"sys/fs/cgroup/{controllers}")
-        below = mount / path.lstrip("/")
+        mount = root / "sys/fs/cgroup" / controllers
+        own = mount / path.lstrip("/")
+        yield own
         # Inside of a container the path may be the host's, and the container's own group is the mount.
-        for folder in (below, *below.parents):
-            if folder == mount.parent:
-                break
-            if (cores := _cores_of(folder)) is not None:
-                yield CpuLimit(cores, folder / "cpu.stat")
+        yield from takewhile(mount.parent.__ne__, own.parents)
 
 
 def _cores_of(folder: Path) -> float | None:
@@ -130,7 +128,15 @@ def _cores_of(folder: Path) -> float | None:
 
 def read_host(worker: int, energy: CpuEnergy | None, limit: CpuLimit | None = None, root: Path = ROOT) -> HostSample:
     """``worker`` is the process whose memory is sampled."""
-    times = _cpu_times(root)
+    files = SystemFiles(root=root)
+    words = (files.text("/proc/stat") or "").partition("\n")[0].split()[1 : 1 + TIMES]
+    times = (
+        [int(word) / TICKS_PER_S for word in words] if len(words) == TIMES and all(map(str.isdecimal, words)) else []
+    )
+    load = re.match(r"\d+(\.\d+)?", files.text("/proc/loadavg") or "")
+    pages = re.match(r"\d+ (\d+)", files.text(f"/proc/{worker}/statm") or "")
+    memory = re.findall(r"^(MemTotal|MemAvailable):\s*(\d+)", files.text("/proc/meminfo") or "", re.MULTILINE)
+    kib = {name: int(number) for name, number in memory}
     idle = times[IDLE] + times[IOWAIT] + times[STEAL] if times else 0.0
     return HostSample(
         cpu_busy_s=round(sum(times) - idle, 2) if times else None,
@@ -139,44 +145,12 @@ def read_host(worker: int, energy: CpuEnergy | None, limit: CpuLimit | None = No
         cpu_used_s=round(sum(times[OF_PROCESSES]), 2) if times else None,
         cpu_throttled_s=limit.throttled_s() if limit else None,
         cpu_total_s=round(sum(times), 2) if times else None,
-        load=_load(root),
-        memory_used_bytes=_memory_used(root),
-        worker_memory_bytes=_resident(root, worker),
+        load=float(load[0]) if load else None,
+        # What the node has less what could be given to a process.
+        memory_used_bytes=(kib["MemTotal"] - kib["MemAvailable"]) * 1024 if len(kib) == 2 else None,
+        worker_memory_bytes=int(pages[1]) * PAGE_BYTES if pages else None,
         cpu_energy_j=energy.read_j() if energy else None,
     )
-
-
-def _cpu_times(root: Path) -> list[float] | None:
-    try:
-        with (root / "proc/stat").open() as stream:
-            words = stream.readline().split()[1 : 1 + TIMES]
-        return [int(word) / TICKS_PER_S for word in words] if len(words) == TIMES else None
-    except (OSError, ValueError):
-        return None
-
-
-def _load(root: Path) -> float | None:
-    try:
-        return float((root / "proc/loadavg").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _memory_used(root: Path) -> int | None:
-    """What the node has less what could be given to a process."""
-    try:
-        text = (root / "proc/meminfo").read_text()
-    except (OSError, ValueError):
-        return None
-    found = {name: int(kib) for name, kib in re.findall(r"^(MemTotal|MemAvailable):\s*(\d+)", text, re.MULTILINE)}
-    return (found["MemTotal"] - found["MemAvailable"]) * 1024 if len(found) == 2 else None
-
-
-def _resident(root: Path, pid: int) -> int | None:
-    try:
-        return int((root / f"proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _number(path: Path) -> int:
@@ -216,7 +190,9 @@ class NodeProcesses:
         """Ancestors of the run's processes that are none themselves."""
         self.ended_s = 0.0
         """CPU time of own processes that ended, and are no ended children of another."""
-        self.boot_s = _boot_s(root)
+        booted = re.search(r"^btime (\d+)", SystemFiles(root=root).text("/proc/stat") or "", re.MULTILINE)
+        self.boot_s = float(booted[1]) if booted else None
+        """In Unix time."""
 
     def look(self) -> None:
         """Reads all processes. Of those that end meanwhile nothing is known."""
@@ -311,12 +287,3 @@ def _words(root: Path, pid: int) -> tuple[bytes, ...]:
         return tuple((root / "proc" / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0"))
     except OSError:
         return ()
-
-
-def _boot_s(root: Path) -> float | None:
-    """In Unix time."""
-    try:
-        lines = (root / "proc" / "stat").read_text().splitlines()
-        return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
-    except (OSError, ValueError, IndexError):
-        return None

@@ -10,13 +10,16 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Status
 from llmb.health.rules import GIB, Finding, gib, rule
+from llmb.input_files import SystemFiles
 from llmb.missing import Missing
+from llmb.resources.host import cgroup_folders, find_cpu_limit
 from llmb.shown_text import counted, listed
 
 CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
@@ -103,22 +106,8 @@ def _allowed(allowed: float, online: int, wanted: WantedFacts) -> Finding:
 
 def allowed_cpus(source: FactSource) -> float:
     """By affinity and by the quota of the control group."""
-    quotas = [re.fullmatch(r"(\d+) (\d+)", text) for text in _group_values(source, "", "cpu.max")]
-    found = [int(quota[1]) / int(quota[2]) for quota in quotas if quota and int(quota[2])]
-    return min([float(source.cores()), *found])
-
-
-def _group_values(source: FactSource, controller: str, name: str) -> Iterator[str]:
-    """What a file says in each of this process's control groups, up to the root; no ``controller`` is version 2."""
-    for line in (source.text("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controller not in controllers.split(","):
-            continue
-        group = PurePosixPath("/" + path.lstrip("/"))
-        for folder in (group, *group.parents):
-            text = source.text(f"/sys/fs/cgroup/{controller}{folder}/{name}")
-            if text is not None:
-                yield text
+    limit = find_cpu_limit(source.root)
+    return min(float(source.cores()), limit.cores if limit else inf)
 
 
 def memory_checks(source: FactSource) -> Iterator[Finding]:
@@ -256,9 +245,10 @@ def _group_memory(source: FactSource) -> Finding:
     of, total = rule("limits_memory"), _memory(source).get("MemTotal")
     if total is None:
         return of.skipped(UNSEEN)
-    files = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
-    texts = [text for controller, name in files for text in _group_values(source, controller, name)]
-    limit = min((int(text) for text in texts if text.isdecimal()), default=total)
+    files = SystemFiles()
+    names = ("memory.max", "memory.limit_in_bytes")
+    limits = (files.number(str(group / name)) for group in cgroup_folders(source.root, "memory") for name in names)
+    limit = min((limit for limit in limits if limit is not None), default=total)
     if limit >= total:
         return of.passed("all of the node")
     return of.measured(100 * limit / total, f"{gib(limit)} of {gib(total)}")

@@ -42,15 +42,7 @@ from llmb.huggingface.tensors import Shape
 from llmb.runs.checkpoints import check_room
 from llmb.runs.folder import write_atomically
 from llmb.runs.parent_death import end_with_parent
-from llmb.weights.protocol import (
-    IMPORTED,
-    FinishedFile,
-    ImportedWeights,
-    ImportJob,
-    OnNote,
-    OnProgress,
-    finished_files,
-)
+from llmb.weights.protocol import IMPORTED, FinishedFile, ImportedWeights, ImportJob, OnNote, OnProgress, finished_files
 
 CHUNK_BYTES = 2**27
 """Large enough for a disk, and small enough for a rank that reads a chunk to get its shard of it."""

@@ -46,15 +46,8 @@ from llmb.huggingface.tensors import (
     targets_of,
 )
 from llmb.runs.folder import write_atomically
-from llmb.weights.protocol import (
-    AdapterExportJob,
-    AdapterImportJob,
-    ExportJob,
-    ImportedWeights,
-    OnProgress,
-)
-from llmb.weights.worker.safetensors_files import not_finite
-from llmb.weights.worker.weights_import import parameter_shapes
+from llmb.weights.protocol import AdapterExportJob, AdapterImportJob, ExportJob, ImportedWeights, OnProgress
+from llmb.weights.worker.weights_import import not_finite, parameter_shapes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
