@@ -98,6 +98,7 @@ def test_verdicts_name_what_was_not_measured(first) -> None:
     assert "not installed" in found["tokens/s of megatron-core"]["reason"]
 
 
+@pytest.mark.measured
 def test_a_profile_breaks_a_step_down(compare) -> None:
     done = compare("--groups", "profile", "--dtypes", "bf16", "--no-ceilings")
     assert done.returncode == 0, done.stderr
@@ -120,6 +121,7 @@ def test_one_proxy_on_a_gpu(needs, tmp_path) -> None:
     assert 0 < case["kernel_share_pct"] <= 105
 
 
+@pytest.mark.measured
 def test_a_step_of_each_engine_is_timed_in_turn():
     command = [sys.executable, "-m", "benchmarks.engine.pairs", "--quick", "--json", "--engines=huggingface"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)

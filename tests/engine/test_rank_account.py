@@ -39,6 +39,8 @@ CASES = {
     "FP8": Case({}, choices={"dtype": "fp8"}),
     "LoRA TP2": Case({"tp": 2}, LORA),
 }
+FURTHER = ("CP2", "ZeRO-1", "DDP", "LoRA TP2")
+"""What the others have, too, or ``test_predicted_messages.py`` counts for every change."""
 MakePlan = Callable[..., Plan]
 RunRanks = Callable[..., list[str]]
 
@@ -70,7 +72,7 @@ def in_flight(found: dict[str, Any]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.measured] * (name in ("ZeRO-1", "LoRA TP2"))) for name in CASES]
+    "name", [pytest.param(name, marks=[pytest.mark.measured] * (name in FURTHER)) for name in CASES]
 )
 def test_an_account_is_what_ranks_take_when_they_train(
     name: str, run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path

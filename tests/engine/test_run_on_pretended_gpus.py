@@ -139,6 +139,7 @@ def test_a_rank_runs_alone(python: str, tmp_path: Path) -> None:
     assert own["compute_time_s"]["count"] == STEPS
 
 
+@pytest.mark.measured
 def test_a_run_resumes_from_a_checkpoint(python: str, run_of: Callable[[str], Path], tmp_path: Path) -> None:
     (saved,) = run_of("pipeline, profiled").glob(f"checkpoints/step={STEPS}-*")
     resumed = run(python, tmp_path, 2, *LLAMA, *PIPELINE, "--load-checkpoint", str(saved), steps=1)

@@ -73,22 +73,25 @@ def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretended: Ca
     assert (row["status"], row["step_time_s"]) == ("success", 10.0)
 
 
-@pytest.mark.parametrize(("steps", "status", "said"), [(20, "success", None), (7, "failed", "after 7 of 20 steps")])
-def test_a_time_limit_says_how_far_its_log_came(
-    bridge: Client, pretended: Callable[..., dict[str, str]], steps: int, status: str, said: str | None
-) -> None:
-    (queued,) = bridge.json("submit", *BRIDGE, **pretended(steps, sleep_s=300))["jobs"]
-    log = RunFolder(Path(queued["run_dir"])).log
-    wait_until(lambda: log.exists() and f"iteration {steps:8d}/" in log.read_text(), f"{steps} steps in {log}")
-    run_out_of_time(bridge.cluster, queued["job_id"])
+def test_a_time_limit_says_how_far_its_log_came(bridge: Client, pretended: Callable[..., dict[str, str]]) -> None:
+    """Both jobs at once: Slurm looks for such jobs twice a minute."""
+    queued = [bridge.json("submit", *BRIDGE, **pretended(steps, sleep_s=300))["jobs"][0] for steps in (20, 7)]
+    for one, steps in zip(queued, (20, 7), strict=True):
+        log = RunFolder(Path(one["run_dir"])).log
+        wait_until(
+            lambda log=log, steps=steps: log.exists() and f"iteration {steps:8d}/" in log.read_text(),
+            f"{steps} steps in {log}",
+        )
+    run_out_of_time(bridge.cluster, *(one["job_id"] for one in queued))
     with open_history(bridge.install, lambda _: None) as store:
-        (row,) = store.jobs()
-        job = ended(store, bridge, row.key)
-    assert (job.state, job.status) == ("TIMEOUT", status)
-    assert said is None or str(job.reason).endswith(said)
-    record = read_record(RunFolder(Path(job.run_dir)))
-    assert record.status == status
-    assert said is None or "died after step 7 of 20" in str(record.reason)
+        keys = {row.job_id: row.key for row in store.jobs()}
+        through, half = (ended(store, bridge, keys[one["job_id"]]) for one in queued)
+    assert (through.state, through.status) == ("TIMEOUT", "success")
+    assert read_record(RunFolder(Path(through.run_dir))).status == "success"
+    assert (half.state, half.status) == ("TIMEOUT", "failed")
+    assert str(half.reason).endswith("after 7 of 20 steps")
+    record = read_record(RunFolder(Path(half.run_dir)))
+    assert record.status == "failed" and "died after step 7 of 20" in str(record.reason)
 
 
 def test_an_end_of_its_own_is_judged_by_its_log(bridge: Client, pretended: Callable[..., dict[str, str]]) -> None:

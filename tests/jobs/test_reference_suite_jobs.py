@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_client import Client, ended, run_out_of_time, wait_until
+from slurm_client import Client, ended, wait_until
 from small_suite import AS_RELEASED, SmallSuite, nemo1_lines, nemo_lines, small_suite
 
 from llmb.jobs.history import open_history
@@ -156,7 +156,8 @@ def test_a_folder_that_the_script_mounts_has_to_be_there_before_a_job_is_queued(
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
 def test_a_job_that_is_ended_says_how_far_it_came(shell: Client, suite: Callable[..., SmallSuite], end: str) -> None:
     made = suite("24.11")
-    environ = {**made.environ, "STAND_IN_LINES": nemo1_lines([9.0] * 7), "STAND_IN_SLEEP": "300"}
+    how = {"STAND_IN_SLEEP": "300"} if end == "cancelled" else {"STAND_IN_EXIT": "9"}
+    environ = {**made.environ, "STAND_IN_LINES": nemo1_lines([9.0] * 7), **how}
     (queued,) = shell.json("submit", *options_of(made, "24.11"), **environ)["jobs"]
     logs = "results/24.11/bf16/405b/32/log-*.out"
     wait_until(
@@ -164,8 +165,6 @@ def test_a_job_that_is_ended_says_how_far_it_came(shell: Client, suite: Callable
     )
     if end == "cancelled":
         shell.run("jobs", "cancel", queued["job_id"])
-    else:
-        run_out_of_time(shell.cluster, queued["job_id"])
     with open_history(shell.install, print) as store:
         job = ended(store, shell, store.jobs()[0].key)
     assert job.status == end

@@ -28,7 +28,7 @@ Gone = Callable[..., bool]
 HOST = socket.gethostname()
 FOUR = ("-w", "pretrain_llama3.1", "--scale", "4", "--steps", "100000")
 TWO = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "100000")
-LIMIT_S, SHORT_LIMIT_S = 20, 12
+LIMIT_S = 12
 SOON_S = 120
 """Far less than torch waits for a rank that is gone."""
 ODD_WORKER = Path(__file__).parent / "odd_worker.py"
@@ -123,8 +123,8 @@ def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, f
     [
         pytest.param(
             "sleep",
-            SHORT_LIMIT_S,
-            SHORT_LIMIT_S + SOON_S,
+            LIMIT_S,
+            LIMIT_S + SOON_S,
             rf"rank 1 on {HOST} has hung for \d+ s at step 3, in no collective, at engine/loop",
             marks=pytest.mark.slow,  # it counts seconds, as the others here do
         ),
@@ -157,7 +157,7 @@ def test_a_stopped_rank_that_keeps_the_store_is_named(
     tmp_path: Path, tiny_plan: MakePlan, start_ranks: Callable[..., list[Any]]
 ) -> None:
     """As under Slurm, where no launcher keeps the store: whoever asks it waits forever."""
-    plan = tiny_plan(steps=100000, stall_limit_s=SHORT_LIMIT_S)
+    plan = tiny_plan(steps=100000, stall_limit_s=LIMIT_S)
     folder = create_run_folder(tmp_path, plan)
     write_record(folder, new_record(plan, ()))
     ranks = start_ranks(["-m", "llmb.engine.worker", str(folder.path)], 2, folder.log)
@@ -165,7 +165,7 @@ def test_a_stopped_rank_that_keeps_the_store_is_named(
         assert ranks[0].poll() is None, folder.log.read_text()
         time.sleep(0.05)
     ranks[0].send_signal(signal.SIGSTOP)
-    assert ranks[1].wait(timeout=SHORT_LIMIT_S + SOON_S) == 1
+    assert ranks[1].wait(timeout=LIMIT_S + SOON_S) == 1
     said = r"llmb: stall: rank 0 at 127\.0\.0\.1:\d+, which hosts the run's store, stopped res"
     assert re.search(said, folder.log.read_text())
     assert folder.stall.exists()
