@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,15 @@ ENTRY = """
 """
 RECIPE = ("-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "x100")
 CUSTOM = (*RECIPE, "--scale", "24", "--tp", "4", "--cp", "1", "--gbs", "48")
+COMMANDS = (
+    ("list",),
+    ("show", *RECIPE, "--scale", "8"),
+    ("show", *RECIPE, "--scale", "1"),
+    ("show", *CUSTOM),
+    ("metrics", *CUSTOM, "--step-time", "2"),
+    ("run", *RECIPE, "--scale", "1", "--mbs", "2", "--gbs", "4", "--dry-run"),
+    ("submit", *CUSTOM, "--dry-run"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +53,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def called(package: Path, *commands: Sequence[str]) -> list[dict[str, Any]]:
-    """What each prints, all of them called in one process."""
+@pytest.fixture(scope="module")
+def printed(package: Path) -> list[dict[str, Any]]:
+    """What each of ``COMMANDS`` prints, all of them called in one process."""
     code = "for words in json.loads(sys.argv[1]): assert exit_code_of(app, [*words, '--json']) == 0; print(end='\\0')"
     command = [sys.executable, "-c", f"import json, sys; from llmb.cli.main import app, exit_code_of\n{code}"]
     environ = {**os.environ, "PYTHONPATH": str(package), "LLMB_INSTALL": str(package)}
-    done = subprocess.run([*command, json.dumps(commands)], env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, json.dumps(COMMANDS)], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(document) for document in done.stdout.split("\0")[:-1]]
 
@@ -61,10 +70,8 @@ def is_layout_of(gpu_type: str, shown: dict[str, Any]) -> bool:
     return all(getattr(layout, name) == value for name, value in shown.items())
 
 
-def test_it_is_listed_for_every_size_and_borrows_layouts(package: Path) -> None:
-    listed, borrowed, proxy = called(
-        package, ("list",), ("show", *RECIPE, "--scale", "8"), ("show", *RECIPE, "--scale", "1")
-    )
+def test_it_is_listed_for_every_size_and_borrows_layouts(printed: list[dict[str, Any]]) -> None:
+    listed, borrowed, proxy = printed[:3]
     for workload in listed["workloads"]:
         for size, found in workload["sizes"].items():
             assert "x100" in found["gpu_types"], (workload["workload"], size)
@@ -75,14 +82,8 @@ def test_it_is_listed_for_every_size_and_borrows_layouts(package: Path) -> None:
     assert is_layout_of("b200", proxy["layout"])
 
 
-def test_a_custom_layout_can_be_shown_measured_planned_and_submitted(package: Path) -> None:
-    shown, measured, plan, submitted = called(
-        package,
-        ("show", *CUSTOM),
-        ("metrics", *CUSTOM, "--step-time", "2"),
-        ("run", *RECIPE, "--scale", "1", "--mbs", "2", "--gbs", "4", "--dry-run"),
-        ("submit", *CUSTOM, "--dry-run"),
-    )
+def test_a_custom_layout_can_be_shown_measured_planned_and_submitted(printed: list[dict[str, Any]]) -> None:
+    shown, measured, plan, submitted = printed[3:]
     assert (shown["layout"]["gpus"], shown["layout"]["dp"], shown["peak_tflops"]) == (24, 6, 1000)
     assert measured["mfu_pct"]["full"] > 0
     assert plan["plan"]["recipe"]["gpu_type"] == "x100"

@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,11 @@ TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--
 BARE = "/nonexistent"
 
 
-def jobs(llmb_program: Run, install: Path) -> list[dict[str, Any]]:
-    return json.loads(llmb_program(install, "jobs", "list", "--json", PATH=BARE).stdout)["jobs"]
+def jobs(llmb: Run) -> list[dict[str, Any]]:
+    return llmb("jobs", "list", "--json", code=0, PATH=BARE).document["jobs"]
 
 
-def begin(llmb_program: Run, install: Path, python: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+def begin(llmb: Run, install: Path, python: str) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
     """A run that would last, once its first step is done, and its row."""
     command = [python, *MODULE, *TINY, "--steps", "10000"]
     environ = environ_of(install, **slowed(Slow("pace", ms=300)))
@@ -38,57 +37,54 @@ def begin(llmb_program: Run, install: Path, python: str) -> "tuple[subprocess.Po
     while not [path for path in install.rglob("metrics.jsonl") if path.read_text().count("\n")]:
         assert process.poll() is None and time.monotonic() < end, "the run did not start"
         time.sleep(0.2)
-    (row,) = jobs(llmb_program, install)
+    (row,) = jobs(llmb)
     return process, row
 
 
 @pytest.mark.slow
-def test_a_run_is_listed_and_its_result_printed_again(llmb_program: Run, tmp_path: Path) -> None:
+def test_a_run_is_listed_and_its_result_printed_again(llmb: Run, llmb_program: Run, tmp_path: Path) -> None:
     done = llmb_program(tmp_path, *TINY, "--steps", "3", "--json")
     assert "history" not in done.stderr
     first = json.loads(done.stdout)
-    (row,) = jobs(llmb_program, tmp_path)
+    (row,) = jobs(llmb)
     assert (row["scheduler"], row["state"], row["status"], row["exit_code"]) == ("local", "COMPLETED", "success", 0)
     assert row["job_id"].startswith("local-")
     assert row["step_time_s"] == first["step_time_s"]["mean"]
-    again = json.loads(llmb_program(tmp_path, "result", row["job_id"], "--json", PATH=BARE).stdout)
+    again = json.loads(llmb("result", row["job_id"], "--json", PATH=BARE, code=0).stdout)
     assert again == first
-    assert json.loads(llmb_program(tmp_path, "result", str(Path(row["run_dir"]).parent), "--json").stdout) == first
-    assert "step time s, mean" in llmb_program(tmp_path, "result", row["run_dir"]).stdout
+    assert json.loads(llmb("result", str(Path(row["run_dir"]).parent), "--json", code=0).stdout) == first
+    assert "step time s, mean" in llmb("result", row["run_dir"], code=0).stdout
     record = read_record(RunFolder(Path(row["run_dir"])))
     assert (record.program, record.job and record.job.job_id) == ("engine", row["job_id"])
-    assert llmb_program(tmp_path, "jobs", "wait", row["job_id"], PATH=BARE)
-    assert "Training epoch" in llmb_program(tmp_path, "jobs", "log", row["job_id"], PATH=BARE).stdout
+    assert llmb("jobs", "wait", row["job_id"], PATH=BARE, code=0)
+    assert "Training epoch" in llmb("jobs", "log", row["job_id"], PATH=BARE, code=0).stdout
     database_path(tmp_path).unlink()
-    (rebuilt,) = json.loads(llmb_program(tmp_path, "jobs", "rebuild", "--json", PATH=BARE).stdout)["jobs"]
+    (rebuilt,) = json.loads(llmb("jobs", "rebuild", "--json", PATH=BARE, code=0).stdout)["jobs"]
     assert {**rebuilt, "checked_s": 0} == {**row, "checked_s": 0, "submitted_s": rebuilt["submitted_s"]}
 
 
 @pytest.mark.slow
-def test_a_run_that_lasts_is_cancelled_from_elsewhere(llmb_program: Run, tmp_path: Path) -> None:
-    process, row = begin(llmb_program, tmp_path, sys.executable)  # as a user does
+def test_a_run_that_lasts_is_cancelled_from_elsewhere(llmb: Run, tmp_path: Path, forked_python: str) -> None:
+    process, row = begin(llmb, tmp_path, forked_python)
     assert (row["state"], row["status"]) == ("RUNNING", "running")
-    llmb_program(tmp_path, "result", row["job_id"], code=2)
-    llmb_program(tmp_path, "jobs", "wait", row["job_id"], "--timeout", "0", code=6)
-    llmb_program(tmp_path, "jobs", "cancel", row["job_id"], PATH=f"{BARE}:/bin:/usr/bin")
+    llmb("result", row["job_id"], code=2)
+    llmb("jobs", "wait", row["job_id"], "--timeout", "0", code=6)
+    llmb("jobs", "cancel", row["job_id"], PATH=f"{BARE}:/bin:/usr/bin", code=0)
     assert process.wait(WITHIN_S) == 130
-    (row,) = jobs(llmb_program, tmp_path)
+    (row,) = jobs(llmb)
     assert (row["state"], row["status"]) == ("CANCELLED", "cancelled")
     assert row["reason"].startswith("cancelled, after ")
-    llmb_program(tmp_path, "jobs", "wait", row["job_id"], code=130)
-    assert (
-        "the run was cancelled: interrupted by SIGTERM"
-        in llmb_program(tmp_path, "result", row["job_id"], code=4).stderr
-    )
+    llmb("jobs", "wait", row["job_id"], code=130)
+    assert "the run was cancelled: interrupted by SIGTERM" in llmb("result", row["job_id"], code=4).stderr
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_is_found_out(llmb_program: Run, tmp_path: Path, forked_python: str) -> None:
-    process, row = begin(llmb_program, tmp_path, forked_python)
+def test_a_run_that_was_killed_is_found_out(llmb: Run, tmp_path: Path, forked_python: str) -> None:
+    process, row = begin(llmb, tmp_path, forked_python)
     process.send_signal(signal.SIGKILL)
     process.wait(WITHIN_S)
-    llmb_program(tmp_path, "jobs", "refresh", PATH=BARE)
-    (row,) = jobs(llmb_program, tmp_path)
+    llmb("jobs", "refresh", PATH=BARE, code=0)
+    (row,) = jobs(llmb)
     assert (row["state"], row["status"]) == ("KILLED", "failed")
     assert row["reason"].startswith("its process was killed, after ")
     assert row["reason"].endswith(f"; not concluded; 'llmb result {row['id']}'")
@@ -102,26 +98,26 @@ def test_a_run_that_was_killed_is_found_out(llmb_program: Run, tmp_path: Path, f
 
 
 @pytest.mark.slow
-def test_a_run_whose_folder_is_gone_is_not_called_killed(llmb_program: Run, tmp_path: Path, forked_python: str) -> None:
-    process, row = begin(llmb_program, tmp_path, forked_python)
+def test_a_run_whose_folder_is_gone_is_not_called_killed(llmb: Run, tmp_path: Path, forked_python: str) -> None:
+    process, row = begin(llmb, tmp_path, forked_python)
     process.send_signal(signal.SIGKILL)
     process.wait(WITHIN_S)
     shutil.rmtree(Path(row["run_dir"]).parent)
-    llmb_program(tmp_path, "jobs", "refresh", PATH=BARE)
-    (row,) = jobs(llmb_program, tmp_path)
+    llmb("jobs", "refresh", PATH=BARE, code=0)
+    (row,) = jobs(llmb)
     assert (row["state"], row["status"]) == ("UNKNOWN", "failed")
     assert row["reason"] == "the run folder is gone, and with it how the run ended"
 
 
 @pytest.mark.slow
-def test_a_run_that_the_history_lacks_is_found_by_its_folder(llmb_program: Run, tmp_path: Path) -> None:
+def test_a_run_that_the_history_lacks_is_found_by_its_folder(llmb: Run, llmb_program: Run, tmp_path: Path) -> None:
     """And if its record says that it is running on another machine, it stays as it was and says so."""
     (tmp_path / ".llmb").write_text("a file, and no folder")
     done = llmb_program(tmp_path, *TINY, "--steps", "2", "--json")
     assert json.loads(done.stdout)["status"] == "success"
     assert "the history of jobs lacks this run" in done.stderr
     (tmp_path / ".llmb").unlink()
-    (row,) = json.loads(llmb_program(tmp_path, "jobs", "rebuild", "--json", PATH=BARE).stdout)["jobs"]
+    (row,) = json.loads(llmb("jobs", "rebuild", "--json", PATH=BARE, code=0).stdout)["jobs"]
     assert (row["scheduler"], row["status"]) == ("local", "success")
     folder = RunFolder(Path(row["run_dir"]))
     record, handle = read_record(folder), read_job(folder)
@@ -135,7 +131,7 @@ def test_a_run_that_the_history_lacks_is_found_by_its_folder(llmb_program: Run, 
         (job,) = store.jobs()
     assert (job.status, job.state) == ("running", "UNKNOWN")
     assert job.reason == "it was started on elsewhere, and only that host can show whether it still runs"
-    done = llmb_program(tmp_path, "jobs", "cancel", str(job.job_id), code=2)
+    done = llmb("jobs", "cancel", str(job.job_id), code=2)
     assert f"call 'llmb jobs cancel {job.job_id}' on elsewhere" in done.stderr
 
 
