@@ -41,7 +41,7 @@ from llmb.traces.nccl_log import find_nccl_files, read_nccl_logs
 from llmb.traces.nccl_summary import Codes, summarize_nccl
 from llmb.traces.nccl_tests import read_test_tables
 
-EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "60"))
+EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "20"))
 RUNS = Path(__file__).parents[1] / "data" / "root" / "workloads"
 SAMPLES = sorted((Path(__file__).parents[1] / "logs" / "samples").iterdir())
 CODES, CATALOGUE = Codes(), Catalogue()

@@ -49,7 +49,7 @@ def end(steps, seconds):
 VALUES = "{'loss': '2.31', 'grad_norm': '1.9', 'learning_rate': '4.5e-05', 'epoch': '0.1'}\n"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.01, 3.0), min_size=30, max_size=150), st.sampled_from(["reference", "all"]))
 @example([1.0] * 51 + [3.0] * 4 + [0.0625] + [1.0] * 8, "reference")  # a bar for two steps ends after the window
 def test_a_figure_is_within_its_interval_or_there_is_none(seconds, rule):

@@ -48,7 +48,7 @@ step_lines = st.builds(
 pieces = st.lists(noise | st.binary(max_size=30) | st.builds(bytes.__add__, step_lines, noise), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pieces.map(b"".join), st.integers(1, 9000))
 def test_chunks_do_not_change_what_is_read(text, chunk_bytes):
     assert plain(read(text, chunk_bytes)) == plain(read(text))
@@ -161,10 +161,10 @@ class Repeated(io.RawIOBase):
 @pytest.mark.parametrize(
     ("chunk", "count"),
     [
-        (b"x" * CHUNK_BYTES, 100),
-        (b"NCCL INFO AllReduce\n" * 10_000, 50),
-        (b"Training epoch 0, iteration 1/9 | " * 100 + b"x" * CHUNK_BYTES, 50),
-        ((line(0) + b"\n") * 900, 30),
+        (b"x" * CHUNK_BYTES, 40),
+        (b"NCCL INFO AllReduce\n" * 10_000, 20),
+        (b"Training epoch 0, iteration 1/9 | " * 100 + b"x" * CHUNK_BYTES, 20),
+        ((line(0) + b"\n") * 900, 15),
     ],
     ids=["one line", "other lines", "long lines", "steps"],
 )
@@ -200,9 +200,9 @@ class Steps(io.RawIOBase):
 def test_memory_does_not_grow_with_the_steps_outside_the_window():
     tracemalloc.start()
     try:
-        log = read_log(Steps(60_000), "5-9", 1 << 14)
+        log = read_log(Steps(30_000), "5-9", 1 << 14)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (log.attempt.steps, list(log.attempt.step)) == (60_000, [5, 6, 7, 8, 9])
-    assert peak < 60_000 * 8
+    assert (log.attempt.steps, list(log.attempt.step)) == (30_000, [5, 6, 7, 8, 9])
+    assert peak < 30_000 * 8

@@ -63,7 +63,7 @@ ODDITIES = (
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(stretches(), min_size=1, max_size=5).map("".join),
     st.integers(100, 6000),

@@ -224,14 +224,14 @@ def test_a_file_that_is_cut_has_no_value_that_the_whole_has_not(name):
     text = text_of(name)
     whole = read(text, rule="all")
     known = set(zip(whole.attempt.step, whole.attempt.step_time_s, strict=True))
-    for cut in range(len(text) - 300, len(text), 3):
+    for cut in range(len(text) - 300, len(text), 7):
         attempt = read(text[:cut], rule="all").attempt
         assert set(zip(attempt.step, attempt.step_time_s, strict=True)) <= known, cut
         if name not in ("huggingface", "deepspeed"):  # no line has the total: a run that is cut is a step shorter
             assert attempt.last == whole.attempt.last
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(SAMPLES)), st.floats(0, 1), st.integers(1, 1000))
 def test_a_file_cut_anywhere_is_read_in_any_chunks(name, where, chunk_bytes):
     text = text_of(name)
@@ -248,7 +248,7 @@ def outcome(text, *chunk_bytes):
         return str(error)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from([gzip.compress, lambda text: b"\xff\xfe" + text, lambda text: b"\x1f\x8b" + text]), st.binary())
 def test_bytes_that_only_look_compressed_or_encoded_are_judged(change, text):
     assert judge_log(read(change(text))).status in ("no_data", "not_training_log")
@@ -273,7 +273,7 @@ BEGINNINGS = [
 @pytest.mark.parametrize("end", [b"", b" ", b"\n"])
 def test_text_that_only_begins_steps_takes_no_longer_than_its_length(text, end):
     """A quadratic search would take minutes."""
-    assert read((text + end) * 60_000).attempt.number == 0
+    assert read((text + end) * 20_000).attempt.number == 0
 
 
 def test_lines_of_another_format_do_not_end_the_reading_of_the_first():

@@ -86,7 +86,7 @@ def directives(script: str) -> list[str]:
     return [line for line in head if line.startswith("#SBATCH")]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flag=hostile, other=hostile, variable=hostile, image=hostile, module=hostile, name=hostile)
 def test_values_come_out_inert_or_are_refused(
     tmp_path_factory: pytest.TempPathFactory,
