@@ -26,13 +26,16 @@ from llmb.runs.plan import Plan, make_plan
 pytest_plugins = ["marked_secrets"]
 
 hypothesis.settings.register_profile(
-    "any machine", deadline=None, derandomize=not os.environ.get("LLMB_MUTATIONS")
+    "any machine", deadline=None, max_examples=50, derandomize=not os.environ.get("LLMB_MUTATIONS")
 )  # how long an example takes depends on the machine
 hypothesis.settings.load_profile("any machine")
 
 # Whoever runs the tests may have defaults of their own. Chromium and matplotlib write there.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="llmb-tests-config-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # threads of many processes on few cores wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 OUTSIDE = dict(os.environ)
 """The variables of whoever runs the tests."""
