@@ -25,6 +25,8 @@ def starts(text: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.List | ast.Tuple):
             continue
+        if not any(isinstance(item, ast.Constant) and item.value in ("-m", "-c") for item in node.elts):
+            continue
         words = [item.value if isinstance(item, ast.Constant) else ast.unparse(item) for item in node.elts]
         for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
             if word == "-m" and before not in WITHOUT:
