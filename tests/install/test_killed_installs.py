@@ -14,18 +14,26 @@ measured = pytest.mark.measured
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "least_changes"),
+    ("case", "distance", "least_changes"),
     [
-        ("install", 30),
-        pytest.param("install in a folder that exists", 30, marks=measured),
-        pytest.param("extend", 3, marks=measured),
-        pytest.param("remove", 10, marks=measured),
+        ("install", 3, 30),
+        pytest.param("install", 1, 30, marks=measured),
+        pytest.param("install in a folder that exists", 1, 30, marks=measured),
+        pytest.param("extend", 1, 3, marks=measured),
+        pytest.param("remove", 1, 10, marks=measured),
     ],
 )
 def test_killed_before_any_change_and_repeated_it_ends_the_same(
-    case: str, least_changes: int, tmp_path: Path, small_python: Path
+    case: str, distance: int, least_changes: int, tmp_path: Path, small_python: Path
 ) -> None:
-    command = [sys.executable, killed_installer.__file__, str(tmp_path / "work"), str(small_python), case]
+    command = [
+        sys.executable,
+        killed_installer.__file__,
+        str(tmp_path / "work"),
+        str(small_python),
+        str(distance),
+        case,
+    ]
     (tmp_path / "work").mkdir()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

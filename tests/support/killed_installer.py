@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs in processes that are killed before each change of a file in turn, and then again.
 
-Arguments: a folder, a program that stands for the Python of the installation, and the names of cases. Prints one JSON
-document: how many changes one installation makes, and the trees that differ in the end, by the number of the change
-before which the first process was killed.
+Arguments: a folder, a program that stands for the Python of the installation, how many changes lie between two kills,
+and the names of cases. Prints one JSON document: how many changes one installation makes, and the trees that differ in
+the end, by the number of the change before which the first process was killed.
 """
 
 import hashlib
@@ -67,8 +67,8 @@ def tree(folder: Path) -> dict[str, str]:
     return found
 
 
-def differences(work: Work, folder: Path, prepare: Work) -> tuple[int, dict[int, list[str]]]:
-    """``work`` is killed before each change, then done again; ``prepare`` makes what it begins with."""
+def differences(work: Work, folder: Path, prepare: Work, distance: int) -> tuple[int, dict[int, list[str]]]:
+    """``work`` is killed before changes, then done again; ``prepare`` makes what it begins with."""
     place = folder / "place"
 
     def begin() -> Path:
@@ -79,7 +79,7 @@ def differences(work: Work, folder: Path, prepare: Work) -> tuple[int, dict[int,
 
     _, changes = in_a_process(work, begin(), None)
     wanted, different = tree(place), {}
-    for number in range(changes):
+    for number in range(0, changes, distance):
         root = begin()
         killed, _ = in_a_process(work, root, number)
         assert killed, f"it ended before change {number}"
@@ -92,7 +92,7 @@ def differences(work: Work, folder: Path, prepare: Work) -> tuple[int, dict[int,
 
 def main() -> None:
     os.fsync = lambda descriptor: None  # a kill loses nothing that the kernel holds
-    folder, python = Path(sys.argv[1]), sys.argv[2]
+    folder, python, distance = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     catalogue = Catalogue()
 
     def install(root: Path, workloads: tuple[str, ...] = ("pretrain_llama3.1", "finetune_llama3")) -> None:
@@ -121,7 +121,9 @@ def main() -> None:
         "remove": (remove, install),
     }
     results = {
-        name: differences(work, folder, prepare) for name, (work, prepare) in cases.items() if name in sys.argv[3:]
+        name: differences(work, folder, prepare, distance)
+        for name, (work, prepare) in cases.items()
+        if name in sys.argv[4:]
     }
     json.dump({name: {"changes": count, "different": found} for name, (count, found) in results.items()}, sys.stdout)
 
