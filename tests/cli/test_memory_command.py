@@ -80,7 +80,7 @@ def test_an_estimate_has_the_same_form(llmb: Run) -> None:
     assert "only compiled blocks" in refused.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_tensor_parallel_ranks_without_experts_hold_replicas(llmb: Run) -> None:
     """As LoRA does in its published layouts of several replicas, whatever the size of experts' tensor parallelism."""
     adapters = ("memory", "-w", "finetune_llama3", "-s", "tiny", "--gpu-type", "cpu")

@@ -117,6 +117,12 @@ def test_the_documentation_comes_along(installed: Path, tmp_path: Path) -> None:
     assert page == (ROOT / "docs" / "how-to" / "run-on-slurm.md").read_text()
 
 
+def test_the_installed_program_has_its_data(installed: Path, tmp_path: Path) -> None:
+    line = "run -w pretrain_llama3.1 -s 405b --gpu-type h100 --scale 512 --dry-run --json"
+    assert json.loads(said(installed / "llmb", *line.split(), root=tmp_path))["plan"]["recipe"]["scale"] == 512
+
+
+@pytest.mark.measured
 def test_the_installed_program_trains(installed: Path, tmp_path: Path) -> None:
     line = "run -w pretrain_llama3.1 -s tiny --gpu-type cpu --scale 1 --steps 3 --window 1-2 --seq-len 32 --json"
     document = json.loads(said(installed / "llmb", *line.split(), root=tmp_path))

@@ -69,7 +69,6 @@ def alone(train: Trains, saved: Path) -> dict[str, Found]:
     saves = {"save_checkpoint": True, "checkpoint_interval": SAVED}
     cases = {
         LLAMA: {"workload": LLAMA, "checkpoint_dir": str(saved / "fp8"), **saves},
-        NEMOTRON: {"workload": NEMOTRON, "overrides": SHALLOW},
         MAVERICK: {"workload": MAVERICK, "overrides": SHALLOW, **DROPLESS},
         "current": {"workload": LLAMA, "fp8_recipe": "current"},
         "bf16": {"workload": LLAMA, "dtype": "bf16", "checkpoint_dir": str(saved / "bf16"), **saves},
@@ -191,25 +190,23 @@ def test_a_continued_run_repeats_the_uninterrupted_one(train: Trains, alone: dic
 @pytest.mark.slow
 def test_ranks_train_as_one_process_does(train: Trains, alone: dict[str, Found], saved: Path) -> None:
     long, tp = {"steps": STEPS}, {"tp": 2}
-    fsdp, sp, nemotron, experts, pp, current, on = train(
+    fsdp, sp, experts, pp, current, on = train(
         2,
         {**long, "workload": LLAMA},
         {**long, "workload": LLAMA, "overrides": tp, "parallelism": OPTIMIZER},
-        {**long, "workload": NEMOTRON, "overrides": {**SHALLOW, **tp, "sequence_parallel": False}},
         {**long, "workload": MAVERICK, **DROPLESS, "overrides": {**SHALLOW, "ep": 2}},
         {"steps": FEW, "workload": LLAMA, "overrides": {"pp": 2, "vp": 2}},
         {"steps": FEW, "workload": LLAMA, "overrides": tp, "fp8_recipe": "current"},
         {"steps": FEW, "start": checkpoint(saved), "overrides": tp},
     )
-    references = [LLAMA, LLAMA, NEMOTRON, MAVERICK, LLAMA, "current"]
-    for found, reference in zip((fsdp, sp, nemotron, experts, pp, current), references, strict=True):
+    references = [LLAMA, LLAMA, MAVERICK, LLAMA, "current"]
+    for found, reference in zip((fsdp, sp, experts, pp, current), references, strict=True):
         assert_close(found, alone[reference])
     # Of 4 micro-batches a rank of FSDP or EP takes 2 and their mean.
     assert_same_scales(fsdp, alone[LLAMA], gradients=2.0)
     assert_same_scales(experts, alone[MAVERICK], gradients=2.0)
     assert_same_scales(pp, alone[LLAMA])
     assert_same_scales(sp, alone[LLAMA], inputs=INPUT)
-    assert_same_scales(nemotron, alone[NEMOTRON], inputs=INPUT)
     for ours, theirs in zip(on["losses"], alone[LLAMA]["losses"][SAVED:], strict=False):
         assert abs(ours - theirs) <= MEAN_LOSS
     for name, gradient in alone["current"]["gradients"].items():
@@ -249,7 +246,7 @@ def test_adapters_beside_frozen_weights_in_fp8(train: Trains) -> None:
     cast_once, recomputed, current = train(
         1,
         lora,
-        {**lora, "recompute": "full", "compiled": True},
+        {**lora, "recompute": "full"},
         {**lora, "fp8_recipe": "current"},
     )
     assert_same(recomputed, cast_once)
@@ -258,10 +255,9 @@ def test_adapters_beside_frozen_weights_in_fp8(train: Trains) -> None:
         if name.endswith("history"):
             assert (history[scaling.WEIGHT] == history[scaling.WEIGHT][0]).all()
             assert history[scaling.WEIGHT][0] > 0
-    tp, pp = {**lora, "overrides": {"tp": 2}}, {**lora, "overrides": {"pp": 2}}
-    often, kept, *layouts = train(2, lora, {**lora, "parallelism": OPTIMIZER}, tp, pp)
+    often, kept, tp = train(2, lora, {**lora, "parallelism": OPTIMIZER}, {**lora, "overrides": {"tp": 2}})
     assert_same(often, kept)
-    for found in (kept, *layouts):
+    for found in (kept, tp):
         assert_close(found, cast_once)
         assert (ratios(found, cast_once, "history", scaling.WEIGHT) == 1.0).all()
     assert abs(current["losses"][-1] - cast_once["losses"][-1]) <= LOSS

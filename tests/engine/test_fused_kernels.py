@@ -14,6 +14,7 @@ from llmb.engine.model.moe import swiglu
 from llmb.engine.model.norms import LayerNorm1P, RMSNorm
 
 pytestmark = [
+    pytest.mark.measured,
     pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # torch's own, when it compiles
     pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning"),
 ]
@@ -27,7 +28,6 @@ CASES = {
     "squared ReLU": (lambda hidden: functional.relu(hidden).square(), HIDDEN),
     "SwiGLU": (swiglu, HIDDEN),
 }
-QUICK = ("RMSNorm", "SwiGLU")
 ROTARY = {"halves": ("llama", False), "interleaved": ("llama", True), "half of each head": ("nemotron4", False)}
 
 
@@ -39,16 +39,12 @@ def kernels(function, *arguments):
     return code.count("cpp_pybinding("), re.findall(r"extern_kernels\.\w+|aten\.\w+\.\w+\(", code)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.measured) for name in CASES]
-)
-@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_norms_and_activations_are_one_kernel(name):
     function, hidden = CASES[name]
     assert kernels(function, hidden) == (1, [])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ROTARY)
 def test_rotation_is_one_kernel(case, models):
     name, interleaved = ROTARY[case]

@@ -79,16 +79,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"),
+    ("family", "dtype", "routing"),
     [
-        ("llama4-maverick", "bf16"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("llama4-maverick", "delayed"), ("mixtral", "current"))
-        ),
+        ("llama4-maverick", "bf16", "capacity"),
+        pytest.param("llama4-maverick", "delayed", "forced balance", marks=pytest.mark.slow),
+        pytest.param("mixtral", "current", "capacity", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("routing", ["forced balance", "capacity"])
 def test_where_experts_have_equally_many_rows_the_host_waits_for_nothing(
     models: dict[str, Model], family: str, dtype: Literal["bf16", "delayed", "current"], routing: str
 ) -> None:

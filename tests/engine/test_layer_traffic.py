@@ -18,15 +18,14 @@ PASSES = {
     ("pretrain_nemotron4", "bf16"): 53.1,
 }
 """Bytes of the forward and the backward pass over those of the hidden state."""
-CASES = [case if number == 0 else pytest.param(case, marks=pytest.mark.measured) for number, case in enumerate(PASSES)]
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or not importlib.metadata.version("torch").startswith("2.13"),
     reason="needs triton and torch 2.13, whose code this is of: make setup",
 )
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", PASSES)
 def test_a_layer_moves_as_many_bytes_as_before(case: tuple[str, str]) -> None:
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     ran = subprocess.run([sys.executable, str(WORKER), *case], env=environ, capture_output=True, text=True)

@@ -47,7 +47,7 @@ CASES = {
     "TP2 x CP2, dropout": Case(4, {"tp": 2, "cp": 2}, DROPOUT),
     "FSDP2 x TP2 x PP2": Case(8, {"tp": 2, "pp": 2}, {"recompute": "full"}),
 }
-QUICK, SLOW = ("TP2 + SP, dropout", "all-linear"), ("PP2 x VP2", "split")
+QUICK, SLOW = ("TP2 + SP, dropout", "all-linear"), ("split",)
 
 
 def marks_of(name: str, targets: str) -> tuple[pytest.MarkDecorator, ...]:

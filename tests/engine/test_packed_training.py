@@ -42,7 +42,7 @@ def make_plan(tiny_plan: MakePlan, dataset: TrainingDataset) -> Callable[..., di
         pytest.param(LLAMA, 2, {"cp": 2}, id="llama, CP2", marks=pytest.mark.measured),
         pytest.param(LLAMA, 2, {"pp": 2}, id="llama, PP2"),
         pytest.param(MAVERICK, 1, {}, id="maverick", marks=pytest.mark.measured),
-        pytest.param(MAVERICK, 2, {"cp": 2}, id="maverick, CP2", marks=pytest.mark.slow),
+        pytest.param(MAVERICK, 2, {"cp": 2}, id="maverick, CP2", marks=pytest.mark.measured),
         pytest.param(MAVERICK, 2, {"pp": 2}, id="maverick, PP2", marks=pytest.mark.measured),
         # TP8 x EP32 x ETP8 of the document on 256 GPUs, small: every rank holds other experts, or other shards of them.
         pytest.param(MAVERICK, 4, {"tp": 2, "ep": 2, "etp": 2}, id="TP2 x EP2 x ETP2", marks=pytest.mark.slow),

@@ -115,11 +115,8 @@ def test_selective_recomputation_exchanges_no_rows_again(
     assert found[0] == found[1] != []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "sums"),
-    [("fp8", "fp32"), *(pytest.param("bf16", sums, marks=pytest.mark.measured) for sums in ("fp32", "bf16"))],
-)
+@pytest.mark.measured
+@pytest.mark.parametrize(("dtype", "sums"), [("fp8", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")])
 def test_compiled_blocks_multiply_and_communicate_as_eager_ones(
     dtype: str, sums: str, run_ranks: RunRanks, tiny_plan: MakePlan, tmp_path: Path
 ) -> None:
@@ -142,7 +139,7 @@ def test_compiled_blocks_multiply_and_communicate_as_eager_ones(
         pytest.param(
             Case({"pp": 2, "vp": 2, "gbs": 8, "layers": 8}, ranks=4, choices={"parallelism": FULL}),
             id="PP2 x VP2, FSDP2",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.measured,
         ),
     ],
 )

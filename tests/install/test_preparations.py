@@ -2,7 +2,6 @@
 """Data and checkpoints that an installation prepares: which, here, and in jobs of a real Slurm."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,12 +43,12 @@ def test_preparations_in_the_background_are_followed_by_commands() -> None:
 
 
 @pytest.mark.slow
-def test_prepared_here_once(call: Install, tmp_path: Path) -> None:
+def test_prepared_here_once(call: Install, tmp_path: Path, forked_python: str) -> None:
     write_small_files(Catalogue(), "finetune_llama3", "tiny", tmp_path / "small")
     options = ("--scheduler", "local", "--gpu-type", "cpu", "-w", "finetune_llama3", "--environment", "existing")
     sources = ("--checkpoint-source", tmp_path / "small/model", "--dataset-source", tmp_path / "small/squad.jsonl")
     root = tmp_path / "root"
-    done = call(root, *options, *sources, "--python", sys.executable, "--size", "tiny", "--prepare", "here", "--json")
+    done = call(root, *options, *sources, "--python", forked_python, "--size", "tiny", "--prepare", "here", "--json")
     assert json.loads(done.stdout)["steps"][-1] == {
         "name": "prepare finetune_llama3",
         "state": "done",

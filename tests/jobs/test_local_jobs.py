@@ -88,9 +88,9 @@ def test_a_run_that_was_killed_is_found_out(llmb: Run, tmp_path: Path, forked_py
     assert (row["state"], row["status"]) == ("KILLED", "failed")
     assert row["reason"].startswith("its process was killed, after ")
     assert row["reason"].endswith(f"; not concluded; 'llmb result {row['id']}'")
-    done = llmb_program(tmp_path, "result", row["id"], code=4, PATH=BARE)
+    done = llmb("result", row["id"], code=4, PATH=BARE)
     assert f"run {row['id']} ended without a result (KILLED): it is concluded now" in done.stderr
-    (again,) = jobs(llmb_program, tmp_path)
+    (again,) = jobs(llmb)
     assert again["reason"] == row["reason"].partition("; not concluded")[0]
     record = read_record(RunFolder(Path(row["run_dir"])))
     assert record.status == "failed"

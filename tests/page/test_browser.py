@@ -23,7 +23,9 @@ TOO_WIDE = """[...document.querySelectorAll('body *')]
 function* up(one) { while (one = one.parentElement) yield one }"""
 MARKS = ("pass", "regressed", "inconclusive", "invalid", "not-comparable")
 """Verdicts that are on the page of recorded runs."""
-TRAINED = pytest.mark.parametrize("pages", ["recorded", pytest.param("trained", marks=pytest.mark.slow)], indirect=True)
+TRAINED = pytest.mark.parametrize(
+    "pages", ["recorded", pytest.param("trained", marks=pytest.mark.measured)], indirect=True
+)
 """Where only training has all that a page can show."""
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
@@ -79,9 +81,7 @@ def test_notes_of_results_are_read_without_scrolling(opened: Callable[..., Any])
     )
 
 
-@pytest.mark.parametrize(
-    "pages", ["recorded", pytest.param("trained", marks=[pytest.mark.slow, pytest.mark.measured])], indirect=True
-)
+@TRAINED
 def test_axe_finds_nothing(opened: Callable[..., Any], pages: Path) -> None:
     """With the tables of settings and of one figure open; the insides of a plot are not there for screen readers."""
     page = opened("all", color_scheme="light")

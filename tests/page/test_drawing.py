@@ -54,7 +54,7 @@ def start_report(root: Path, library: str) -> subprocess.Popen[bytes]:
 @pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize(
     ("library", "killed"),
-    [(LONG_LOADING, False), (LONG_DRAWING, False), (LONG_DRAWING, True)],
+    [pytest.param(LONG_LOADING, False, marks=pytest.mark.measured), (LONG_DRAWING, False), (LONG_DRAWING, True)],
     ids=["while it loads", "while it draws", "killed"],
 )
 def test_an_interrupt_and_a_kill_end_all_processes_quietly(root: Path, library: str, killed: bool) -> None:

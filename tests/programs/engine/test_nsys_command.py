@@ -142,7 +142,7 @@ def test_only_profiled_ranks_run_under_nsys(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [2, pytest.param(0, marks=pytest.mark.measured)])
 def test_a_rank_becomes_its_worker(tmp_path: Path, nsys: Callable[[str], None], rank: int) -> None:
     """The worker then fails for want of its ranks' store; what matters is who was started, and how."""
     nsys('printf "%s\\n" "$@" > "$(dirname "$0")/asked"; while [ "$1" != "$WORKER" ]; do shift; done; exec "$@"')

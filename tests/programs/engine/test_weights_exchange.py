@@ -58,11 +58,11 @@ CLASSES = {
 }
 
 
-# One dense model and one with experts: tests/engine exchanges the weights of small models of every form.
+# One is enough for every change: tests/engine exchanges the weights of small models of every form.
 OTHERS = [name for name in CLASSES if name != LLAMA]
 WORKLOADS = [
     LLAMA,
-    *(pytest.param(name, marks=pytest.mark.slow if name == MAVERICK else pytest.mark.measured) for name in OTHERS),
+    *(pytest.param(name, marks=pytest.mark.measured) for name in OTHERS),
 ]
 
 
@@ -406,10 +406,10 @@ def test_an_export_that_is_killed_leaves_nothing_that_looks_finished(
 def test_an_import_that_is_killed_resumes_and_gives_the_same_files(
     processes: str, exported: Path, tmp_path: Path, done: Call, slow_disk: SlowDisk
 ) -> None:
-    target, options = tmp_path / "new", ("-w", LLAMA, "-s", "tiny", "--max-file-size", "20KB", "--processes", processes)
+    target, options = tmp_path / "new", ("-w", LLAMA, "-s", "tiny", "--max-file-size", "60KB", "--processes", processes)
     finished = partial_path(target) / "imported"
     command = [*LLMB, "checkpoint", "import", str(exported), str(target), *options]
-    process = subprocess.Popen(command, env=slow_disk(0.1))  # twice for each of more than a hundred files
+    process = subprocess.Popen(command, env=slow_disk(0.1))  # twice for each of dozens of files
     while len([*finished.glob("*.distcp")]) < 3:
         assert process.poll() is None
         time.sleep(0.001)
@@ -426,7 +426,7 @@ def test_an_import_that_is_killed_resumes_and_gives_the_same_files(
     done("import", exported, tmp_path / "whole", *options)
     records = [json.loads((path / "checkpoint.json").read_text()) for path in (target, tmp_path / "whole")]
     assert records[0]["crc32"] == records[1]["crc32"]
-    assert len(records[0]["crc32"]) > 100
+    assert len(records[0]["crc32"]) > 30
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "whole"]
     done("show", target, "--verify")
 
