@@ -10,15 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
-from llmb.catalogue.resolve import (
-    CPU,
-    Request,
-    ScaleChoices,
-    find_workload,
-    gpu_types_of,
-    listed_scales,
-    sizes_of,
-)
+from llmb.catalogue.resolve import CPU, Request, ScaleChoices, find_workload, gpu_types_of, listed_scales, sizes_of
 from llmb.errors import UsageError, did_you_mean, unknown
 from llmb.options import WORD, Option, convert, limit_problems, options_of
 from llmb.reference_suite.variables import LaunchVariable

@@ -243,11 +243,7 @@ def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Pa
 
 
 def _call(
-    commands: Commands,
-    by_hand: Commands,
-    *,
-    folder: Path | None = None,
-    environ: Mapping[str, str] | None = None,
+    commands: Commands, by_hand: Commands, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
     """Raises EnvironmentProblem with the commands that do it by hand."""
     try:

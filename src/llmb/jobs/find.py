@@ -18,11 +18,7 @@ from llmb.schedulers.lookup import find_scheduler
 _AGO = re.compile(r"(\d+)\s*([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 NEAR = 5
-SHOWN_BY = {
-    "preparation": "'llmb prepare verify'",
-    "benchmark": "'llmb bench list'",
-    "check": "'llmb doctor --last'",
-}
+SHOWN_BY = {"preparation": "'llmb prepare verify'", "benchmark": "'llmb bench list'", "check": "'llmb doctor --last'"}
 LATEST = "latest"
 GROUPS = ("label", "campaign")
 CLOCKS_DIFFER_S = 3600

@@ -43,13 +43,7 @@ SHORTEST_S, LONGEST_S = 1.0, 15.0
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 600.0
 """How long a scheduler may fail to answer."""
-WORST_FIRST = (
-    RunFailed.exit_code,
-    InfrastructureError.exit_code,
-    InvalidRun.exit_code,
-    UserInterrupt.exit_code,
-    0,
-)
+WORST_FIRST = (RunFailed.exit_code, InfrastructureError.exit_code, InvalidRun.exit_code, UserInterrupt.exit_code, 0)
 
 
 def pause_s(waited_s: float) -> float:

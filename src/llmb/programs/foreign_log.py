@@ -22,16 +22,7 @@ from llmb.resources.samples import Sampled, SampledWork, TimeSpan, samples_of_en
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.result import (
-    NOT_SUCCESSFUL,
-    Loss,
-    Result,
-    Status,
-    figures_of,
-    if_possible,
-    machine_report,
-    resource_use,
-)
+from llmb.runs.result import NOT_SUCCESSFUL, Loss, Result, Status, figures_of, if_possible, machine_report, resource_use
 from llmb.runs.steps import StepNews
 from llmb.runs.trace_reports import ProfileReport
 

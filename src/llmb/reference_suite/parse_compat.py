@@ -214,11 +214,7 @@ def compat_json(report: CompatReport) -> str:
     """Figures that the log does not have are null."""
     results = ",\n".join(f"    {{{_json_fields(_json_result(run, report.form), ', ')}}}" for run in report.runs)
     results += "\n" if results else ""
-    analysis = {
-        "min_iteration": report.first,
-        "max_iteration": report.last,
-        "experiments_directory": report.directory,
-    }
+    analysis = {"min_iteration": report.first, "max_iteration": report.last, "experiments_directory": report.directory}
     summary = {
         "success_experiments": report.successes,
         "failed_experiments": report.failures,

@@ -146,12 +146,7 @@ SHIPPED = (
         "made a bf16 step of 90 million parameters 7 % longer",
         device="cpu",
     ),
-    ShippedVariable(
-        "MALLOC_MMAP_THRESHOLD_",
-        str(2**25),
-        "likewise, for tensors of up to 32 MiB",
-        device="cpu",
-    ),
+    ShippedVariable("MALLOC_MMAP_THRESHOLD_", str(2**25), "likewise, for tensors of up to 32 MiB", device="cpu"),
     ShippedVariable(
         "PYTORCH_ALLOC_CONF",
         "expandable_segments:True",

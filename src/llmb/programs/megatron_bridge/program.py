@@ -50,12 +50,7 @@ class MegatronBridge(Program):
     name = "megatron_bridge"
 
     def plan(
-        self,
-        catalogue: Catalogue,
-        recipe: Recipe,
-        choices: Choices,
-        options: FrameworkOptions,
-        site: Site,
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
     ) -> Plan:
         squad = None if choices.synthetic else prepared_squad(catalogue, recipe, site.install)
         origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)

@@ -83,8 +83,7 @@ class SlurmChoices(Record):
         ),
     ] = None
     gpu_request: Annotated[
-        GpuRequest | None,
-        _option(help="How GPUs are requested; none for whole nodes whose GPUs Slurm does not count."),
+        GpuRequest | None, _option(help="How GPUs are requested; none for whole nodes whose GPUs Slurm does not count.")
     ] = None
     gres: Annotated[
         str | None, _option(help="Generic resources of a node, such as gpu:8. Default: the GPUs that the job uses.")
@@ -127,14 +126,11 @@ class SlurmChoices(Record):
     slurm_arg: Annotated[
         tuple[str, ...],
         _option(
-            help="Any other flag of sbatch; 'KEY=' leaves one out. Repeatable.",
-            metavar="KEY[=VALUE]",
-            repeatable=True,
+            help="Any other flag of sbatch; 'KEY=' leaves one out. Repeatable.", metavar="KEY[=VALUE]", repeatable=True
         ),
     ] = ()
     env: Annotated[
-        tuple[str, ...],
-        _option(help="Variable of the workers. Repeatable.", metavar="NAME=VALUE", repeatable=True),
+        tuple[str, ...], _option(help="Variable of the workers. Repeatable.", metavar="NAME=VALUE", repeatable=True)
     ] = ()
     start: Annotated[
         StartMode | None,

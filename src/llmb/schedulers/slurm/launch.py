@@ -23,10 +23,7 @@ from llmb.tools import ask_program
 
 LIMIT_S = 1800
 """NeMo-Run packs its code and may wait for a busy controller."""
-JOB_ID = {
-    "scheduler": re.compile(r"^Submitted batch job (\d{1,20})\b", re.M),
-    "script": NEMO_RUN_JOB,
-}
+JOB_ID = {"scheduler": re.compile(r"^Submitted batch job (\d{1,20})\b", re.M), "script": NEMO_RUN_JOB}
 REFUSED = re.compile(r"sbatch: error: (.{1,400})")
 SHORT = {"account": "-A", "partition": "-p"}
 SBATCH_VARIABLES = {

@@ -164,13 +164,7 @@ def bound_words(spec: JobSpec, python: ShellWord, words: Sequence[ShellWord]) ->
 
 def _on_every_node(spec: JobSpec) -> tuple[str, ...]:
     nodes = spec.placement.nodes
-    return (
-        "srun",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        "--cpu-bind=none",
-    )
+    return ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none")
 
 
 # What llmb.processes.ranks does for its ranks: the limit of open files, the variables of torch.distributed, from what
