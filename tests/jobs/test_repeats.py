@@ -3,11 +3,8 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +19,14 @@ from llmb.cli.main import app
 from llmb.cli.run import requests_of, run_several
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
-from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remaining
+from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remaining, repeats_lock
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import create_run_folder
-from llmb.runs.folder import RunFolder
 from llmb.runs.record import new_record, write_record
-from llmb.runs.result import Result, RunEvidence, Status, conclude
+from llmb.runs.result import RunEvidence, Status, conclude
 from llmb.runs.steps import step_to_json
 
 REQUEST = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1)
@@ -214,37 +210,12 @@ def test_a_dry_run_shows_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-class SharedRun(QuickRun):
-    """Notes in a file when it begins and when it ends."""
-
-    def start(self, on_step: Callable[..., None], say: Callable[[str], None]) -> tuple[RunFolder, Result]:
-        with (self.install / "turns").open("a", buffering=1) as turns:
-            turns.write("begins\n")
-            ended = QuickRun.start(self, on_step, say)
-            time.sleep(0.05)
-            turns.write("ends\n")
-        return ended
-
-
-def _run_beside(local: LocalRun, repeats: int, barrier: Barrier) -> None:
-    barrier.wait()
-    run_several([local], repeats, start_new=False, json=False)
-
-
-def test_two_clients_with_one_label_share_the_repeats(call: Caller) -> None:
-    """They are forked: two processes, and none of them loads the program again."""
+def test_a_second_client_with_the_same_label_is_rejected(call: Caller) -> None:
     (local,) = call.locals_of("fp32", label="night")
-    shared = SharedRun(**{name: getattr(local, name) for name in QuickRun.__dataclass_fields__})
-    context = get_context("fork")
-    barrier = context.Barrier(2)
-    clients = [context.Process(target=_run_beside, args=(shared, 5, barrier)) for _ in range(2)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    assert [client.exitcode for client in clients] == [0, 0]
-    assert (call.install / "turns").read_text().split() == ["begins", "ends"] * 5
-    assert call("fp32", repeats=5, label="night") == []
+    with repeats_lock(local), pytest.raises(EnvironmentProblem, match="is running repeats with the label 'night'"):
+        run_several([local], 2, start_new=False, json=False)
+    assert call("fp32", repeats=2, label="other") == ["fp32"] * 2
+    assert call("fp32", repeats=2, label="night") == ["fp32"] * 2
 
 
 def test_a_copied_run_folder_is_no_other_repeat(call: Caller) -> None:

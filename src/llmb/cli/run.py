@@ -21,7 +21,7 @@ from llmb.cli.progress import RunProgress
 from llmb.cli.root import install_here, print_unspecified, say
 from llmb.cli.runs import print_repeats, print_result
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
-from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, turn_of
+from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, repeats_lock
 from llmb.options import RANKS, arguments_of, numbers_of, parse_ranges
 from llmb.programs.conclude import EndedRun
 from llmb.programs.engine.program import check_memory, memory_warnings
@@ -192,9 +192,8 @@ def _names(option: str, text: str | None) -> list[str | None]:
 def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, json: bool) -> None:
     """Runs every recipe ``repeats`` times, in turn, and prints all that ended, also when it is interrupted.
 
-    With a label, successful runs of an earlier call count, unless ``start_new``, and so do those that another client
-    with that label makes meanwhile: the two take turns. Raises RunFailed or InvalidRun if one
-    was not successful.
+    With a label, successful runs of an earlier call count, unless ``start_new``, and a second client with that label is
+    rejected. Raises RunFailed or InvalidRun if one was not successful.
     """
     for local in locals_:
         local.check()
@@ -202,25 +201,22 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
         say(f"warning: {warning}")
     for line in dict.fromkeys(line for local in locals_ for line in _before(local)):
         say(line)
-    ended, turns = _turns(locals_, repeats, start_new=start_new)
-    try:
-        for number, turn in enumerate(turns, start=1):
-            local, runs = locals_[turn.recipe], ended[turn.recipe]
-            title, repeat = local.plan.recipe.title(), f"repeat {turn.repeat} of {repeats}"
-            with turn_of(local, say):
-                runs += [] if start_new else _made_meanwhile(local, runs, repeats)
-                if len(runs) >= turn.repeat:
-                    continue
+    with repeats_lock(locals_[0]):
+        ended, turns = _turns(locals_, repeats, start_new=start_new)
+        try:
+            for number, turn in enumerate(turns, start=1):
+                local = locals_[turn.recipe]
+                title, repeat = local.plan.recipe.title(), f"repeat {turn.repeat} of {repeats}"
                 say(f"{repeat}: {title}" if len(locals_) == 1 else f"run {number} of {len(turns)}: {title}, {repeat}")
-                runs.append(_run_repeat(local))
-    except UserInterrupt as error:
-        _print_ended(ended, json=json)
-        left = sum(repeats - len(runs) for runs in ended)
-        do = f"the same command runs the {left} that are left" if locals_[0].label else "with --label it can be resumed"
-        raise UserInterrupt(error.what, where=error.where, do=do) from error
-    except EnvironmentProblem:
-        _print_ended(ended, json=json)
-        raise
+                ended[turn.recipe].append(_run_repeat(local))
+        except UserInterrupt as error:
+            _print_ended(ended, json=json)
+            left, label = sum(repeats - len(runs) for runs in ended), locals_[0].label
+            do = f"the same command runs the {left} that are left" if label else "with --label it can be resumed"
+            raise UserInterrupt(error.what, where=error.where, do=do) from error
+        except EnvironmentProblem:
+            _print_ended(ended, json=json)
+            raise
     print_repeats(ended, json=json)
 
 
@@ -233,15 +229,6 @@ def _turns(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool) -> tup
             say(f"{local.plan.recipe.title()}: {len(runs)} of {repeats} were run before ({ids}); --new repeats them")
     done = {number: len(runs) for number, runs in enumerate(ended)}
     return ended, remaining(interleaved(len(locals_), repeats), done)
-
-
-def _made_meanwhile(local: LocalRun, known: Sequence[EndedRun], repeats: int) -> list[EndedRun]:
-    """By another client, as far as they are still wanted."""
-    folders = {run.folder.path for run in known}
-    others = [run for run in earlier_runs(local, say) if run.folder.path not in folders]
-    for run in others[: repeats - len(known)]:
-        say(f"{run.record.id} was run by another client meanwhile, and counts")
-    return others[: repeats - len(known)]
 
 
 def print_order(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, json: bool) -> None:

@@ -2,11 +2,10 @@
 """Runs on this machine: of one recipe, from its request to its row in the history, and repeats of several in turn."""
 
 import hashlib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -286,22 +285,19 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
     with read_history(local.install, say) as store:
         jobs = store.jobs(selection)
     own = identity_of_plan(local.plan, ENGINE, {}).key
-    runs = [run for job in jobs if job.identity == own and (run := _ended(job)) and _repeats(run.plan, local.plan)]
+    ended = [run for job in jobs if job.identity == own and (run := _ended(job))]
+    runs = [run for run in ended if _measured(run.plan) == _measured(local.plan)]
     return list({run.record.run_id: run for run in reversed(runs)}.values())[::-1]
 
 
-@contextmanager
-def turn_of(local: LocalRun, say: Say) -> Iterator[None]:
-    """Held while one repeat runs: a second client with the same label waits, so that they neither measure each other
-    nor repeat what the other one has run. Without a label there is nothing to share."""
+def repeats_lock(local: LocalRun) -> AbstractContextManager[object]:
+    """Held while repeats run, so that clients with the same label do not measure each other. Without a label there is
+    nothing to share. Entering it raises EnvironmentProblem if another client holds it."""
     if local.label is None:
-        yield
-        return
+        return nullcontext()
     name = hashlib.sha256(local.label.encode()).hexdigest()[:LOCK_DIGITS]
     path = local.install / STATE_FOLDER / f"repeats-{name}.lock"
-    waits = f"another client runs repeats with the label '{local.label}'; this one waits for its turn"
-    with file_lock(path, math.inf, "running repeats", on_wait=lambda: say(waits)):
-        yield
+    return file_lock(path, 0, f"running repeats with the label '{local.label}'")
 
 
 def _ended(job: Job) -> EndedRun | None:
@@ -313,10 +309,6 @@ def _ended(job: Job) -> EndedRun | None:
         return None
 
 
-def _repeats(one: Plan, other: Plan) -> bool:
-    """Whether runs of the same identity have the same steps too, and the same of them are measured."""
-    return _measured(one) == _measured(other)
-
-
 def _measured(plan: Plan) -> tuple[int, ...]:
+    """Equal for runs of the same identity that have the same steps too, of which the same are measured."""
     return plan.first_step, plan.steps, plan.seed, plan.window.first, plan.window.last

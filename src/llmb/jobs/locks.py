@@ -5,7 +5,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,8 +16,8 @@ POLL_S = 0.02
 
 
 @contextmanager
-def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
-    """Holds the lock on ``path``; gives its descriptor. ``on_wait`` is called once if another process holds it.
+def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
+    """Holds the lock on ``path``; gives its descriptor.
 
     A child that inherits the descriptor holds the lock, too, also after its parent ended. Raises EnvironmentProblem
     after ``patience_s``, or if the file system has no locks.
@@ -26,7 +26,7 @@ def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], No
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _opened(path)
     try:
-        _acquire(descriptor, path, patience_s, what, on_wait)
+        _acquire(descriptor, path, patience_s, what)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -49,20 +49,16 @@ def _opened(path: Path) -> int:
             raise error from None
 
 
-def _acquire(descriptor: int, path: Path, patience_s: float, what: str, on_wait: Callable[[], None]) -> None:
-    end, waits = time.monotonic() + patience_s, False
+def _acquire(descriptor: int, path: Path, patience_s: float, what: str) -> None:
+    end = time.monotonic() + patience_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
                 do = "retry; if it stays so, end the process that holds the file (see lsof)"
-                raise EnvironmentProblem(
-                    f"another process has been {what} for {patience_s:.0f} s", where=str(path), do=do
-                ) from None
-            if not waits:
-                on_wait()
-            waits = True
+                how = f"has been {what} for {patience_s:.0f} s" if patience_s else f"is {what}"
+                raise EnvironmentProblem(f"another process {how}", where=str(path), do=do) from None
             time.sleep(POLL_S)
         except OSError as error:
             do = "set LLMB_INSTALL to a folder on a file system with locks"
