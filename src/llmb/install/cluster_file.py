@@ -35,7 +35,7 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
     check_owner(path)
     try:
         data = read_data(path)
-        if not isinstance(data, dict) or not _is_headless(data):
+        if not isinstance(data, dict) or not (OWN_KEYS | {*OLD_KEYS}) & {*data}:
             return read_file(path, answers_schema(), foreign=True)
         found = _headless_answers(path, data, say)
         say(
@@ -54,11 +54,6 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
 def write_answers(path: Path, answers: Answers) -> None:
     """Writes them so that only their user can read them. Raises EnvironmentProblem."""
     put_file(path, ANSWERS_HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True), mode=0o600)
-
-
-def _is_headless(data: Mapping[str, Any]) -> bool:
-    """Whether it is the file by which the reference suite's installer works without a terminal."""
-    return bool((OWN_KEYS | {*OLD_KEYS}) & {*data})
 
 
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:

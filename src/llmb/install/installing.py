@@ -102,7 +102,8 @@ def install_all(
     """Raises the LlmbError of the step that fails; the same call resumes there."""
     check_space(catalogue, answers, root)
     with opened_journal(root, answers) as journal:
-        if _was_moved(Path(journal.state.root), root):
+        before = Path(journal.state.root)  # the same folder may have two names, such as through a link
+        if before != root and not (before.exists() and before.samefile(root)):
             say(f"this installation was at {journal.state.root}: what holds that path is made again")
             say("call 'llmb jobs rebuild' afterwards: the history lists run folders by their paths")
             (root / ENVIRONMENT / RECORD).unlink(missing_ok=True)
@@ -126,11 +127,6 @@ def install_all(
             preparations=preparations,
         )
         return Installed(run_steps(all_steps(what), say), preparations.jobs)
-
-
-def _was_moved(before: Path, root: Path) -> bool:
-    """False for two names of the same folder, such as through a link."""
-    return before != root and not (before.exists() and before.samefile(root))
 
 
 def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[StepResult]:
@@ -293,7 +289,8 @@ def _scripts(what: Installation) -> InstallStep:
     }
 
     def is_done() -> bool:
-        return all(_has(what.root / path, text) for path, text in texts.items())
+        paths = {what.root / path: text for path, text in texts.items()}
+        return all(path.is_file() and path.read_bytes() == text.encode() for path, text in paths.items())
 
     def do() -> str:
         for path, text in texts.items():
@@ -307,13 +304,6 @@ def launch_script(workload: str, root: Path, python: Path) -> str:
     """Two lines that do what ``llmb launch`` does, from any folder. Pure."""
     words = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "launch", workload]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
-
-
-def _has(path: Path, text: str) -> bool:
-    try:
-        return path.read_text() == text
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def _preparations(what: Installation) -> Iterator[InstallStep]:

@@ -137,7 +137,9 @@ class _Software:
         """The first checkout that is as released."""
         chosen = [Path(self.chosen.checkout).expanduser()] if self.chosen.checkout else []
         places = [*chosen, self.root / SUITES / self.script.tag, self.root / SUITE_FOLDER]
-        return next((place for place in places if _is_released(place, self.script.release)), None)
+        scripts = scripts_of(self.script.release)
+        found = ((place, check_checkout(place, scripts)) for place in places)
+        return next((place for place, files in found if all(item.state == "as released" for item in files)), None)
 
     def clone_suite(self) -> str:
         target = self.root / SUITES / self.script.tag
@@ -230,10 +232,6 @@ class _Software:
         return f"{folder} with NeMo-Run at {self.script.commits[NEMO_RUN][:12]}"
 
 
-def _is_released(checkout: Path, release: str) -> bool:
-    return all(item.state == "as released" for item in check_checkout(checkout, scripts_of(release)))
-
-
 def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Path) -> Commands:
     """One commit alone: NeMo's history is some gigabytes."""
     inside = ["git", "-C", str(target)]
@@ -250,9 +248,6 @@ def _call(
         for command in commands:
             run_visibly(command, folder=folder, environ=environ)
     except EnvironmentProblem as error:
-        raise EnvironmentProblem(error.what, do=_by_hand(by_hand)) from error
-
-
-def _by_hand(commands: Commands) -> str:
-    """The commands that do the same where they can."""
-    return f"call on a machine that can, such as one with the network:\n  {' && '.join(map(shlex.join, commands))}"
+        text = " && ".join(map(shlex.join, by_hand))
+        do = f"call on a machine that can, such as one with the network:\n  {text}"
+        raise EnvironmentProblem(error.what, do=do) from error

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
-from typing import NoReturn
 
 from llmb.errors import UsageError, closest, did_you_mean
 from llmb.jobs.job import Job
@@ -38,7 +37,10 @@ def find_job(store: Store, text: str) -> Job:
     """
     if text == LATEST:
         by_now = Filter(runs_only=True, limit=1, until_s=time.time() + CLOCKS_DIFFER_S)
-        return (store.jobs(by_now) or store.jobs(Filter(runs_only=True, limit=1)) or _none(store))[0]
+        if not (newest := store.jobs(by_now) or store.jobs(Filter(runs_only=True, limit=1))):
+            do = "start one with 'llmb run' or 'llmb submit'"
+            raise UsageError("there are no runs yet", where=str(store.path), do=do)
+        return newest[0]
     jobs = (store.named(text) or store.with_short_id(text)) if text else []
     same_id = [job for job in jobs if job.job_id == text]
     if same_id:
@@ -95,10 +97,6 @@ def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
         known = sorted({value for job in store.jobs() if (value := getattr(job, kind))})
         there_are = f"{did_you_mean(name, known)}; {kind}s: {', '.join(known)}" if known else ", or any other"
         yield f"no run has the {kind} '{name}'{there_are}"
-
-
-def _none(store: Store) -> NoReturn:
-    raise UsageError("there are no runs yet", where=str(store.path), do="start one with 'llmb run' or 'llmb submit'")
 
 
 def _ambiguous(text: str, jobs: list[Job]) -> UsageError:

@@ -141,16 +141,13 @@ def look(job: Job, seen: JobState, asked_s: float) -> Job | None:
     marked = folder.end_of(job, max(seen.restarts, job.restarts)) is not None
     if seen.may_be_told and not marked:
         return None  # unchanged until the scheduler or the folder reports how it ended
-    if folder.run_status in (None, "running") and not marked and _just_ended(seen, asked_s):
+    just_ended = seen.phase != "killed" and seen.ended_s is not None and abs(asked_s - seen.ended_s) < SETTLE_S
+    if folder.run_status in (None, "running") and not marked and just_ended:
         return None  # files of other nodes may be visible here with a delay
     ended = with_outcome(decide(job, seen, folder, asked_s), seen.phase)
     if folder.run_status not in ("queued", "running"):
         return ended
     return replace(ended, reason="; ".join(filter(None, (ended.reason, f"{NOT_CONCLUDED}; 'llmb result {job.id}'"))))
-
-
-def _just_ended(seen: JobState, asked_s: float) -> bool:
-    return seen.phase != "killed" and seen.ended_s is not None and abs(asked_s - seen.ended_s) < SETTLE_S
 
 
 def with_outcome(job: Job, phase: Phase) -> Job:

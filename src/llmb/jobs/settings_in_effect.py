@@ -84,7 +84,7 @@ def settings_in_effect(
         below = entries.get(item.place)
         if item.source != "setting":
             settings[item.key] = Setting(item.key, item.value, item.source, item.place)
-        elif below and not _is_nearer(settings.get(item.key)):
+        elif below and not ((own := settings.get(item.key)) and own.source in ("shell", "option")):
             settings[item.key] = Setting(item.key, item.value, below.source, below.place)
     gpu = catalogue.gpus.get(str(settings["gpu_type"].value)) if "gpu_type" in settings else None
     if gpu and scheduler.gpus_key:
@@ -103,10 +103,6 @@ def settings_in_effect(
         settings=tuple(_without_secret(settings[key]) for key in sorted(settings)),
         variables=tuple(_without_secret(item) for item in used),
     )
-
-
-def _is_nearer(setting: Setting | None) -> bool:
-    return setting is not None and setting.source in ("shell", "option")
 
 
 def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: Path) -> Iterator[Setting]:

@@ -44,11 +44,6 @@ class FolderState:
     done: bool = False
     """Every step is done, and the last checkpoint exists if one was requested."""
 
-    @property
-    def ended_by_signal(self) -> bool:
-        """The run failed because a signal ended its job: only the scheduler knows who sent it."""
-        return self.run_status == "failed" and self.end is not None and self.end.signal != ""
-
     def end_of(self, job: Job, restarts: int) -> JobEnd | None:
         """The recorded end, if it is that of this job's latest start: an older one is irrelevant."""
         end = self.end
@@ -181,7 +176,10 @@ def read_folder(run_dir: str) -> FolderState:
     """Missing, damaged and unreadable files count as missing: a job may die at any point."""
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
-    progress = _read_progress(folder, record) if record else StepsDone(0, done=False)
+    progress = StepsDone(0, done=False)
+    if record:
+        program, plan = record.program, record.plan
+        progress = _readable(lambda place: find_program(program).progress(place, plan), folder) or progress
     task = None if record else _readable(lambda place: task_outcome(place, end), folder)
     outcome = record or task
     return FolderState(
@@ -205,13 +203,6 @@ def _unread(folder: RunFolder) -> str:
     if folder.task.exists():
         return f"{folder.job_end.name} is not there"
     return f"{folder.record.name} " + ("cannot be read" if folder.record.exists() else "is gone")
-
-
-def _read_progress(folder: RunFolder, record: RunRecord) -> StepsDone:
-    try:
-        return find_program(record.program).progress(folder, record.plan)
-    except (OSError, ValueError):
-        return StepsDone(0, done=False)
 
 
 def read_figures(run_dir: str) -> dict[str, Any]:

@@ -246,7 +246,8 @@ class Store:
             raise Damaged(problem, self.path)
 
     def _row(self, job: Job) -> dict[str, Any]:
-        return asdict(job) | {"run_dir": _below(self.root, job.run_dir)}
+        path = Path(job.run_dir)  # relative to the root, which may be moved or copied
+        return asdict(job) | {"run_dir": str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)}
 
     def _job(self, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Job:  # noqa: ARG002 (as sqlite3 calls it)
         values = dict(zip(COLUMNS, row, strict=True))
@@ -320,12 +321,6 @@ def _column(item: "Field[Any]") -> str:
     kind = next((name for number, name in NUMBERS.items() if number in types), "TEXT")
     needed = "PRIMARY KEY" if item.name == "key" else "" if NoneType in types else "NOT NULL"
     return f"{item.name} {kind} {needed}"
-
-
-def _below(root: Path, folder: str) -> str:
-    """``folder`` relative to ``root``, which may be moved or copied; unchanged if it is not below it."""
-    path = Path(folder)
-    return str(path.relative_to(root)) if path.is_relative_to(root) else folder
 
 
 def check_states(states: Sequence[str], store: Store) -> None:

@@ -93,15 +93,15 @@ def remove_merged_files(folder: RunFolder, result: Result) -> None:
 
 def _left_beside(folder: RunFolder) -> dict[str, Any]:
     """What workers and the batch script wrote for the record."""
-    found = {
-        "environment": read_or_missing("what the workers wrote", lambda: read_environment(folder.environment)),
-        "vboost": read_or_missing("what the batch script wrote", lambda: _read_vboost(folder)),
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _read_vboost(folder: RunFolder) -> VboostOutcome | None:
-    return read_record_file(folder.vboost, VboostOutcome) if folder.vboost.exists() else None
+    found: dict[str, Any] = {}
+    if (
+        environment := read_or_missing("what the workers wrote", lambda: read_environment(folder.environment))
+    ) is not None:
+        found["environment"] = environment
+    if folder.vboost.exists():
+        wrote = "what the batch script wrote"
+        found["vboost"] = read_or_missing(wrote, lambda: read_record_file(folder.vboost, VboostOutcome))
+    return found
 
 
 def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:

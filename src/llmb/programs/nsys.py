@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nsight Systems, whatever the program that it records: its options, and its reports exported."""
 
-from pathlib import Path
-
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.trace_reports import profile_file
@@ -33,10 +31,8 @@ def export_report(plan: Plan, folder: RunFolder) -> str | None:
         return None
     reports = [profile_file(folder, plan, rank) for rank in plan.profile.ranks]
     report = next((path for path in reports if path.exists()), None)
-    return _export(report) if report else None
-
-
-def _export(report: Path) -> str | None:
+    if report is None:
+        return None
     target = report.with_suffix(SQLITE_END)
     command = [NSYS, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(report)]
     said = ask_program(command, EXPORT_LIMIT_S, cwd=None)

@@ -56,7 +56,6 @@ from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import (
     GPU_FLAGS,
     LEFT_OUT,
-    PartitionSettings,
     SlurmSettings,
     parse_additional,
     partition_names,
@@ -81,7 +80,9 @@ def overlays(
     chosen = partition or shell_flags(environ).get("partition") or site_partition(settings, gpu_type)
     for name in partition_names(chosen):
         if name in settings.partitions:
-            yield from _of_partition(name, settings.partitions[name])
+            for field, value in settings.partitions[name].model_dump(exclude_none=True).items():
+                key, place = field if field == "gpu_type" else f"slurm.{field}", f"slurm.partitions.{name}.{field}"
+                yield Overlay(key=key, value=value, source="setting", place=place)
             return
 
 
@@ -99,12 +100,6 @@ def _of_shell(environ: Mapping[str, str]) -> Iterator[Overlay]:
         yield Overlay(key="slurm.gpus_per_node", value=count, source="shell", place=str(counted))
     for flag, value in parse_additional(environ.get(ADDITIONAL, "")).items():
         yield Overlay(key=_key(flag), value=True if value is None else value, source="shell", place=ADDITIONAL)
-
-
-def _of_partition(name: str, partition: PartitionSettings) -> Iterator[Overlay]:
-    for field, value in partition.model_dump(exclude_none=True).items():
-        key = field if field == "gpu_type" else f"slurm.{field}"
-        yield Overlay(key=key, value=value, source="setting", place=f"slurm.partitions.{name}.{field}")
 
 
 def _key(flag: str) -> str:

@@ -369,7 +369,8 @@ def both_sides(mount: str) -> str:
 def batch_script(spec: JobSpec, folder: RunFolder) -> str:
     """Raises UsageError where Slurm cannot write into ``folder``."""
     flags = {**spec.flags, **file_flags(folder)}
-    parts = [*_head(spec, flags), "", *_environment(spec), "", END, "", *_meeting_point(spec, folder), "", *_work(spec)]
+    head = ["#!/bin/bash", f"# {spec.title}", *(directive(name, value) for name, value in flags.items())]
+    parts = [*head, "", *_environment(spec), "", END, "", *_meeting_point(spec, folder), "", *_work(spec)]
     return "\n".join(parts) + "\n"
 
 
@@ -385,12 +386,6 @@ def file_flags(folder: RunFolder) -> Flags:
         "open-mode": "append",
         "chdir": str(folder.path),
     }
-
-
-def _head(spec: JobSpec, flags: Flags) -> Iterator[str]:
-    yield "#!/bin/bash"
-    yield f"# {spec.title}"
-    yield from (directive(name, value) for name, value in flags.items())
 
 
 def _environment(spec: JobSpec) -> Iterator[str]:
