@@ -12,7 +12,7 @@ ERRORS = 4.0
 
 @pytest.mark.slow
 def test_intervals_and_verdicts_keep_their_rates() -> None:
-    cases = list(measure(120, seed=7, lengths=(10, 34)))
+    cases = list(measure(60, seed=7, lengths=(10, 34)))
     missed = [
         case
         for case in cases

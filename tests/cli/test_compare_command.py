@@ -3,13 +3,11 @@
 
 import csv
 import io
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from called_here import call_llmb
 from rich.cells import cell_len
 from shown_tables import shown_lines
 from timed_runs import noisy_times, write_run
@@ -59,14 +57,9 @@ def exit_code(comparison: Comparison) -> int:
 
 
 def test_the_command_prints_one_document_and_ends_with_5_if_a_row_regressed(install: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "llmb", "compare", install / "before", install / "after", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call_llmb("compare", install / "before", install / "after", "--json")
     assert done.returncode == 5, done.stderr
-    document = json.loads(done.stdout)
+    document = done.document
     assert {"rows", "differences", "left_out"} <= document.keys()
     bf16, fp32 = sorted(document["rows"], key=lambda row: row["recipe"])
     assert {

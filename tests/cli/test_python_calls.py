@@ -97,6 +97,7 @@ def test_a_run_that_may_not_fit_is_told_before_it_starts(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
 def test_a_run_returns_its_result_and_reports_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
     steps: list[int] = []

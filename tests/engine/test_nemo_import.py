@@ -86,6 +86,7 @@ def test_logits_are_those_of_transformers(models, name, stacked, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
 def test_a_whole_import_keeps_bf16_and_the_tokenizer(tmp_path):
     model = find_model(Catalogue(), "finetune_llama3", "tiny")
     write_nemo(tmp_path / "nemo", model, published(model).bfloat16().state_dict(), stacked=True)

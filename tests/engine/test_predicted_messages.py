@@ -64,7 +64,7 @@ def counted(collectives: tuple[CollectiveCount, ...]) -> Counter[tuple[str, str]
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_programs")
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["TP and CP", pytest.param("PP", marks=pytest.mark.measured), "EP"])
 def test_messages_and_products_are_those_of_the_engine(name: str) -> None:
     plan = planned(*LAYOUTS[name])
     account = count_rank(AccountJob(plan=plan, rank=0))

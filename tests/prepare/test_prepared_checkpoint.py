@@ -4,6 +4,7 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +25,14 @@ from llmb.prepare.small_files import MODEL, SAMPLES, write_small_files
 from llmb.weights.conversion import export_checkpoint
 from llmb.weights.protocol import IMPORTED, FinishedFile
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 WORKLOAD = "finetune_llama3"
 TINY = ("-w", WORKLOAD, "-s", "tiny")
 MODEL_NAME = "llmb/llama3-tiny"
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Path:
     """A root of installation with everything prepared, and the small files in ``small``."""
     root = tmp_path_factory.mktemp("root")
     small = root / "small"
@@ -38,12 +40,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (small / MODEL / "generation_config.json").write_text("{}")
     environment = {"LLMB_INSTALL": str(root)}
     runner = CliRunner()
-    for command in (
-        ("checkpoint", *TINY, "--source", str(small / MODEL)),
-        ("dataset", *TINY, "--source", str(small / SAMPLES)),
-    ):
-        result = runner.invoke(app, command, env=environment)
-        assert result.exit_code == 0, result.output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", forked_python)
+        for command in (
+            ("checkpoint", *TINY, "--source", str(small / MODEL)),
+            ("dataset", *TINY, "--source", str(small / SAMPLES)),
+        ):
+            result = runner.invoke(app, command, env=environment)
+            assert result.exit_code == 0, result.output
     return root
 
 
