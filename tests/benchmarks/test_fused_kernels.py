@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import fused_kernels
-from benchmarks.fused_kernels import MISSING, Measured, cases, measure
+from benchmarks.fused_kernels import Measured, cases, measure
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
@@ -51,18 +51,6 @@ def test_the_torch_code_is_that_of_one_module() -> None:
     assert rotary.has_kernel is fp8_cast.has_kernel
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["fused_kernels"])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        fused_kernels.main()
-    assert ended.value.code == MISSING
-    assert capsys.readouterr() == (
-        "",
-        "nothing measured: torch sees no GPU with FP8 (compute capability 8.9 or higher)\n",
-    )
-
-
 @pytest.mark.gpu
 def test_every_kernel_is_measured(needs: Callable[[str, bool, str], None]) -> None:
     needs("gpu", torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9), "a GPU with FP8")
@@ -71,14 +59,3 @@ def test_every_kernel_is_measured(needs: Callable[[str, bool, str], None]) -> No
     found = json.loads(done.stdout)
     assert len(found) == 4
     assert all(min(one["kernel_s"], one["copy_s"], one["compiled_s"]) > 0 for one in found)
-
-
-@pytest.mark.parametrize("rows", ["0", "-1", "many"])
-def test_a_wrong_number_of_rows_is_named(
-    rows: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["fused_kernels", "--rows", rows])
-    with pytest.raises(SystemExit) as ended:
-        fused_kernels.main()
-    assert ended.value.code == 2
-    assert "is not a whole number" in capsys.readouterr().err

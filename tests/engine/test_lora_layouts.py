@@ -35,8 +35,6 @@ CASES = {
     "PP2 x VP2": Case(2, {"pp": 2, "vp": 2}),
     "split": Case(2, {"tp": 2}, targets=("qkv-split", "attention")),
     "FSDP2, dropout": Case(2, {"layers": 2}, {**DROPOUT, "recompute": "full"}),
-    "TP2 + SP": Case(2, {"tp": 2}),
-    "FSDP2": Case(2, {}),
     "FSDP2, recomputed and compiled": Case(2, {}, {**DROPOUT, "recompute": "full", "compiled": True}),
     "FSDP2, gathered once": Case(2, {}, {"parallelism": Parallelism(dp_sharding="optimizer")}),
     "DP2": Case(2, {}, {"parallelism": Parallelism(dp_sharding="none")}),

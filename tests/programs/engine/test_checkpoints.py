@@ -64,52 +64,15 @@ def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any]) -> None:
         assert new["lr"] == old["lr"]
 
 
-@pytest.mark.measured
-@pytest.mark.parametrize(
-    ("options", "before", "after"),
-    [
-        *((LLAMA, before, after) for before, after in (("2", "4"), ("2", "2"), ("1", "2"))),
-        ((*LLAMA, "--dtype", "bf16"), "2", "2"),
-    ],
-)
-def test_any_number_of_processes_goes_on(finished: Finished, options: tuple[str, ...], before: str, after: str) -> None:
-    whole = finished(*options, "--scale", before, *TEN)
-    assert_same_steps(whole, finished(*options, "--scale", after, *FIVE_MORE, after_five_steps(whole)))
-
-
 FOUR = ("--scale", "4", "--tp", "2", "--pp", "2", "--document-tokens", "40")
-EIGHT = ("--scale", "8", "--tp", "2", "--pp", "2")
-CP_PP = ("--scale", "4", "--cp", "2", "--pp", "2", "--vp", "2")
-PP_COPIES = ("--scale", "4", "--pp", "2", "--vp", "2", "--dp-sharding", "none")
+TWO_STAGES = ("--scale", "2", "--pp", "2", "--vp", "2")
 
 
-@pytest.mark.parametrize(
-    ("saved", "layout"),
-    [
-        (FOUR, ("--scale", "2", "--pp", "2", "--vp", "2")),
-        *(
-            pytest.param(EIGHT, layout, marks=pytest.mark.measured)
-            for layout in (("--scale", "2", "--tp", "2"), PP_COPIES, ("--scale", "1"))
-        ),
-        pytest.param(EIGHT, CP_PP, marks=pytest.mark.measured),
-    ],
-)
 @pytest.mark.slow
-def test_any_layout_goes_on_from_any_other(finished: Finished, saved: tuple[str, ...], layout: tuple[str, ...]) -> None:
-    """Eight processes are TP 2 x PP 2 x DP 2. The checkpoint tells of how long documents sequences are packed."""
-    whole = finished(*LLAMA, *saved, *TEN)
-    assert_same_steps(whole, finished(*LLAMA, *layout, *FIVE_MORE, after_five_steps(whole)))
-
-
-TIED_LAYOUTS = [("--scale", "2", "--pp", "2"), ("--scale", "1"), ("--scale", "2", "--tp", "2")]
-
-
-@pytest.mark.parametrize("layout", TIED_LAYOUTS)
-@pytest.mark.measured
-def test_a_tied_embedding_goes_on_from_both_ends_of_a_pipeline(finished: Finished, layout: tuple[str, ...]) -> None:
-    whole = finished("-w", "pretrain_qwen3", "--scale", "2", "--pp", "2", "--vp", "2", *TEN)
-    resumed = finished("-w", "pretrain_qwen3", *layout, *FIVE_MORE, after_five_steps(whole))
-    assert_same_steps(whole, resumed)
+def test_a_layout_goes_on_from_another(finished: Finished) -> None:
+    """The checkpoint tells of how long documents are packed. More layouts: ``engine/test_checkpoint_state.py``."""
+    whole = finished(*LLAMA, *FOUR, *TEN)
+    assert_same_steps(whole, finished(*LLAMA, *TWO_STAGES, *FIVE_MORE, after_five_steps(whole)))
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ Finished = Callable[..., dict[str, Any]]
 
 MAVERICK = ("-w", "finetune_llama4-maverick", "--layers", "2", "--scale")
 EP2 = (*MAVERICK, "2", "--ep", "2", "--steps", "10")
-MIXTRAL = ("-w", "pretrain_mixtral", "--scale", "4", "--tp", "2", "--ep", "4", "--steps", "10")
 DROPLESS = (*MAVERICK, "4", "--capacity-factor", "0")
 """Which tokens are dropped depends on the layout."""
 ALL = (*DROPLESS, "--tp", "2", "--ep", "2", "--etp", "2", "--steps", "4", "--checkpoint-interval", "2")
@@ -22,13 +21,8 @@ def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [EP2, pytest.param(MIXTRAL, marks=pytest.mark.measured)],
-    ids=["ep2", "mixtral-tp2-ep4"],
-)
-def test_the_loss_falls(finished: Finished, options: tuple[str, ...]) -> None:
-    losses = [step["loss"] for step in steps(finished(*options))]
+def test_the_loss_falls(finished: Finished) -> None:
+    losses = [step["loss"] for step in steps(finished(*EP2))]
     assert losses[-1] < losses[0] - 1.0
 
 
@@ -52,9 +46,8 @@ def test_dropped_tokens_are_counted(finished: Finished) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [EP2, pytest.param(MIXTRAL, marks=pytest.mark.measured)], ids=["top-1", "top-2"])
-def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished, options: tuple[str, ...]) -> None:
-    result = finished(*options[:-1], "2", "--force-load-balancing", "--recompute", "full")
+def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished) -> None:
+    result = finished(*EP2[:-1], "2", "--force-load-balancing", "--recompute", "full")
     assert {step["expert_load"]["max_over_mean"] for step in steps(result)} == {1.0}
     balanced = {"max_over_mean": 1.0, "idle_experts": 0.0, "forced": True}
     assert result["expert_load"] == {**balanced, "capacity_factor": None, "dropped_pct": 0.0}
@@ -62,21 +55,11 @@ def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished
     assert record["plan"]["force_load_balancing"] is True
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(("2", "--etp", "2"), marks=pytest.mark.slow),
-        pytest.param(("4", "--ep", "4"), marks=pytest.mark.measured),
-        pytest.param(("1",), marks=pytest.mark.measured),
-    ],
-    ids=" ".join,
-)
-def test_a_checkpoint_goes_from_any_arrangement_of_experts_to_any_other(
-    finished: Finished, layout: tuple[str, ...]
-) -> None:
+@pytest.mark.slow
+def test_a_checkpoint_goes_from_one_arrangement_of_experts_to_another(finished: Finished) -> None:
     whole = finished(*ALL)
     path = next((Path(whole["run_dir"]) / "checkpoints").glob("step=2*"))
     more = ("--steps", "2", "--load-checkpoint", str(path))
-    continued = steps(finished(*MAVERICK, *layout, "--capacity-factor", "0", *more))
+    continued = steps(finished(*MAVERICK, "2", "--etp", "2", "--capacity-factor", "0", *more))
     for expected, found in zip(steps(whole)[2:], continued, strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)

@@ -16,19 +16,10 @@ LLAMA = ("-w", "pretrain_llama3.1")
 TWO = ("--scale", "2", "--steps", "10", "--checkpoint-interval", "5")  # the run that test_checkpoints.py needs
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        LLAMA,
-        pytest.param(("-w", "pretrain_nemotron4"), marks=pytest.mark.measured),
-        # Which tokens an expert drops at its capacity is decided by rounding.
-        pytest.param(("-w", "finetune_llama4-maverick", "--capacity-factor", "0"), marks=pytest.mark.measured),
-    ],
-)
 @pytest.mark.slow
-def test_two_and_four_processes_reproduce_one(losses: Losses, chosen: tuple[str, ...]) -> None:
-    one, four = (losses(*chosen, "--scale", scale, "--steps", "10") for scale in ("1", "4"))
-    two = losses(*chosen, *TWO)
+def test_two_and_four_processes_reproduce_one(losses: Losses) -> None:
+    one, four = (losses(*LLAMA, "--scale", scale, "--steps", "10") for scale in ("1", "4"))
+    two = losses(*LLAMA, *TWO)
     assert len(one) == 10
     for other in (two, four):
         for single, several in zip(one, other, strict=True):
@@ -53,36 +44,11 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(losses: Losse
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "bound"),
-    [
-        # Four sequences are enough for logits to be cut into pieces.
-        (("--scale", "2", "--mbs", "4", "--recompute", "selective"), 1e-6),
-        # engine/test_sequence_shard.py makes blocks into machine code for every change.
-        pytest.param(("--scale", "1", "--compile", "--recompute", "selective"), 1e-5, marks=pytest.mark.measured),
-        pytest.param(("--scale", "2", "--tp", "2", "--compile"), 1e-5, marks=pytest.mark.measured),
-        pytest.param(("--scale", "2", "--recompute", "full"), 1e-6, marks=pytest.mark.measured),
-        pytest.param(("--scale", "2", "--mbs", "4", "--keep-logits"), 1e-6, marks=pytest.mark.measured),
-    ],
-)
-def test_how_a_step_is_computed_does_not_change_its_loss(
-    losses: Losses, options: tuple[str, ...], bound: float
-) -> None:
-    changed = losses(*LLAMA, "--steps", "5", *options)
+def test_how_a_step_is_computed_does_not_change_its_loss(losses: Losses) -> None:
+    """Four sequences are enough for logits to be cut into pieces."""
+    changed = losses(*LLAMA, "--steps", "5", "--scale", "2", "--mbs", "4", "--recompute", "selective")
     for plain, other in zip(losses(*LLAMA, *TWO)[:5], changed, strict=True):
-        assert abs(plain["loss"] - other["loss"]) <= bound
-
-
-@pytest.mark.measured
-def test_packed_documents_train_the_same_in_every_layout(losses: Losses) -> None:
-    """Micro-batches of one sequence and of four have other numbers of labels that count."""
-    packed = ("-w", "pretrain_llama3.1", "--document-tokens", "40")
-    one = losses(*packed, "--scale", "1", "--mbs", "1", "--steps", "4")
-    several = losses(*packed, "--scale", "2", "--mbs", "4", "--cp", "2", "--steps", "4")
-    for single, other in zip(one, several, strict=True):
-        assert abs(single["loss"] - other["loss"]) <= 1e-5, single["step"]
-        assert other["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-4)
-    assert several[-1]["loss"] < several[0]["loss"]
+        assert abs(plain["loss"] - other["loss"]) <= 1e-6
 
 
 @pytest.mark.slow
