@@ -90,12 +90,7 @@ class Nodes:
 
 
 def bench_order(
-    request: BenchRequest,
-    program: BenchProgram,
-    title: str,
-    nodes: Nodes,
-    options: JobOptions,
-    site: Site,
+    request: BenchRequest, program: BenchProgram, title: str, nodes: Nodes, options: JobOptions, site: Site
 ) -> TaskOrder:
     return TaskOrder(
         task=TaskRecord(

@@ -91,11 +91,7 @@ def product_dtype(weights: Weights, dtype: ProductDtype) -> ProductDtype:
 
 def product_case(weights: Weights, dtype: ProductDtype, training_pass: TrainingPass) -> ProductCase:
     return ProductCase(
-        m=weights.m,
-        k=weights.k,
-        n=weights.n,
-        dtype=product_dtype(weights, dtype),
-        training_pass=training_pass,
+        m=weights.m, k=weights.k, n=weights.n, dtype=product_dtype(weights, dtype), training_pass=training_pass
     )
 
 

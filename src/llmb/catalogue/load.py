@@ -224,10 +224,7 @@ def _check_name(path: Path, key: str, name: str) -> None:
 
 
 def _contradictions(
-    path: Path,
-    workload: WorkloadFile,
-    models: Mapping[str, Model],
-    documents: Mapping[str, Document],
+    path: Path, workload: WorkloadFile, models: Mapping[str, Model], documents: Mapping[str, Document]
 ) -> Iterator[str]:
     yield from _unknown_names(path, workload, models, documents)
     for number, table in enumerate(workload.layouts):
@@ -243,10 +240,7 @@ def _contradictions(
 
 
 def _unknown_names(
-    path: Path,
-    workload: WorkloadFile,
-    models: Mapping[str, Model],
-    documents: Mapping[str, Document],
+    path: Path, workload: WorkloadFile, models: Mapping[str, Model], documents: Mapping[str, Document]
 ) -> Iterator[str]:
     named = [("layouts", i, table.document) for i, table in enumerate(workload.layouts) if table.document]
     named += [("published_flops", i, entry.document) for i, entry in enumerate(workload.published_flops)]

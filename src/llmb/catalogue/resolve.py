@@ -80,9 +80,7 @@ class Overrides(Record):
     sequence_parallel: Annotated[
         bool | None,
         Option(
-            help="Tensor parallelism without sharding the sequence between layers.",
-            panel=LAYOUT_PANEL,
-            negates=True,
+            help="Tensor parallelism without sharding the sequence between layers.", panel=LAYOUT_PANEL, negates=True
         ),
     ] = None
 
@@ -97,8 +95,7 @@ class Request:
 
     workload: Annotated[str, Option(flags=("-w", "--workload"), help="Workload; see 'llmb list'.", form=WORD)]
     size: Annotated[
-        str,
-        Option(flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD),
+        str, Option(flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD)
     ]
     dtype: Annotated[
         str | None, Option(help="bf16, fp8 or, on a CPU, fp32. Default: bf16; on a CPU fp32.", form=WORD)

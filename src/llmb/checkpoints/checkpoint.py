@@ -274,11 +274,7 @@ class CheckpointTime(Verified):
 
 
 def checkpoint_time(
-    kind: Literal["save", "load"],
-    start_s: float,
-    duration_s: float,
-    step: int | None,
-    ranks: Sequence[RankTransfer],
+    kind: Literal["save", "load"], start_s: float, duration_s: float, step: int | None, ranks: Sequence[RankTransfer]
 ) -> CheckpointTime:
     """Times of the whole are to the millisecond, as the log has it."""
     return CheckpointTime(

@@ -53,10 +53,7 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
         for rank in ranks or stage_ranks(layout)
     ]
     return MemoryUse(
-        method="estimate",
-        capacity_gib=plan.recipe.gpu_memory_gb,
-        assumptions=assumptions,
-        ranks=tuple(found),
+        method="estimate", capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(found)
     )
 
 

@@ -131,11 +131,7 @@ def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibra
 
 
 def predict(
-    plan: EnginePlan,
-    gpu: Gpu,
-    calibration: Calibration,
-    errors: Mapping[str, ExpectedError],
-    kept: Kept | None = None,
+    plan: EnginePlan, gpu: Gpu, calibration: Calibration, errors: Mapping[str, ExpectedError], kept: Kept | None = None
 ) -> Prediction:
     """Raises UsageError for what is not predicted; see ``why_not_predicted``. kept: see ``nominal_step``."""
     terms = nominal_step(plan, gpu, calibration.rates, kept, calibration.machine).terms(calibration.rates)

@@ -253,9 +253,7 @@ def _changes(plan: EnginePlan) -> Iterator[_Change]:
         partial(_recomputed, "full"),
     )
     yield _Change(
-        "--dp-sharding full",
-        "parameters are gathered for each pass of each micro-batch",
-        partial(_sharded, "full"),
+        "--dp-sharding full", "parameters are gathered for each pass of each micro-batch", partial(_sharded, "full")
     )
 
 

@@ -43,11 +43,7 @@ class PreparedCheckpoint:
 
 
 def prepare_checkpoint(
-    catalogue: Catalogue,
-    request: CheckpointRequest,
-    folders: PreparedFolders,
-    on_progress: OnProgress,
-    on_note: OnNote,
+    catalogue: Catalogue, request: CheckpointRequest, folders: PreparedFolders, on_progress: OnProgress, on_note: OnNote
 ) -> PreparedCheckpoint:
     """Imports the model of a fine-tuning, resumes an import that was killed, or finds the checkpoint complete.
 

@@ -89,11 +89,7 @@ class _Wanted:
 
 
 def verify_prepared(
-    catalogue: Catalogue,
-    workload: str,
-    size: str,
-    folders: PreparedFolders,
-    on_progress: OnProgress | None,
+    catalogue: Catalogue, workload: str, size: str, folders: PreparedFolders, on_progress: OnProgress | None
 ) -> Verification:
     """Compares the sizes of all files with their records; with ``on_progress``, reads them for their checksums, too.
 

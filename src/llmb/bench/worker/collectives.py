@@ -216,10 +216,7 @@ def run(job: CollectiveJob, device: torch.device, say: Callable[[BenchProgress],
 def _too_large(collective: Collective, size: Extent, limit: int, job: CollectiveJob) -> NotTimed:
     reason = f"two arrays of this size, or a larger one, do not fit: {2 * limit / GB:.3g} GB are free for a rank"
     return NotTimed(
-        collective=collective,
-        size_bytes=size.size_bytes,
-        reason=reason,
-        out_of_memory=not job.limited_by_memory,
+        collective=collective, size_bytes=size.size_bytes, reason=reason, out_of_memory=not job.limited_by_memory
     )
 
 

@@ -283,10 +283,7 @@ def _problems(
     sources: Mapping[str, NemoSource],
     tensors: Mapping[str, TensorStorageMetadata],
 ) -> Iterator[str]:
-    fused = {
-        "query": (model.attention_heads + 2 * model.kv_heads) * model.head_dim,
-        "gate": 2 * model.ffn_hidden_size,
-    }
+    fused = {"query": (model.attention_heads + 2 * model.kv_heads) * model.head_dim, "gate": 2 * model.ffn_hidden_size}
     for name, source in sources.items():
         if source.part not in ("whole", *fused):
             continue  # a part of a tensor that was compared for another part
