@@ -3,8 +3,7 @@
 
 import pytest
 
-from llmb.catalogue.job_defaults import find_fabric, job_defaults
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.load import Catalogue, find_fabric, job_defaults
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve, sizes_of
 from llmb.catalogue.schema import JobsEntry
 from llmb.errors import UsageError

@@ -18,8 +18,14 @@ from recorded_node import CHRONY, SOFTWARE, RecordedNode
 from llmb import __version__
 from llmb.health.checks.disk import NOT_MEASURED, DiskFacts, Mount, Rate, disk_checks, mount_of, read_disk
 from llmb.health.checks.host import ClockReading, clock_checks
-from llmb.health.checks.scheduler import Silent, scheduler_checks
-from llmb.health.checks.software import container_checks, enroot_folders, expanded, software_checks
+from llmb.health.checks.software import (
+    Silent,
+    container_checks,
+    enroot_folders,
+    expanded,
+    scheduler_checks,
+    software_checks,
+)
 from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rule_of, rules

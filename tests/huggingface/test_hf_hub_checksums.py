@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import UsageError
-from llmb.huggingface.folder import HuggingFaceFolder, corrupt_files, hub_checksums
+from llmb.huggingface.folder import WeightsFolder, corrupt_files, hub_checksums
 from llmb.weights.conversion import check_content
 
 CONTENT = bytes(range(256)) * 50_000
@@ -52,7 +52,7 @@ def test_the_hubs_checksum_is_known_and_compared(folder: str, request: pytest.Fi
 
 
 def test_a_corrupt_file_is_named_before_anything_is_converted(cache: Path) -> None:
-    source = HuggingFaceFolder(cache, {}, ("model.safetensors",))
+    source = WeightsFolder("huggingface", cache, {}, ("model.safetensors",), (), cache)
     notes: list[str] = []
     progress: list[tuple[int, int]] = []
     check_content(source, 1, lambda *bytes_: progress.append(bytes_), notes.append)

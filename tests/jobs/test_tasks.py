@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmb.catalogue.job_defaults import find_fabric
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.load import Catalogue, find_fabric
 from llmb.errors import UsageError
 from llmb.jobs.history import open_history
 from llmb.jobs.states import read_folder

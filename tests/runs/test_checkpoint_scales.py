@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmb.catalogue.job_defaults import job_defaults
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.load import Catalogue, job_defaults
 from llmb.catalogue.resolve import Request, resolve
 from llmb.report.plan_report import plan_document, plan_table
 from llmb.report.recipe_report import recipe_document, recipe_tables

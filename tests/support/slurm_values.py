@@ -3,8 +3,7 @@
 
 from pathlib import Path
 
-from llmb.catalogue.job_defaults import find_fabric, job_defaults
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.load import Catalogue, find_fabric, job_defaults
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.order import Order

@@ -6,7 +6,6 @@ Only Llama 3 and 3.1 are read. Nothing is unpickled here; ``common.pt`` is never
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from llmb.catalogue.data_files import LOADER, check_yaml
 from llmb.catalogue.records import Model
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.errors import UsageError, itemized
+from llmb.huggingface.folder import WeightsFolder
 from llmb.huggingface.tensors import format_of
 from llmb.input_files import MOST_TEXT_BYTES, check_values, read_regular
 
@@ -23,6 +23,7 @@ SIGNS = (f"{WEIGHTS}/metadata.json", f"{WEIGHTS}/common.pt", "context/model.yaml
 MODEL_FILE = "context/model.yaml"
 BACKEND_FILE = f"{WEIGHTS}/metadata.json"
 METADATA_FILE = f"{WEIGHTS}/.metadata"
+DOCUMENTS = (MODEL_FILE, BACKEND_FILE, METADATA_FILE)
 BACKEND = "torch_dist"
 SUPPORTED = "llama"
 TOKENIZERS = ("context/nemo_tokenizer", "context")
@@ -47,28 +48,13 @@ SAME: dict[str, Any] = {
 """Settings that have the same value in every model that is read; settings that versions before them lack are these."""
 
 
-@dataclass(frozen=True, slots=True)
-class NemoFolder:
-    """``files`` are those that hold weights; ``documents``, those that say what the weights are; all below ``path``."""
-
-    path: Path
-    config: Mapping[str, Any]
-    files: tuple[str, ...]
-    documents: tuple[str, ...] = (MODEL_FILE, BACKEND_FILE, METADATA_FILE)
-
-    @property
-    def tokenizer(self) -> Path:
-        found = (self.path / name for name in TOKENIZERS)
-        return next((path for path in found if (path / "tokenizer.json").is_file()), self.path / TOKENIZERS[-1])
-
-
 def is_nemo_folder(path: Path) -> bool:
     return any((path / sign).is_file() for sign in SIGNS)
 
 
-def read_nemo_folder(path: Path) -> NemoFolder:
+def read_nemo_folder(path: Path) -> WeightsFolder:
     """Raises UsageError if it cannot be imported, whatever its model."""
-    for name in (MODEL_FILE, BACKEND_FILE, METADATA_FILE):
+    for name in DOCUMENTS:
         if not (path / name).is_file():
             what = f"this is a checkpoint of NeMo 2 without '{name}', which says how to read it"
             raise UsageError(what, where=str(path), do=CONVERT)
@@ -80,10 +66,13 @@ def read_nemo_folder(path: Path) -> NemoFolder:
     if not isinstance(config, dict):
         raise UsageError("it has no settings of a model under 'config'", where=str(path / MODEL_FILE), do=CONVERT)
     files = sorted(str(file.relative_to(path)) for file in (path / WEIGHTS).glob("*.distcp"))
-    return NemoFolder(path.absolute(), config, tuple(files))
+    whole = path.absolute()
+    contexts = (whole / name for name in TOKENIZERS)
+    context = next((each for each in contexts if (each / "tokenizer.json").is_file()), whole / TOKENIZERS[-1])
+    return WeightsFolder("nemo", whole, config, tuple(files), DOCUMENTS, context)
 
 
-def check_nemo_config(folder: NemoFolder, model: Model) -> None:
+def check_nemo_config(folder: WeightsFolder, model: Model) -> None:
     """Raises UsageError if its model is another one, or one that is not read from NeMo."""
     name, where = f"{model.model} {model.size}", str(folder.path / MODEL_FILE)
     if format_of(model).model_type != SUPPORTED or model.tied_embeddings:

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from llmb.catalogue.job_defaults import job_defaults
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.load import Catalogue, job_defaults
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, all_scales, resolve

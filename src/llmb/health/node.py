@@ -28,8 +28,7 @@ from llmb.health.checks.host import (
 )
 from llmb.health.checks.network import Port, network_checks, read_ports
 from llmb.health.checks.nvidia_smi import GpuFacts, read_gpus, read_states
-from llmb.health.checks.scheduler import Silent, scheduler_checks
-from llmb.health.checks.software import container_checks, software_checks
+from llmb.health.checks.software import Silent, container_checks, scheduler_checks, software_checks
 from llmb.health.facts import FactSource, WantedFacts, named_places, wanted_of
 from llmb.health.kept_checks import CheckFolder
 from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst

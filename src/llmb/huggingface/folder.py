@@ -4,12 +4,12 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from threading import Event
-from typing import Any
+from typing import Any, Literal
 
 from llmb.errors import UsageError
 from llmb.huggingface.tensors import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE_FILE
@@ -19,15 +19,19 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 @dataclass(frozen=True, slots=True)
-class HuggingFaceFolder:
-    """``files`` are the names of safetensors files in ``path``, all of which exist."""
+class WeightsFolder:
+    """Weights of another program: ``files`` below ``path`` hold them, and ``documents`` say what the weights are."""
 
+    format: Literal["huggingface", "nemo"]
     path: Path
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     files: tuple[str, ...]
+    documents: tuple[str, ...]
+    context: Path
+    """The folder with the tokenizer."""
 
 
-def read_folder(path: Path) -> HuggingFaceFolder:
+def read_folder(path: Path) -> WeightsFolder:
     """Reads the configuration and the index. Raises UsageError if the folder cannot be imported."""
     if not path.is_dir():
         problem = "it is a file" if path.exists() else "there is no such folder"
@@ -44,7 +48,9 @@ def read_folder(path: Path) -> HuggingFaceFolder:
     files = _weight_files(path)
     if not (path / CONFIG).is_file():
         raise UsageError(f"the folder has no '{CONFIG}', which defines the model", where=str(path))
-    return HuggingFaceFolder(path.absolute(), read_json(path / CONFIG), files)
+    documents = tuple(name for name in (CONFIG, INDEX) if (path / name).is_file())
+    whole = path.absolute()
+    return WeightsFolder("huggingface", whole, read_json(path / CONFIG), files, documents, whole)
 
 
 def _weight_files(path: Path) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from llmb.catalogue.job_defaults import JobDefaults, job_defaults
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.load import Catalogue, JobDefaults, job_defaults
 from llmb.catalogue.records import Fabric
 from llmb.catalogue.resolve import Request, requested_gpu_type, resolve
 from llmb.errors import EnvironmentProblem, UsageError

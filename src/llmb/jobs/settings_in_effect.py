@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmb.catalogue.data_files import compose_file, line_in
-from llmb.catalogue.job_defaults import JobDefaults, find_fabric, job_defaults
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.load import Catalogue, JobDefaults, find_fabric, job_defaults
 from llmb.catalogue.resolve import CPU, Request, find_workload, resolve, sizes_of
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, InstallRoot
 from llmb.schedulers.lookup import cluster_schema, scheduler_of, user_schema

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from llmb.catalogue.job_defaults import JobDefaults
 from llmb.catalogue.layout_check import stage_layers
+from llmb.catalogue.load import JobDefaults
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Convention, Lora, Model, Recipe
 from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of

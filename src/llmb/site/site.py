@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from llmb.catalogue.job_defaults import find_fabric
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.load import Catalogue, find_fabric
 from llmb.catalogue.records import Fabric
 from llmb.catalogue.resolve import CPU
 from llmb.errors import EnvironmentProblem, did_you_mean, unknown

@@ -20,7 +20,6 @@ from llmb.checkpoints.checkpoint import (
     CheckpointRecord,
     ImportSource,
     SavedCheckpoint,
-    SourceFormat,
     damage_error,
     model_differences,
     read_checkpoint,
@@ -30,8 +29,8 @@ from llmb.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read
 from llmb.checkpoints.origin import WeightsOrigin, identity_of
 from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
-from llmb.huggingface.folder import HuggingFaceFolder, corrupt_files, hub_checksums, read_folder, read_json
-from llmb.huggingface.tensors import ADAPTER_CONFIG, ADAPTER_FILE, CONFIG, INDEX, adapter_problems
+from llmb.huggingface.folder import WeightsFolder, corrupt_files, hub_checksums, read_folder, read_json
+from llmb.huggingface.tensors import ADAPTER_CONFIG, ADAPTER_FILE, CONFIG, adapter_problems
 from llmb.input_files import open_file
 from llmb.processes.families import run_talking
 from llmb.resources.host import usable_cores
@@ -74,17 +73,6 @@ CONTEXT_FILES = (
     "chat_template.json",
 )
 """Files of a Hugging Face model beside its weights that a checkpoint keeps."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsSource:
-    """Weights of another program that can be imported; ``context`` is the folder with the tokenizer."""
-
-    format: SourceFormat
-    path: Path
-    files: tuple[str, ...]
-    documents: tuple[str, ...]
-    context: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,19 +193,18 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
         shutil.rmtree(folder / IMPORTED)
 
 
-def read_source(path: Path, model: Model) -> WeightsSource:
+def read_source(path: Path, model: Model) -> WeightsFolder:
     """A Hugging Face model, or a NeMo 2 checkpoint, of ``model``. Raises UsageError for anything else."""
     if is_nemo_folder(path):
-        nemo = read_nemo_folder(path)
-        check_nemo_config(nemo, model)
-        return WeightsSource("nemo", nemo.path, nemo.files, nemo.documents, nemo.tokenizer)
-    found = read_folder(path)
-    check_config(found, model)
-    documents = tuple(name for name in (CONFIG, INDEX) if (found.path / name).is_file())
-    return WeightsSource("huggingface", found.path, found.files, documents, found.path)
+        found = read_nemo_folder(path)
+        check_nemo_config(found, model)
+    else:
+        found = read_folder(path)
+        check_config(found, model)
+    return found
 
 
-def check_content(source: WeightsSource, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
+def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
     """Raises UsageError with every file that is not as the hub has it, where its client left the hub's checksums."""
     checksums = hub_checksums(source.path, source.files)
     if not checksums:
@@ -236,7 +223,7 @@ def check_content(source: WeightsSource, threads: int, on_progress: OnProgress, 
         raise UsageError(what, where=str(source.path), do="remove them, and download them again")
 
 
-def write_context(source: WeightsSource, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
+def write_context(source: WeightsFolder, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
     """Copies what is needed to tokenize, and to export again; the checksums of the files by name."""
     target.mkdir(exist_ok=True)
     for left in target.iterdir():  # by an import that was killed here
@@ -248,7 +235,7 @@ def write_context(source: WeightsSource, model: Model, imported: ImportedWeights
     return {path.name: file_checksum(path) for path in sorted(target.iterdir())}
 
 
-def check_config(source: HuggingFaceFolder, model: Model) -> None:
+def check_config(source: WeightsFolder, model: Model) -> None:
     """Raises UsageError if the configuration is of another model, or may be: with keys that are not understood."""
     name, where = f"{model.model} {model.size}", str(source.path / CONFIG)
     if differences := list(config_differences(model, source.config)):
