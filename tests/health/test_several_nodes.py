@@ -16,19 +16,22 @@ from shown_tables import shown_lines
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import InfrastructureError, UsageError
 from llmb.health import check_nodes
-from llmb.health.check_nodes import CheckTerms, NodesCheck, Problem, check_order, compared, stored
-from llmb.health.checks.host import TICK_S, read_shared_clock, reading
-from llmb.health.exclusion import excluded_nodes
-from llmb.health.kept_checks import (
+from llmb.health.check_nodes import CheckTerms, NodesCheck, check_order
+from llmb.health.checked_nodes import (
     CheckFolder,
     JudgedNodes,
     NodesRequest,
     NodesResult,
+    Problem,
+    compared,
+    excluded_nodes,
     last_check,
     new_check,
+    stored,
     write_judged,
     write_result,
 )
+from llmb.health.checks.host import TICK_S, read_shared_clock, reading
 from llmb.health.records import ANSWER, Check, NodeReport, worst
 from llmb.health.rules import BETWEEN, rule, rules
 from llmb.jobs.history import open_history

@@ -15,7 +15,7 @@ from llmb.analysis.watched import Expected, RunView, compare_with, find_pace
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
-from llmb.health.kept_checks import NodesResult
+from llmb.health.checked_nodes import NodesResult
 from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
 from llmb.install.images import ImportedImage

@@ -28,7 +28,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
 from llmb.errors import LlmbError, RunFailed, UsageError, UserInterrupt
-from llmb.health.kept_checks import JudgedNodes, write_judged
+from llmb.health.checked_nodes import JudgedNodes, write_judged
 from llmb.jobs.job import Job
 from llmb.jobs.task import BENCHMARKS, TaskOrder, TaskRecord, read_task
 from llmb.jobspec.options import JobOptions, StartMode

@@ -19,10 +19,18 @@ from llmb.cli.options import COMPLETIONS
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
-from llmb.health.check_nodes import CheckTerms, NodesCheck, stored
-from llmb.health.exclusion import listed_in, listed_names
+from llmb.health.check_nodes import CheckTerms, NodesCheck
+from llmb.health.checked_nodes import (
+    CheckFolder,
+    NodesRequest,
+    NodesResult,
+    last_check,
+    listed_in,
+    listed_names,
+    new_check,
+    stored,
+)
 from llmb.health.facts import check_gpu_type
-from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check
 from llmb.health.node import DISK_BYTES, check_node, check_request, settings_here
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.health.rules import AREAS, rules

@@ -36,7 +36,7 @@ from llmb.cli.progress import JobProgress
 from llmb.cli.root import agree, can_ask, context_here, install_here, say
 from llmb.cli.runs import print_result
 from llmb.errors import UsageError, itemized
-from llmb.health.exclusion import OPTION
+from llmb.health.checked_nodes import OPTION
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
 from llmb.jobs.wait import Watch, wait_for_one

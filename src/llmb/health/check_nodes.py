@@ -3,16 +3,23 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 
 from llmb.catalogue.resolve import CPU
 from llmb.errors import InfrastructureError, LlmbError, UsageError
-from llmb.health.kept_checks import CheckFolder, NodesResult, discard, write_result
-from llmb.health.records import ANSWER, Check, NodeReport, Status, worst
-from llmb.health.rules import SAME_PCT, rule, rules
+from llmb.health.checked_nodes import (
+    CheckFolder,
+    NodesResult,
+    Problem,
+    broken,
+    compared,
+    discard,
+    unchecked,
+    write_result,
+)
+from llmb.health.records import NodeReport
 from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import submit_task
@@ -20,11 +27,9 @@ from llmb.jobs.task import TaskOrder, TaskRecord
 from llmb.jobs.wait import PATIENCE_S, pause_s
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import PYTHON, Placement
-from llmb.runs.record import now
-from llmb.runs.record_file import BrokenRecord, read_record_file
+from llmb.runs.record_file import BrokenRecord
 from llmb.schedulers.lookup import scheduler_of
 from llmb.schedulers.port import JobState, NodeState, Scheduler
-from llmb.shown_text import counted, listed
 from llmb.site.site import Site
 
 ASK_S = 20.0
@@ -40,31 +45,9 @@ LAST_WORDS = 200
 """Characters of a log's last line that are shown."""
 OF_RUNS = frozenset(["nodelist", "exclude", "dependency", "segment", "signal", "begin"])
 """Flags that a shell may have set for training jobs, and that a check decides itself or has no use for."""
-Value = str | float
 Say = Callable[[str], None]
 OnProgress = Callable[[str, int, int], None]
 """``submitted`` or ``checked``, how many nodes, and of how many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a node has no report; ``case`` picks the advice."""
-
-    status: Status
-    reason: str
-    case: str = ""
-
-    def report(self, node: str) -> NodeReport:
-        check = rule(ANSWER).found(self.status, self.reason, self.case)
-        return NodeReport(node=node, checked_at=now(), status=self.status, checks=(check,))
-
-
-def _broken(error: BrokenRecord) -> Problem:
-    return Problem("fail", f"its report: {error.what}")
-
-
-def unchecked(reason: str) -> Problem:
-    return Problem("warn", f"not checked: {reason}", "unchecked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +159,7 @@ class NodesCheck:
             try:
                 self.reports[node] = self.folder.read_report(node)
             except BrokenRecord as error:
-                self._report(node, _broken(error))
+                self._report(node, broken(error))
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -257,84 +240,6 @@ def _lines(path: Path) -> list[str]:
         return [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return []
-
-
-def stored(folder: CheckFolder) -> NodesResult:
-    """The result of a check; of one whose client was killed, of the nodes that have reported.
-
-    Raises OSError and BrokenRecord.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        return read_record_file(folder.result, NodesResult)
-    request = folder.read_request()
-    return NodesResult(started_at=request.started_at, reports=tuple(compared([*_reported(folder, request.nodes)])))
-
-
-def _reported(folder: CheckFolder, nodes: tuple[str, ...]) -> Iterator[NodeReport]:
-    for node in nodes:
-        try:
-            yield folder.read_report(node)
-        except BrokenRecord as error:
-            yield _broken(error).report(node)
-        except OSError:
-            yield unchecked("the check ended before it reported").report(node)
-
-
-def compared(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """The reports, with the checks that only several nodes make possible."""
-    checks = _different(reports)
-    clocks = {report.node: report.clock_ahead_s for report in reports if report.clock_ahead_s is not None}
-    if len(clocks) > 1:
-        usual = median(clocks.values())
-        for report in reports:
-            if report.node in clocks:
-                checks[report.node].append(_clock(report, clocks[report.node] - usual, len(clocks)))
-    return [_with_checks(report, checks[report.node]) for report in reports]
-
-
-def _with_checks(report: NodeReport, checks: Sequence[Check]) -> NodeReport:
-    every = (*report.checks, *checks)
-    return report.model_copy(update={"checks": every, "status": worst(check.status for check in every)})
-
-
-def _different(reports: Sequence[NodeReport]) -> dict[str, list[Check]]:
-    """By node. A value that a check has found bad is not compared: that check reports it."""
-    found: dict[str, list[Check]] = {report.node: [] for report in reports}
-    for name in (item.name for item in rules().values() if item.same):
-        values = {report.node: value for report in reports if (value := _value(report, name)) is not None}
-        groups = grouped(values)
-        if len(groups) < 2:
-            continue
-        for shown, nodes in groups.items():
-            if 2 * len(nodes) > len(values):
-                continue
-            others = sorted((item for item in groups.items() if item[0] != shown), key=lambda item: -len(item[1]))
-            text = listed(f"{other} on {counted(len(names), 'other node')}" for other, names in others)
-            for node in nodes:
-                found[node].append(rule("nodes_same").found("warn", f"{shown}; {text}", of=name))
-    return found
-
-
-def _value(report: NodeReport, name: str) -> Value | None:
-    return next((check.value for check in report.checks if check.name == name and check.status == "pass"), None)
-
-
-def grouped(values: Mapping[str, Value]) -> dict[str, list[str]]:
-    """Nodes by their value in words; numbers that are nearly equal go with the median of all."""
-    numbers = [value for value in values.values() if isinstance(value, (int, float))]
-    usual = median(numbers) if numbers else 0.0
-    groups: dict[str, list[str]] = {}
-    for node, value in values.items():
-        near = isinstance(value, (int, float)) and abs(value - usual) <= abs(usual) * SAME_PCT / 100
-        groups.setdefault(f"{usual:g}" if near else str(value), []).append(node)
-    return groups
-
-
-def _clock(report: NodeReport, ahead_s: float, nodes: int) -> Check:
-    unsure_s = report.clock_uncertainty_s or 0.0
-    side = "ahead of" if ahead_s > 0 else "behind"
-    text = f"{abs(ahead_s):.3f} s {side} the median of {nodes} nodes (± {unsure_s:.3f} s)"
-    return rule("nodes_clock").measured(max(abs(ahead_s) - unsure_s, 0.0), text)
 
 
 def check_order(terms: CheckTerms, folder: CheckFolder, node: str, state: NodeState) -> TaskOrder:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
+from llmb.health.checked_nodes import CheckFolder
 from llmb.health.checks.disk import NOT_MEASURED, DiskFacts, disk_checks, read_disk
 from llmb.health.checks.gpus import gpu_checks
 from llmb.health.checks.host import (
@@ -30,7 +31,6 @@ from llmb.health.checks.network import Port, network_checks, read_ports
 from llmb.health.checks.nvidia_smi import GpuFacts, read_gpus, read_states
 from llmb.health.checks.software import Silent, container_checks, scheduler_checks, software_checks
 from llmb.health.facts import FactSource, WantedFacts, named_places, wanted_of
-from llmb.health.kept_checks import CheckFolder
 from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
 from llmb.missing import Missing

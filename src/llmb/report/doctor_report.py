@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from llmb.catalogue.record import Record
-from llmb.health.kept_checks import NodesResult
+from llmb.health.checked_nodes import NodesResult
 from llmb.health.records import ANSWER, SEVERITY, Check, NodeReport, worst
 from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
 from llmb.report.table import Table, result_table
