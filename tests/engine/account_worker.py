@@ -20,12 +20,14 @@ from torch import Tensor
 from llmb.engine.account.ledger import Ledger
 from llmb.engine.account.one_rank import SameBatches, account_of, fake_account
 from llmb.engine.account.operators import group_of
-from llmb.engine.loop import build_passes, do_step, give_memory, prepare_stages, shape_stages
-from llmb.engine.model.initialize import initialize
-from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.loop import do_step
+from llmb.engine.model.decoder import initialize
+from llmb.engine.model.shards import local_tensor
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import pretend_others
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.pipeline import build_passes
+from llmb.engine.stages import give_memory, prepare_stages, shape_stages
 from llmb.runs.plan import EnginePlan, pretending
 
 

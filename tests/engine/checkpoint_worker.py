@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.engine.checkpoint.load import load_checkpoint
+from llmb.engine.checkpoint.save import Writer
 from llmb.engine.checkpoint.state import RANDOM, training_state
-from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.model.decoder import build_model
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks

@@ -19,7 +19,7 @@ from llmb.engine.attention_backend import choose_attention
 from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.kernels import span_attention
 from llmb.engine.kernels.fp8_cast import cast_both_ways
-from llmb.engine.loop import prepare_stages
+from llmb.engine.stages import prepare_stages
 from llmb.errors import EnvironmentProblem
 
 

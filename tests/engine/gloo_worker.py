@@ -12,7 +12,7 @@ from ranks import CPU, joined, plan_in, ranks_of, run
 from torch.distributed.distributed_c10d import _world
 
 from llmb.engine.checkpoint.save import Saver
-from llmb.engine.loop import prepare_stages
+from llmb.engine.stages import prepare_stages
 from llmb.runs.folder import RunFolder
 
 

@@ -18,11 +18,10 @@ from ranks import plan_in, ranks_of, run
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 (registers the backend)
 
 from llmb.engine.checkpoint.save import Saver
-from llmb.engine.loop import prepare_stages
 from llmb.engine.optimizer import build_optimizer
-from llmb.engine.parallel.gloo import Hosts
-from llmb.engine.parallel.store import host_store
-from llmb.engine.watchdog.heartbeat import Heartbeats
+from llmb.engine.parallel.rendezvous import Hosts, host_store
+from llmb.engine.stages import prepare_stages
+from llmb.engine.watchdog import Heartbeats
 from llmb.runs.folder import RunFolder
 
 

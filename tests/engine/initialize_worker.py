@@ -18,9 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.catalogue.records import Model
-from llmb.engine.model import initialize as initialize_module
-from llmb.engine.model.decoder import build_model
-from llmb.engine.model.initialize import initialize
+from llmb.engine.model import decoder as initialize_module
+from llmb.engine.model.decoder import build_model, initialize
 
 
 def expected_shard(full: Tensor, name: str, mesh: DeviceMesh) -> Tensor:

@@ -30,8 +30,11 @@ def planned(workload: str, dtype: str) -> EnginePlan:
 
 
 def passes(plan: EnginePlan) -> float:
-    from llmb.engine.loop import give_memory, shape_stages  # only now: the engine looks for a GPU when it is imported
     from llmb.engine.parallel.mesh import arrange
+    from llmb.engine.stages import (
+        give_memory,  # only now: the engine looks for a GPU when it is imported
+        shape_stages,
+    )
 
     layout, graphs = plan.recipe.layout, []
     ranks = arrange(0, GPU, layout, plan.parallelism.replicas(layout))

@@ -16,11 +16,9 @@ from layout_values import spread
 from torch import Tensor
 
 from llmb.engine.data.build import build_data
-from llmb.engine.expert_load import moe_layers
 from llmb.engine.model.attention import Documents, Rotary
-from llmb.engine.model.decoder import MoEBlock, build_model
-from llmb.engine.model.initialize import initialize
-from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
+from llmb.engine.model.decoder import MoEBlock, build_model, initialize
+from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate
 from llmb.engine.transformations import add_dropout, apply_lora, token_keys
 from llmb.runs.plan import EnginePlan
 
@@ -49,7 +47,7 @@ def train(plan: EnginePlan, parts: int) -> dict[str, object]:
     if plan.lora:
         apply_lora(model, plan.lora, torch.float32)
         add_dropout(model, plan.lora.dropout, plan.seed)
-    for number in moe_layers(model) if plan.capacity_factor else ():
+    for number in model.moe_layers() if plan.capacity_factor else ():
         block = model.layers[str(number)]
         block.forward = partial(drop_tokens, block, plan.capacity_factor, parts)
     initialize(model, plan.recipe.model, plan.seed)
@@ -70,7 +68,7 @@ def train(plan: EnginePlan, parts: int) -> dict[str, object]:
         gradients = gradients or {name: item.grad.clone() for name, item in trained.items()}
         losses.append(loss.item())
         norms.append(clip_gradients([optimizer], training.clip_grad).item())
-        set_learning_rate(optimizer, learning_rate(training, number))
+        optimizer.lr = learning_rate(training, number)
         optimizer.step()
         optimizer.zero_grad()
     return {"values": values, "gradients": gradients, "losses": losses, "norms": norms}

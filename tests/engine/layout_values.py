@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from llmb.engine.collectives import all_reduce
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local_shard import local_tensor, sharded_like
-from llmb.engine.parallel.collectives import all_reduce
+from llmb.engine.model.shards import local_tensor, sharded_like
 
 
 @torch.no_grad()
@@ -49,14 +49,14 @@ def gradients(stages: Iterable[Decoder]) -> dict[str, Tensor]:
 
 
 def held_gradients(stage: Decoder) -> Iterator[tuple[str, Tensor]]:
-    parts = dict(stage.named_parts())
-    groups = {each: bucket.peers.pieces for bucket in stage.buckets for each in bucket.parameters}
+    groups = {each: bucket.peers.pieces for bucket in stage.buckets for each in bucket.parameters if bucket.parts}
+    parts = {each.name: each.part for each in stage.held() if each.part is not None}
     for name, parameter in stage.named_parameters():
-        if name not in parts:
+        if parameter not in groups:
             if parameter.grad is not None:
                 yield name, parameter.grad
             continue
-        part, dtype = parts[name], next(one.gradient.dtype for one in parts.values() if one is not None)
+        part, dtype = parts.get(name), next(one.gradient.dtype for one in parts.values())
         local = torch.zeros_like(local_tensor(parameter.detach()), dtype=dtype)
         if part is not None:
             local.view(-1)[part.start : part.stop] = part.gradient

@@ -17,12 +17,14 @@ from torch import Tensor
 
 from llmb.engine import transformations
 from llmb.engine.attention_backend import varlen_problem
+from llmb.engine.data.batches import rank_data
 from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import rank_data
-from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
+from llmb.engine.loop import add_gradients, update
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.pipeline import build_passes
+from llmb.engine.stages import prepare_stages
 from llmb.engine.transformations import apply_compile
 from llmb.runs.plan import EnginePlan
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
 
-from llmb.engine.parallel.gloo import gloo_backend
+from llmb.engine.parallel.rendezvous import gloo_backend
 
 RANKS, AT_ONCE = 2, 200
 

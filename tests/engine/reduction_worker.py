@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from llmb.engine.attention_backend import attention_kernel
-from llmb.engine.data.batches import rank_samples
+from llmb.engine.data.batches import rank_data, rank_samples
 from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import rank_data
-from llmb.engine.loop import add_gradients, build_passes, prepare_stages
-from llmb.engine.model.decoder import build_model
-from llmb.engine.model.initialize import initialize
+from llmb.engine.loop import add_gradients
+from llmb.engine.model.decoder import build_model, initialize
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.pipeline import build_passes
+from llmb.engine.stages import prepare_stages
 from llmb.runs.plan import EnginePlan
 
 TRAFFIC = (

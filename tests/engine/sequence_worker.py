@@ -18,18 +18,18 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
+from llmb.engine.collectives import all_gather
 from llmb.engine.data.batches import rank_samples
-from llmb.engine.loop import prepare_stages
 from llmb.engine.model.adapter import Dropout
 from llmb.engine.model.attention import Attention, rotary_tables
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.feedforward import GatedMLP
+from llmb.engine.model.layers import GatedMLP
 from llmb.engine.model.linear import Linear
-from llmb.engine.model.local_shard import local_tensor
-from llmb.engine.parallel.collectives import all_gather
+from llmb.engine.model.shards import local_tensor
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.step import fp8_step
+from llmb.engine.stages import prepare_stages
 from llmb.engine.transformations import token_keys
 from llmb.runs.plan import EnginePlan
 

@@ -12,8 +12,8 @@ from ranks import CPU, joined, plan_in, run
 from torch.distributed.device_mesh import init_device_mesh
 
 from llmb.engine.checkpoint.save import check_shared_folder
-from llmb.engine.parallel.gloo import Hosts
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.rendezvous import Hosts
 from llmb.errors import EnvironmentProblem
 
 

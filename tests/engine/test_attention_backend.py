@@ -27,14 +27,13 @@ from llmb.engine.attention_backend import (
     documents_of,
     query_key_value,
 )
-from llmb.engine.loop import prepare_stages
+from llmb.engine.collectives import Group
 from llmb.engine.model import attention
-from llmb.engine.model.attention import Attention, CausalAttention, ChunkedCausalAttention, attend
+from llmb.engine.model.attention import Attention, CausalAttention, ChunkedCausalAttention, Segments, attend
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.documents import Segments
-from llmb.engine.parallel.collectives import Group
 from llmb.engine.parallel.context_parallel import SpanAttention
 from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.stages import prepare_stages
 from llmb.errors import UsageError
 from llmb.runs.plan import Plan
 

@@ -9,13 +9,18 @@ import torch.distributed as dist
 
 from llmb.catalogue.records import Model
 from llmb.engine.attention_backend import FAILURES, attention_kernel, choose_attention, groups_heads_of_documents
+from llmb.engine.collectives import Group
 from llmb.engine.data.batches import moved
-from llmb.engine.loop import prepare_stages
-from llmb.engine.model.attention import CausalAttention, ChunkedCausalAttention, attend, document_masks
-from llmb.engine.model.documents import document_segments
-from llmb.engine.parallel.collectives import Group
+from llmb.engine.model.attention import (
+    CausalAttention,
+    ChunkedCausalAttention,
+    attend,
+    document_masks,
+    document_segments,
+)
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
 from llmb.engine.parallel.mesh import arrange
+from llmb.engine.stages import prepare_stages
 from llmb.runs.attention import BACKENDS, AttentionBackend
 from llmb.runs.plan import Plan
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.engine.checkpoint.load import MetadataUnpickler, TensorReader, read_state
-from llmb.engine.checkpoint.writer import Writer, cannot_save, causes
+from llmb.engine.checkpoint.save import Writer, cannot_save, causes
 
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
 OF_PYTHONS = sorted((Path(__file__).parents[1] / "data" / "checkpoints").iterdir())

@@ -7,8 +7,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 from llmb.engine.model.attention import Attention, rotary_tables
-from llmb.engine.model.decoder import EMBEDDING, Decoder, build_model
-from llmb.engine.model.initialize import initialize
+from llmb.engine.model.decoder import EMBEDDING, Decoder, build_model, initialize
 from llmb.engine.transformations import apply_compile, apply_recompute
 
 ALL = ["llama", "llama-scaled", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]

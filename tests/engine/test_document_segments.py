@@ -13,16 +13,17 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from llmb.catalogue.records import Model
+from llmb.engine.collectives import Group
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model import attention
 from llmb.engine.model.attention import (
     CausalAttention,
     ChunkedCausalAttention,
+    Segments,
     attend_one_by_one,
     document_masks,
+    document_segments,
 )
-from llmb.engine.model.documents import Segments, document_segments
-from llmb.engine.parallel.collectives import Group
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
 from llmb.engine.transformations import with_varying_segments
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmb.engine.checkpoint.parts import PartPlace, boxes
+from llmb.engine.checkpoint.state import PartPlace, boxes
 from llmb.runs.choices import DpSharding, Parallelism
 from llmb.runs.plan import Plan, Start
 

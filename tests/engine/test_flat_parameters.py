@@ -19,25 +19,25 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llmb.engine import loop, transformations
+from llmb.engine import stages, transformations
 from llmb.engine.attention_backend import attention_kernel
 from llmb.engine.checkpoint.load import load_checkpoint, load_weights
+from llmb.engine.checkpoint.save import Writer
 from llmb.engine.checkpoint.state import RANDOM, training_state
-from llmb.engine.checkpoint.writer import Writer
+from llmb.engine.data.batches import rank_data
 from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import rank_data
-from llmb.engine.flat_parameters import FlatParameters
-from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
+from llmb.engine.loop import add_gradients, update
 from llmb.engine.model.attention import Attention
-from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.feedforward import GatedMLP
-from llmb.engine.model.initialize import initialize
+from llmb.engine.model.decoder import Decoder, build_model, initialize
+from llmb.engine.model.layers import GatedMLP
 from llmb.engine.model.linear import joined_layers
-from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.model.shards import local_tensor
 from llmb.engine.optimizer import AdamW, build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.precision.apply import fp8_layers
-from llmb.runs.plan import Plan
+from llmb.engine.stages import adjacent_weights, place_parameters, prepare_stages
+from llmb.runs.plan import EnginePlan, Plan
 
 CPU = torch.device("cpu")
 LLAMA, NEMOTRON, MAVERICK = "pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"
@@ -60,8 +60,9 @@ def with_fsdp(monkeypatch: pytest.MonkeyPatch) -> WithFsdp:
     @contextmanager
     def use() -> Iterator[None]:
         with monkeypatch.context() as patch:
-            for module in (loop, transformations):
-                patch.setattr(module, "uses_fsdp", lambda _plan, _ranks: True)
+            usual = EnginePlan.compute_path.fget
+            sharded = {"shards_parameters": True, "keeps_gathered": False, "gradient_sums": "by FSDP"}
+            patch.setattr(EnginePlan, "compute_path", property(lambda plan: usual(plan).model_copy(update=sharded)))
             yield
 
     return use
@@ -70,7 +71,7 @@ def with_fsdp(monkeypatch: pytest.MonkeyPatch) -> WithFsdp:
 @pytest.fixture
 def summed_by_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product that adds to a gradient rounds once, and not twice."""
-    monkeypatch.setattr(loop, "sum_in_products", lambda _stages: None)
+    monkeypatch.setattr(stages, "sum_in_products", lambda _stages: None)
 
 
 class Trainee(NamedTuple):
@@ -124,6 +125,10 @@ def prepare(plan: Plan) -> Trainee:
 
 def uses_fsdp(trainee: Trainee) -> bool:
     return any(isinstance(module, FSDPModule) for module in trainee.stage.modules())
+
+
+def values(trainee: Trainee) -> dict[str, Tensor]:
+    return {each.name: each.values.detach() for each in trainee.stage.held()}
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -221,7 +226,7 @@ def test_each_parameter_takes_as_many_bytes_as_its_update_needs(
 def test_initial_values_are_those_of_fp32_and_parameters_are_rounded_from_them(tiny_plan: MakePlan) -> None:
     exact, rounded = (prepare(plan_of(name, tiny_plan)) for name in ("fp32", "bf16"))
     assert not exact.stage.masters
-    assert_equal(dict(rounded.stage.named_values()), dict(exact.stage.named_values()))
+    assert_equal(values(rounded), values(exact))
     for parameter, master in rounded.stage.masters.items():
         assert torch.equal(parameter, master.bfloat16())
     assert set(rounded.stage.masters) == set(rounded.stage.parameters())
@@ -234,7 +239,7 @@ def test_weights_to_start_with_are_not_rounded(tiny_plan: MakePlan, tmp_path: Pa
     initialize(other.stage, plan.recipe.model, seed=99)
     folder = other.save(tmp_path / "other")
     load_weights(folder, [started.stage], started.ranks)
-    assert_equal(dict(started.stage.named_values()), dict(other.stage.named_values()))
+    assert_equal(values(started), values(other))
     assert started.steps(0) == other.steps(0)
 
 
@@ -290,7 +295,7 @@ def test_micro_batches_in_bf16_are_summed_by_products(
     plan = tiny_plan(LLAMA, scale=1, overrides={**SIZES, "gbs": gbs, "layers": 2}, **CASES["bf16, reduced in bf16"][1])
     ours = prepare(plan)
     assert sum(len(each.parameters) for each in ours.stage.gradient_sums) == (2 * 7 if gbs > 1 else 0)
-    monkeypatch.setattr(loop, "sum_in_products", lambda _stages: None)
+    monkeypatch.setattr(stages, "sum_in_products", lambda _stages: None)
     for one, other in zip(ours.steps(0, 1, 2), prepare(plan).steps(0, 1, 2), strict=True):
         assert one == pytest.approx(other, rel=2e-3)
 
@@ -303,13 +308,13 @@ def adjacent(stage: nn.Module) -> Iterator[list[nn.Linear]]:
             yield [module.gate_proj, module.up_proj]
 
 
-def assert_joined(flat: FlatParameters, stage: Decoder) -> None:
+def assert_joined(stage: Decoder) -> None:
     layers = list(adjacent(stage))
     assert {len(each) for each in layers} == {2, 3}
     for each in layers:
         for number, layer in enumerate(each):
             local_tensor(layer.weight.detach()).fill_(number)
-        joined = flat.joined(each)
+        joined = adjacent_weights(each)
         assert torch.equal(joined, torch.cat([local_tensor(layer.weight.detach()) for layer in each]))
         joined.fill_(7)
         assert all((local_tensor(layer.weight.detach()) == 7).all() for layer in each)
@@ -319,21 +324,19 @@ def assert_joined(flat: FlatParameters, stage: Decoder) -> None:
 def test_layers_with_the_same_input_are_one_matrix(dtype: torch.dtype, tiny_plan: MakePlan) -> None:
     model = tiny_plan(MAVERICK, scale=1).recipe.model
     with torch.device("meta"):
-        stages = [build_model(model) for _ in range(2)]
-    flat = FlatParameters(stages, dtype, CPU)
-    for stage in stages:
-        assert_joined(flat, stage)
+        models = [build_model(model) for _ in range(2)]
+    place_parameters(models, dtype, CPU)
+    for stage in models:
+        assert_joined(stage)
         block = stage.layers["0"]
         with pytest.raises(ValueError, match="not adjacent"):
-            flat.joined([block.self_attn.q_proj, block.self_attn.v_proj])
+            adjacent_weights([block.self_attn.q_proj, block.self_attn.v_proj])
 
 
 def test_tensor_parallel_shards_are_views_too(
     tiny_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And their masters have the shape of the full parameter in checkpoints. No other rank answers."""
-    made: list[FlatParameters] = []
-    monkeypatch.setattr(loop, "join_products", lambda _stages, flat: made.append(flat))
     monkeypatch.setattr(transformations, "apply_compile", lambda _stage, _backend: None)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
@@ -349,7 +352,7 @@ def test_tensor_parallel_shards_are_views_too(
         assert len({local_tensor(part.detach()).untyped_storage().data_ptr() for part in stage.parameters()}) == 1
         staged = Writer(tmp_path).stage(state)
         expected = {name: local_tensor(tensor).clone() for name, tensor in state.items() if name.startswith("model.")}
-        assert_joined(*made, stage)
+        assert_joined(stage)
         for tensor in stage.masters.values():
             local_tensor(tensor).fill_(8)  # as later steps change them while a checkpoint is written
         assert_equal({name: local_tensor(staged[name]) for name in expected}, expected)

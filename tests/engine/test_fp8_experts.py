@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision import experts as expert_products
 from llmb.engine.precision.apply import layers_of
-from llmb.engine.precision.experts import FusedFp8Products, fp8_stacks
+from llmb.engine.precision.experts import fp8_stacks, fused_fp8_products
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.transformations import _policy
 from llmb.runs.attention import ProductDtype
@@ -54,7 +54,7 @@ def test_casts_with_activations_give_the_same_bits_as_casts_after_them(counts: l
     for fused in (True, False):
         experts, scales = experts_of(counts)
         if fused:
-            experts.products = FusedFp8Products()
+            experts.products = fused_fp8_products
         for stack in fp8_stacks(experts) if keeps else ():
             stack.keep_weight()
         found.append(passes(experts, scales, counts))

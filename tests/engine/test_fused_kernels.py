@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from llmb.engine.kernels.rotary import rotate
 from llmb.engine.model.attention import rotary_tables
+from llmb.engine.model.layers import LayerNorm1P, RMSNorm
 from llmb.engine.model.moe import swiglu
-from llmb.engine.model.norms import LayerNorm1P, RMSNorm
 
 pytestmark = [
     pytest.mark.measured,

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from llmb.checkpoints.checkpoint import saved_checkpoints
-from llmb.engine.parallel.gloo import gloo_backend
+from llmb.engine.parallel.rendezvous import gloo_backend
 from llmb.runs.plan import Plan
 
 HERE = Path(__file__).parent

@@ -7,18 +7,17 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from side_by_side import SideBySide
+from side_by_side import side_by_side
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.catalogue.records import Model
 from llmb.engine import transformations
-from llmb.engine.gradient_accumulation import sum_in_products
-from llmb.engine.loop import prepare_stages
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.linear import Linear, add_product, join_products
 from llmb.engine.parallel.mesh import arrange
+from llmb.engine.stages import prepare_stages, sum_in_products
 from llmb.engine.transformations import apply_recompute, freeze
 from llmb.runs.choices import Parallelism
 from llmb.runs.plan import EnginePlan
@@ -59,7 +58,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], bound: f
 def pair(model: Model, randomised: Randomised, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
     """Two equal models; products add to the gradients of the first, some of them joined."""
     ours, theirs = (randomised(model).to(dtype) for _ in range(2))
-    join_products([ours], SideBySide())
+    join_products([ours], side_by_side)
     sum_in_products([ours])
     return ours, theirs
 

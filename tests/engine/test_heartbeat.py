@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmb.engine.watchdog import heartbeat
-from llmb.engine.watchdog.heartbeat import Heartbeats
-from llmb.engine.watchdog.watchdog import SHORTEST_PATIENCE_S, has_turn
+from llmb.engine import watchdog
+from llmb.engine.watchdog import SHORTEST_PATIENCE_S, Heartbeats, has_turn
 
 INTERVAL_S = 0.3
 
@@ -38,7 +37,7 @@ def silent_s(sleeps: list[float], monkeypatch: pytest.MonkeyPatch) -> float:
         except StopIteration:
             raise Ended from None
 
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
     heartbeats = Heartbeats(rank=0, world_size=2, interval_s=INTERVAL_S)
     heartbeats.reading = True
     with pytest.raises(Ended):

@@ -12,14 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.records import Model
-from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing, set_capacity
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.moe import Experts
 from llmb.engine.optimizer import gradient_norm
 from llmb.engine.precision.apply import layers_of
-from llmb.engine.precision.experts import FusedFp8Products
+from llmb.engine.precision.experts import fused_fp8_products
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.precision.step import fp8_step
+from llmb.engine.timing import ExpertLoadCounter
+from llmb.engine.transformations import set_routing
 
 DEVICE = torch.device("meta")
 RANKS: Any = SimpleNamespace(
@@ -56,7 +57,7 @@ def in_fp8(model: Decoder, *, delayed: bool) -> None:
     if delayed:
         for module in model.modules():
             if isinstance(module, Experts):
-                module.products = FusedFp8Products()
+                module.products = fused_fp8_products
 
 
 def step(model: Decoder) -> Waits:
@@ -90,10 +91,9 @@ def test_where_experts_have_equally_many_rows_the_host_waits_for_nothing(
     models: dict[str, Model], family: str, dtype: Literal["bf16", "delayed", "current"], routing: str
 ) -> None:
     model = moe_model(models, family)
-    if routing == "capacity":
-        set_capacity(model, 1.0)
-    else:
-        force_load_balancing(model, RANKS)
+    capacity = routing == "capacity"
+    plan: Any = SimpleNamespace(force_load_balancing=not capacity, capacity_factor=1.0 if capacity else None)
+    set_routing(model, plan, RANKS)
     if dtype != "bf16":
         in_fp8(model, delayed=dtype == "delayed")
     assert step(model).found == []

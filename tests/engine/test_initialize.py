@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmb.engine.model import initialize as initialize_module
-from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.initialize import initialize
+from llmb.engine.model import decoder as initialize_module
+from llmb.engine.model.decoder import Decoder, build_model, initialize
 
 WORKER = Path(__file__).parent / "initialize_worker.py"
 ARCHITECTURES = ["llama", "nemotron4", "llama4", "qwen3-tied", "mixtral"]

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from side_by_side import SideBySide
+from side_by_side import side_by_side
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -42,7 +42,7 @@ def assert_equal_gradients(found: Decoder, expected: Decoder, bound: float) -> N
 def pair(model: Model, randomised: Randomised, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
     """Two equal models; the products of the first are joined."""
     joined, apart = (randomised(model).to(dtype) for _ in range(2))
-    join_products([joined], SideBySide())
+    join_products([joined], side_by_side)
     return joined, apart
 
 
@@ -108,7 +108,7 @@ def test_adapters_get_the_parts_of_a_joined_product(
         for name, part in model.named_parameters():
             if "adapter" in name:
                 nn.init.normal_(part, std=0.1, generator=generator)
-    join_products([joined], SideBySide())
+    join_products([joined], side_by_side)
     assert as_one(joined) == {2, 3}
     assert_equal_gradients(joined, apart, BOUNDS[torch.float32])
 
@@ -126,7 +126,7 @@ def test_frozen_layers_compile_as_one(layers: int) -> None:
         setattr(owner, name, layer)
     joined = owner.all = Joined(owner, *names)
     expected = joined(torch.ones(2, 4))
-    join_products([owner], SideBySide())
+    join_products([owner], side_by_side)
     torch.compiler.reset()
     found = torch.compile(joined, backend="aot_eager", fullgraph=True)(torch.ones(2, 4))
     assert torch.equal(torch.cat(found), torch.cat(expected))
@@ -138,7 +138,7 @@ def test_hooks_of_layers_that_stay_apart_are_honored() -> None:
     seen: list[nn.Module] = []
     owner.second.register_forward_hook(lambda layer, _inputs, _output: seen.append(layer))
     joined = owner.both = Joined(owner, "first", "second")
-    join_products([owner], SideBySide())
+    join_products([owner], side_by_side)
     outputs = joined(torch.ones(2, 4))
     assert joined.weight is None
     assert seen == [owner.second]

@@ -12,8 +12,7 @@ from transformers import LlamaForCausalLM
 
 from llmb.catalogue.records import ADAPTED, Lora, Model
 from llmb.engine.model.adapter import Dropout, TokenKeys
-from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.initialize import initialize
+from llmb.engine.model.decoder import Decoder, build_model, initialize
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.transformations import apply_lora
 from llmb.huggingface.config import config_of

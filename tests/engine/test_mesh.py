@@ -14,11 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmb.catalogue.load import Catalogue, layout_of
 from llmb.catalogue.records import Layout
+from llmb.engine.data.batches import rank_data
 from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import rank_data
-from llmb.engine.loop import add_gradients, build_passes, prepare_stages
+from llmb.engine.loop import add_gradients
 from llmb.engine.parallel.mesh import DIMENSIONS, EXPERT_DIMENSIONS, Ranks, arrange, as_one
-from llmb.engine.parallel.pipeline import connect_lanes, lane
+from llmb.engine.parallel.pipeline import build_passes, connect_lanes, lane
+from llmb.engine.stages import prepare_stages
 from llmb.runs.choices import Replicas
 from llmb.runs.plan import Plan
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.checkpoints.prepared_data import DOCUMENTS, PACKS, RECORD, TOKENS
-from llmb.engine.data.batches import MicroBatch, rank_samples
+from llmb.engine.data.batches import Figures, Loader, MicroBatch, RankData, StepData, figures, rank_samples
 from llmb.engine.data.build import (
     PackedData,
     SyntheticData,
@@ -26,7 +26,6 @@ from llmb.engine.data.build import (
     open_packed,
     shuffled,
 )
-from llmb.engine.data.steps import Figures, Loader, RankData, StepData, figures
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.parallel.mesh import arrange
 from llmb.errors import UsageError

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.engine import loop
+from llmb.engine.data.batches import Figures, figures
 from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import Figures, figures
 from llmb.engine.parallel.mesh import arrange
-from llmb.engine.watchdog.heartbeat import Progress
+from llmb.engine.watchdog import Progress
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Start, TrainingDataset

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from llmb.catalogue.load import Catalogue
-from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.initialize import initialize
+from llmb.engine.model.decoder import Decoder, build_model, initialize
 from llmb.engine.transformations import apply_recompute
 
 MODEL = Catalogue().models[("llama3.1", "tiny")]

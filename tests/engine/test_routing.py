@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
-from llmb.engine.expert_load import summary
 from llmb.engine.model.moe import BalancedRouter, Router, balanced_counts
+from llmb.engine.timing import summary
 
 
 def router(experts: int, top_k: int, kind: RouterName = "sigmoid-scaled-inputs") -> Router:

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from llmb.engine import attention_backend
 from llmb.engine.attention_backend import BOUNDS, accuracy_problem, distances_of, exact_attention
+from llmb.engine.collectives import Group
 from llmb.engine.kernels import span_attention
-from llmb.engine.parallel.collectives import Group
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, span_kernel
 from llmb.engine.transformations import _policy
 

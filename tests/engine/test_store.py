@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from llmb.engine.parallel.store import FILES_PER_RANK, STORE, STORE_ID, check_open_files, connect, host_store, listen
+from llmb.engine.parallel.rendezvous import (
+    FILES_PER_RANK,
+    STORE,
+    STORE_ID,
+    check_open_files,
+    connect,
+    host_store,
+    listen,
+)
 from llmb.errors import EnvironmentProblem
 from llmb.health.rules import rule
 

@@ -5,6 +5,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,18 +13,18 @@ import torch
 import torch.distributed as dist
 
 from llmb.engine import device, loop
-from llmb.engine.data.batches import MicroBatch, copy_stream, on_device
+from llmb.engine.data.batches import Figures, MicroBatch, StepData, copy_stream, on_device, rank_data
 from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import Figures, StepData, rank_data
-from llmb.engine.expert_load import ExpertLoadCounter
-from llmb.engine.loop import build_passes, do_step, prepare_stages
+from llmb.engine.loop import do_step
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.precision.apply import CAPABILITY
 from llmb.engine.precision.step import fp8_counts
 from llmb.engine.profile import TorchRecorder
-from llmb.engine.timing import LayerTimes, StepReader
-from llmb.engine.watchdog.heartbeat import Progress
+from llmb.engine.stages import prepare_stages
+from llmb.engine.timing import ExpertLoadCounter, LayerTimes, StepReader
+from llmb.engine.watchdog import Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profiling import Profiling
@@ -280,6 +281,6 @@ def test_on_a_gpu_the_host_never_waits_within_a_step(
 
 def test_the_peak_of_memory_is_never_below_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux counts the two separately."""
-    monkeypatch.setattr(device, "_peak_resident_bytes", lambda: 1)
+    monkeypatch.setattr(device.resource, "getrusage", lambda _who: SimpleNamespace(ru_maxrss=0))
     used = device.memory(torch.device("cpu"))
     assert used.peak_bytes >= used.allocated_bytes > 1

@@ -20,13 +20,15 @@ from llmb.engine import transformations
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
+from llmb.engine.data.batches import RankData, rank_data
 from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import RankData, rank_data
-from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
+from llmb.engine.loop import add_gradients, update
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.pipeline import build_passes
 from llmb.engine.precision.step import fp8_counts, scale_state
+from llmb.engine.stages import prepare_stages
 from llmb.engine.transformations import apply_compile
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan

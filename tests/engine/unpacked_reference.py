@@ -14,10 +14,9 @@ from layout_values import spread
 from torch import Tensor
 
 from llmb.engine.data.build import build_data
-from llmb.engine.model.decoder import build_model
-from llmb.engine.model.initialize import initialize
+from llmb.engine.model.decoder import build_model, initialize
 from llmb.engine.model.loss import IGNORED
-from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
+from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate
 from llmb.runs.plan import EnginePlan
 
 
@@ -53,7 +52,7 @@ def train_unpacked(plan: EnginePlan) -> dict[str, Any]:
         gradients = gradients or {name: item.grad.clone() for name, item in model.named_parameters()}
         losses.append(loss)
         norms.append(clip_gradients([optimizer], training.clip_grad).item())
-        set_learning_rate(optimizer, learning_rate(training, step))
+        optimizer.lr = learning_rate(training, step)
         optimizer.step()
         optimizer.zero_grad()
     return {"values": values, "gradients": gradients, "losses": losses, "norms": norms}

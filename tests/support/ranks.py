@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.parallel.rendezvous import gloo_backend
 from llmb.runs.plan import EnginePlan
 
 CPU = torch.device("cpu")

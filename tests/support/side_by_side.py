@@ -9,12 +9,10 @@ from torch import Tensor
 from llmb.engine.model.linear import Linear
 
 
-class SideBySide:
+def side_by_side(layers: Sequence[Linear]) -> Tensor:
     """Moves the weights of layers side by side."""
-
-    def joined(self, layers: Sequence[Linear]) -> Tensor:
-        whole = torch.cat([layer.weight.detach() for layer in layers])
-        parts = whole.split([len(layer.weight) for layer in layers])
-        for layer, part in zip(layers, parts, strict=True):
-            layer.weight.data = part
-        return whole
+    whole = torch.cat([layer.weight.detach() for layer in layers])
+    parts = whole.split([len(layer.weight) for layer in layers])
+    for layer, part in zip(layers, parts, strict=True):
+        layer.weight.data = part
+    return whole

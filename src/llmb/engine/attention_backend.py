@@ -27,9 +27,8 @@ from torch.nn.attention.varlen import varlen_attn
 from llmb.engine.data.batches import moved
 from llmb.engine.data.build import build_data
 from llmb.engine.device import Moment, synchronize
-from llmb.engine.model.attention import CausalAttention, Documents, attend, between, document_masks
+from llmb.engine.model.attention import CausalAttention, Documents, attend, between, document_masks, document_segments
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.documents import document_segments
 from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
@@ -64,10 +63,6 @@ class BackendTrial(NamedTuple):
     distance: float | None
     wrong: str | None
     """Which result is too far off."""
-
-
-Pass = Callable[[], Sequence[Tensor]]
-"""A forward and backward pass of one attention layer: its result, and the gradients of query, key and value."""
 
 
 @contextmanager
@@ -116,11 +111,7 @@ def attention_cores(stages: Sequence[Decoder]) -> list[CausalAttention]:
 
 
 def attempt(
-    cores: Sequence[CausalAttention],
-    plan: EnginePlan,
-    ranks: Ranks,
-    backend: AttentionBackend,
-    timed: bool,
+    cores: Sequence[CausalAttention], plan: EnginePlan, ranks: Ranks, backend: AttentionBackend, timed: bool
 ) -> Trial:
     """Tries ``backend`` on the model's own attention. A collective; the result is the same on all ranks."""
     if backend == "varlen" and (problem := varlen_problem(plan)):
@@ -147,10 +138,10 @@ def try_layers(
     milliseconds, distances = 0.0, list[float]()
     for kind, core in kinds.items():
         core.backend, core.repeats_heads = backend, repeats_heads
-        heads = query_key_value(plan, ranks)
+        heads, documents = query_key_value(plan, ranks), documents_of(plan, ranks, varlen=backend == "varlen")
         generator = torch.Generator(ranks.device).manual_seed(plan.seed + 1)
         gradient = torch.empty_like(heads[0], requires_grad=False).normal_(generator=generator)
-        once = passes(core, heads, gradient, documents_of(plan, ranks, varlen=backend == "varlen"))
+        once = partial(forward_and_backward, core, heads, gradient, documents)
         with attention_kernel(backend):
             found = once()
             if backend != "math":
@@ -178,8 +169,16 @@ def try_kernel(backend: AttentionBackend, measure: Measure, ranks: Ranks | None,
 
 def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:
     """What all ranks find, a collective; or this process alone, if there are none."""
-    own = try_here(measure, repeats_heads=repeats_heads)
-    found = of_every_rank(own, ranks) if ranks else [own]
+    own, refusal = BackendTrial(None, None, None), None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            own = measure(repeats_heads)
+        except torch.AcceleratorError:  # after which the device computes nothing in this process
+            raise
+        except FAILURES as error:
+            refusal = problem_text(str(error), [str(warning.message) for warning in told])
+    found = of_every_rank((own, refusal), ranks) if ranks else [(own, refusal)]
     problems = [
         (one.wrong is not None, f"on rank {rank}, {problem}" if rank else problem)
         for rank, (one, refusal) in enumerate(found)
@@ -193,18 +192,6 @@ def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, 
     if wrong and ranks and ranks.is_first:
         sys.stdout.write(f"llmb: attention backend {backend} is wrong at this run's shapes: {problem}\n")
     return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
-
-
-def try_here(measure: Measure, *, repeats_heads: bool) -> tuple[BackendTrial, str | None]:
-    """What this rank finds, and why it cannot compute attention; None if it can."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        try:
-            return measure(repeats_heads), None
-        except torch.AcceleratorError:  # after which the device computes nothing in this process
-            raise
-        except FAILURES as error:
-            return BackendTrial(None, None, None), problem_text(str(error), [str(warning.message) for warning in told])
 
 
 def varlen_problem(plan: EnginePlan) -> str | None:
@@ -264,17 +251,15 @@ def seen_keys(plan: EnginePlan, ranks: Ranks, chunk_size: int | None) -> tuple[T
     return first, places
 
 
-def passes(
+def forward_and_backward(
     core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], gradient: Tensor, documents: Documents | None
-) -> Pass:
-    def once() -> list[Tensor]:
-        seen = core(*heads, documents)
-        return [seen.detach(), *torch.autograd.grad(seen, heads, gradient)]
-
-    return once
+) -> list[Tensor]:
+    """The result of an attention layer, and the gradients of query, key and value."""
+    seen = core(*heads, documents)
+    return [seen.detach(), *torch.autograd.grad(seen, heads, gradient)]
 
 
-def pass_milliseconds(once: Pass, device: torch.device) -> float:
+def pass_milliseconds(once: Callable[[], object], device: torch.device) -> float:
     """Median time of several passes in sequence, after warm-up passes."""
     for _ in range(WARM_UPS):
         once()

@@ -67,27 +67,15 @@ def memory(device: torch.device) -> Memory:
     """On a GPU the memory allocated by PyTorch; on a CPU the resident set of the process."""
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
-    resident = _resident_bytes()
-    # Linux updates the peak less often than the present size.
-    return Memory(resident, max(resident, _peak_resident_bytes()))
-
-
-def _peak_resident_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _resident_bytes() -> int:
     statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return _peak_resident_bytes()
-    return int(statm.read_text().split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    resident = int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else peak
+    # Linux updates the peak less often than the present size.
+    return Memory(resident, max(resident, peak))
 
 
 def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return cpu_name()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def cpu_name() -> str:

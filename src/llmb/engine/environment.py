@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
-from llmb.engine.parallel.store import STORE
+from llmb.engine.parallel.rendezvous import STORE
 from llmb.engine.torch_names import untried
 from llmb.resources.host import host_name
 from llmb.runs.conditions import SPEED_PREFIXES
@@ -33,6 +33,10 @@ def describe_environment(ranks: Ranks) -> Environment:
     nodes = of_every_rank(host_name(), ranks)
     on_gpu = ranks.device.type == "cuda"
     seen = _gpus_of_run(ranks)
+    ports: tuple[RdmaPort, ...] | None = None
+    if on_gpu:  # described by the first rank of each node
+        own = active_ports(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else ()
+        ports = tuple(port for of_rank in of_every_rank(own, ranks) for port in of_rank)
     return Environment(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -54,7 +58,7 @@ def describe_environment(ranks: Ranks) -> Environment:
         ptxas=assembler_version(ranks.device) if on_gpu else None,
         cpu=cpu_name(),
         gpus=seen.gpus or None,
-        rdma_ports=_ports_of_run(ranks) if on_gpu else None,
+        rdma_ports=ports,
     )
 
 
@@ -87,21 +91,11 @@ def _gpus_of_run(ranks: Ranks) -> NodeGpus:
     if ranks.device.type != "cuda":
         return NodeGpus(None, ())
     own = node_gpus(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else NodeGpus(None, ())
-    described = of_every_rank((own, _uuid(ranks.device)), ranks)
+    uuid = getattr(torch.cuda.get_device_properties(ranks.device), "uuid", None)
+    described = of_every_rank((own, None if uuid is None else str(uuid)), ranks)
     gpus = [gpu for node, _ in described for gpu in node.gpus]
     drivers = (node.driver for node, _ in described)
     return NodeGpus(next(filter(None, drivers), None), of_run(gpus, [uuid for _, uuid in described]))
-
-
-def _ports_of_run(ranks: Ranks) -> tuple[RdmaPort, ...]:
-    """Described by the first rank of each node. A collective."""
-    own = active_ports(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else ()
-    return tuple(port for ports in of_every_rank(own, ranks) for port in ports)
-
-
-def _uuid(device: torch.device) -> str | None:
-    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return None if found is None else str(found)
 
 
 def _cuda_of_driver() -> str | None:

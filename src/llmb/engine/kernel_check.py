@@ -16,13 +16,9 @@ import torch
 from torch import Tensor
 
 from llmb.engine.attention_backend import forget_memory
-from llmb.engine.kernels.arguments import (
+from llmb.engine.kernels.fp8_cast import (
     Activation,
     BothWays,
-    Heads,
-    Rotation,
-)
-from llmb.engine.kernels.fp8_cast import (
     activate,
     activate_backward,
     cast,
@@ -33,7 +29,7 @@ from llmb.engine.kernels.fp8_cast import (
     has_kernel,
     largest_value,
 )
-from llmb.engine.kernels.rotary import cast_rotated_gradient, rotated_back
+from llmb.engine.kernels.rotary import Heads, cast_rotated_gradient, rotated_back
 from llmb.engine.model.attention import rotary_tables
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
@@ -42,6 +38,7 @@ from llmb.errors import EnvironmentProblem, itemized
 from llmb.runs.environment import KernelCheck
 from llmb.runs.plan import EnginePlan
 
+Shape = tuple[int, ...]
 Parts = Iterator[tuple[Tensor, Tensor]]
 """What a kernel and what torch computed, part after part, of which few are in memory as fp32 at a time."""
 MOST_VALUES = 2**26
@@ -56,28 +53,23 @@ class KernelTrial(NamedTuple):
     """One kernel at one shape; ``parts`` computes with random values."""
 
     kernel: str
-    shape: tuple[int, ...]
+    shape: Shape
     parts: Callable[[], Parts]
 
 
 class RankShapes(NamedTuple):
-    """What one rank computes for a micro-batch. rows: tokens; shard_rows: those of the residual stream."""
+    """Shapes of what one rank casts for a micro-batch.
 
-    batch: int
-    seq: int
-    shard_rows: int
+    cast: inputs and weights. joined: rows of the weights that are cast into one matrix. activated: results of
+    activations. heads: batch, positions, heads of queries and of keys.
+    """
+
+    rows: int
     hidden: int
-    query: int
-    value: int
-    features: tuple[int, ...]
-    """Inner features of the feed-forward layers that process every token."""
-    experts: int
-    expert_features: int
-    expert_rows: int
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.seq
+    cast: set[Shape]
+    joined: set[Shape]
+    activated: set[Shape]
+    heads: tuple[int, int, int, int]
 
 
 class Values:
@@ -96,19 +88,16 @@ class Values:
 
 def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
     """The results of the first rank, and wrong ones of others; empty without kernels, as on a CPU. A collective."""
-    values, probe = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device)
+    values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
-        own = [result_of(each, ranks.rank) for each in checks(plan, ranks, values)] if has_kernel(probe) else []
+        for kernel, shape, parts in checks(plan, ranks, values) if has_kernel(probe) else ():
+            difference = difference_of(parts())
+            known = difference if math.isfinite(difference) else None
+            right = known is not None and known <= 1
+            own.append(KernelCheck(kernel=kernel, shape=shape, rank=ranks.rank, difference=known, right=right))
     forget_memory(ranks.device)
     told = of_every_rank([each for each in own if ranks.is_first or not each.right], ranks)
     return tuple(chain.from_iterable(told))
-
-
-def result_of(check: KernelTrial, rank: int) -> KernelCheck:
-    difference = difference_of(check.parts())
-    known = difference if math.isfinite(difference) else None
-    right = known is not None and known <= 1
-    return KernelCheck(kernel=check.kernel, shape=check.shape, rank=rank, difference=known, right=right)
 
 
 def refuse_wrong(found: Sequence[KernelCheck], ptxas: str | None) -> None:
@@ -144,85 +133,54 @@ def difference_of(parts: Parts) -> float:
 
 def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTrial]:
     """A check of each kernel that a run with this plan may use, at each of its shapes."""
-    sizes = sizes_of(plan)
     if plan.fp8_recipe is None:
         return
-    activation: Activation = plan.recipe.model.mlp
-    yield from cast_checks(sizes, activation, values)
-    if plan.lora is not None or plan.fp8_recipe != "delayed":
+    shapes, activation = shapes_of(plan), plan.recipe.model.mlp
+    for shape in sorted(shapes.cast):
+        yield KernelTrial("cast_both_ways", shape, partial(cast_parts, values, shape, FORMATS[INPUT]))
+    shape = shapes.rows, shapes.hidden
+    yield KernelTrial("cast_both_ways of gradients", shape, partial(cast_parts, values, shape, FORMATS[GRADIENT]))
+    for parts in sorted(shapes.joined):
+        compute = partial(joined_parts, values, parts, shapes.hidden)
+        yield KernelTrial("cast_into", (sum(parts), shapes.hidden), compute)
+    if not plan.compute_path.fuses_casts:
         return
-    yield from activation_checks(sizes, activation, values)
-    yield from rotation_checks(plan, ranks, sizes, values)
+    for shape in sorted(shapes.activated):
+        yield KernelTrial("cast_activated", shape, partial(activation_parts, values, shape, activation))
+        compute = partial(activation_gradient_parts, values, shape, activation)
+        yield KernelTrial("cast_activation_gradient", shape, compute)
+    if plan.recipe.model.qk_norm is None:
+        _, _, queries, keys = shapes.heads
+        shape = shapes.rows, (queries + 2 * keys) * plan.recipe.model.head_dim
+        compute = partial(rotation_gradient_parts, plan, ranks, shapes, values)
+        yield KernelTrial("cast_rotated_gradient", shape, compute)
 
 
-def sizes_of(plan: EnginePlan) -> RankShapes:
+def shapes_of(plan: EnginePlan) -> RankShapes:
     model, layout, moe = plan.recipe.model, plan.recipe.layout, plan.recipe.model.moe
-    rows = layout.mbs * layout.seq_len // layout.cp
+    seq, hidden, queries = layout.seq_len // layout.cp, model.hidden_size, model.attention_heads // layout.tp
+    query, value = model.attention_heads * model.head_dim // layout.tp, model.kv_heads * model.head_dim // layout.tp
+    rows = layout.mbs * seq
     features = {model.ffn_hidden_size} if moe is None or moe.interleave > 1 else set[int]()
     if moe is not None and moe.shared_ffn_hidden_size is not None:
         features |= {moe.shared_ffn_hidden_size}
-    return RankShapes(
-        batch=layout.mbs,
-        seq=layout.seq_len // layout.cp,
-        shard_rows=rows // layout.tp if layout.sequence_parallel else rows,
-        hidden=model.hidden_size,
-        query=model.attention_heads * model.head_dim // layout.tp,
-        value=model.kv_heads * model.head_dim // layout.tp,
-        features=tuple(sorted(each // layout.tp for each in features)),
-        experts=min(moe.experts // layout.ep, MOST_EXPERTS) if moe else 0,
-        expert_features=moe.ffn_hidden_size // layout.etp if moe else 0,
-        expert_rows=rows * moe.top_k if moe else 0,
-    )
+    features = {each // layout.tp for each in features}
+    shard_rows = rows // layout.tp if layout.sequence_parallel else rows
+    cast: set[Shape] = {(shard_rows, hidden), (rows, query), (value, hidden)}
+    for inner in (query, *features):
+        cast |= {(hidden, inner), (inner, hidden)}
+    joined: set[Shape] = {(query, value, value)}
+    if model.mlp == "swiglu":
+        joined |= {(each, each) for each in features}
+    activated: set[Shape] = {(rows, each) for each in features}
+    if moe is not None:
+        experts, inner = min(moe.experts // layout.ep, MOST_EXPERTS), moe.ffn_hidden_size // layout.etp
+        cast |= {(rows * moe.top_k, hidden), (experts, hidden, 2 * inner), (experts, inner, hidden)}
+        activated |= {(rows * moe.top_k, inner)}
+    return RankShapes(rows, hidden, cast, joined, activated, (layout.mbs, seq, queries, value // model.head_dim))
 
 
-def matrices_of(sizes: RankShapes) -> set[tuple[int, ...]]:
-    """Shapes of a block's weights."""
-    inner = {sizes.query, *sizes.features}
-    found: set[tuple[int, ...]] = {(sizes.hidden, each) for each in inner} | {(each, sizes.hidden) for each in inner}
-    if sizes.experts:
-        found |= {(sizes.experts, sizes.hidden, 2 * sizes.expert_features)}
-        found |= {(sizes.experts, sizes.expert_features, sizes.hidden)}
-    return found | {(sizes.value, sizes.hidden)}
-
-
-def cast_checks(sizes: RankShapes, activation: Activation, values: Values) -> Iterator[KernelTrial]:
-    rows, hidden = sizes.rows, sizes.hidden
-    taken: set[tuple[int, ...]] = {(sizes.shard_rows, hidden), (rows, sizes.query), *matrices_of(sizes)}
-    if sizes.experts:
-        taken |= {(sizes.expert_rows, hidden)}
-    given = {(rows, hidden)}
-    for name, which, shapes in (("", INPUT, taken), (" of gradients", GRADIENT, given)):
-        for shape in sorted(shapes):
-            compute = partial(cast_parts, values, shape, FORMATS[which])
-            yield KernelTrial(f"cast_both_ways{name}", shape, compute)
-    joined: set[tuple[int, ...]] = {(sizes.query, sizes.value, sizes.value)}
-    if activation == "swiglu":
-        joined |= {(each, each) for each in sizes.features}
-    for parts in sorted(joined):
-        compute = partial(joined_parts, values, parts, hidden)
-        yield KernelTrial("cast_into", (sum(parts), hidden), compute)
-
-
-def activation_checks(sizes: RankShapes, activation: Activation, values: Values) -> Iterator[KernelTrial]:
-    shapes = {(sizes.rows, each) for each in sizes.features}
-    if sizes.experts:
-        shapes |= {(sizes.expert_rows, sizes.expert_features)}
-    for shape in sorted(shapes):
-        given = partial(activation_parts, values, shape, activation)
-        yield KernelTrial("cast_activated", shape, given)
-        given = partial(activation_gradient_parts, values, shape, activation)
-        yield KernelTrial("cast_activation_gradient", shape, given)
-
-
-def rotation_checks(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: Values) -> Iterator[KernelTrial]:
-    if plan.recipe.model.qk_norm is not None:
-        return
-    shape = sizes.rows, sizes.query + 2 * sizes.value
-    given = partial(rotation_gradient_parts, plan, ranks, sizes, values)
-    yield KernelTrial("cast_rotated_gradient", shape, given)
-
-
-def cast_parts(values: Values, shape: tuple[int, ...], dtype: torch.dtype) -> Parts:
+def cast_parts(values: Values, shape: Shape, dtype: torch.dtype) -> Parts:
     source, scale = values(*shape), values.number(SCALE)
     yield from both_ways(cast_both_ways(source, scale, dtype), source, scale)
 
@@ -234,15 +192,11 @@ def both_ways(found: BothWays, stored: Tensor, scale: Tensor) -> Parts:
     for values, transposed, source in zip(
         *(each.view(-1, *each.shape[-2:]) for each in (*found[:2], stored)), strict=True
     ):
-        for own in slices(len(source), columns):
+        step = max(1, MOST_VALUES // columns)
+        for own in (slice(first, first + step) for first in range(0, len(source), step)):
             expected = cast(source[own], scale, values.dtype)
             yield values[own], expected
             yield transposed[:, own], expected.mT
-
-
-def slices(rows: int, columns: int) -> Iterator[slice]:
-    step = max(1, MOST_VALUES // columns)
-    return (slice(first, first + step) for first in range(0, rows, step))
 
 
 def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
@@ -259,33 +213,28 @@ def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
         first += number
 
 
-def activation_parts(values: Values, shape: tuple[int, int], activation: Activation) -> Parts:
+def activation_parts(values: Values, shape: Shape, activation: Activation) -> Parts:
     inputs, scale = inputs_of(values, shape, activation), values.number(SCALE)
     found = cast_activated(inputs, scale, activation, FORMATS[INPUT])
     yield from both_ways(found, activate(inputs, activation), scale)
 
 
-def activation_gradient_parts(values: Values, shape: tuple[int, int], activation: Activation) -> Parts:
+def activation_gradient_parts(values: Values, shape: Shape, activation: Activation) -> Parts:
     inputs, gradient, scale = inputs_of(values, shape, activation), values(*shape), values.number(SCALE)
     found = cast_activation_gradient(inputs, gradient, scale, activation, FORMATS[GRADIENT])
     yield from both_ways(found, activate_backward(inputs, gradient, activation), scale)
 
 
-def inputs_of(values: Values, shape: tuple[int, int], activation: Activation) -> Tensor:
+def inputs_of(values: Values, shape: Shape, activation: Activation) -> Tensor:
     rows, features = shape
     return values(rows, 2 * features if activation == "swiglu" else features)
 
 
-def rotation_gradient_parts(plan: EnginePlan, ranks: Ranks, sizes: RankShapes, values: Values) -> Parts:
-    head_dim, scale = plan.recipe.model.head_dim, values.number(SCALE)
-    numbers = (each // head_dim for each in (sizes.query, sizes.value, sizes.value))
-    heads = Heads(*(values(sizes.batch, sizes.seq, number, head_dim) for number in numbers))
-    rotation = rotation_of(plan, ranks)
+def rotation_gradient_parts(plan: EnginePlan, ranks: Ranks, shapes: RankShapes, values: Values) -> Parts:
+    layout, model, scale = plan.recipe.layout, plan.recipe.model, values.number(SCALE)
+    batch, seq, queries, keys = shapes.heads
+    heads = Heads(*(values(batch, seq, number, model.head_dim) for number in (queries, keys, keys)))
+    positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
+    rotation = rotary_tables(model, positions).rotation
     found = cast_rotated_gradient(heads, rotation, scale, FORMATS[GRADIENT])
     yield from both_ways(found, rotated_back(heads, rotation), scale)
-
-
-def rotation_of(plan: EnginePlan, ranks: Ranks) -> Rotation:
-    layout = plan.recipe.layout
-    positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
-    return rotary_tables(plan.recipe.model, positions).rotation

@@ -4,57 +4,35 @@
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llmb.catalogue.records import Convention, Layout, Training
+from llmb.catalogue.records import Convention, Training
 from llmb.checkpoints.checkpoint import CheckpointTime, add_checkpoint_time
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint, load_weights, verify_checkpoint
 from llmb.engine.checkpoint.save import Saver
-from llmb.engine.data.batches import MicroBatch, on_device, rank_samples
+from llmb.engine.data.batches import Loader, MicroBatch, StepData, StepSource, on_device, rank_data, rank_samples
 from llmb.engine.data.build import build_data, check_dataset
-from llmb.engine.data.steps import Loader, StepData, StepSource, rank_data
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment, gpus_after
-from llmb.engine.expert_load import ExpertLoadCounter
-from llmb.engine.flat_parameters import FlatParameters
-from llmb.engine.gradient_accumulation import (
-    Accumulation,
-    Passes,
-    accumulate_in_fp32,
-    overlap_exchange,
-    reduce_gradients,
-    sum_in_products,
-)
 from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.initialize import initialize
-from llmb.engine.model.linear import join_products
-from llmb.engine.optimizer import (
-    AdamW,
-    build_optimizer,
-    clip_gradients,
-    learning_rate,
-    reproducible,
-    set_learning_rate,
-)
+from llmb.engine.model.exchange import reduce_partial_gradient
+from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learning_rate
 from llmb.engine.parallel.context_parallel import rank_positions
-from llmb.engine.parallel.data_parallel import compute_dtype, is_shared, reduce_dtype, uses_fsdp
-from llmb.engine.parallel.exchange import exchange_of
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.parallel.pipeline import Pipeline, build_stages
+from llmb.engine.parallel.pipeline import Passes, build_passes
 from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
-from llmb.engine.timing import KnownStep, LayerTimes, StepReader
-from llmb.engine.transformations import INDUCTOR, CompilerBackend, token_keys, transform, with_varying_segments
-from llmb.engine.watchdog.heartbeat import Progress
+from llmb.engine.stages import prepare_stages, trained_parameters
+from llmb.engine.timing import ExpertLoadCounter, KnownStep, LayerTimes, StepReader
+from llmb.engine.transformations import token_keys, with_varying_segments
+from llmb.engine.watchdog import Progress
 from llmb.logs.step_line import format_invalid_line, format_step_line
 from llmb.metrics.throughput import throughput
 from llmb.runs.attention import fp8_product
@@ -76,12 +54,7 @@ class Reporter:
         ranks = plan.processes
         self.rank_times = RankTimesFile(folder.rank_times, plan.last_step + 1, ranks) if ranks > 1 else None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.stream.close()
         if self.rank_times:
             self.rank_times.close()
@@ -89,7 +62,11 @@ class Reporter:
     def report(self, known: KnownStep) -> None:
         step = known.step
         if step.loss is None:
-            self._print_pretended(step)
+            # Not the line of a step, so that no program takes it for one.
+            sys.stdout.write(
+                f"{self.plan.recipe.pretended_text}: step {step.step} computed in {step.step_time_s:.4g} s, "
+                f"peak memory {step.peak_memory_bytes / GIB:.4g} GiB\n"
+            )
         else:
             self._print(step, step.loss, known.memory)
         sys.stdout.flush()
@@ -116,13 +93,6 @@ class Reporter:
         if not step.finite:
             sys.stdout.write(format_invalid_line(step.values_text()) + "\n")
 
-    def _print_pretended(self, step: Step) -> None:
-        """Not the line of a step, so that no program takes it for one."""
-        sys.stdout.write(
-            f"{self.plan.recipe.pretended_text}: step {step.step} computed in {step.step_time_s:.4g} s, "
-            f"peak memory {step.peak_memory_bytes / GIB:.4g} GiB\n"
-        )
-
 
 STEPS_BETWEEN_COLLECTIONS = 100
 
@@ -134,12 +104,17 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     check_weights(plan)
     environment = describe_environment(ranks)
     record_environment(folder, ranks, environment)
-    reproducible(plan.seed)
+    torch.manual_seed(plan.seed)  # of all generators but those of data and initial weights, which have their own
     stages = prepare_stages(plan, ranks)
     attention = choose_attention(stages, plan, ranks)
     product = fp8_product(plan.device, emulate=plan.emulate_fp8) if plan.fp8_recipe else None
     chosen = environment.model_copy(
-        update={"attention": attention, "fp8_product": product, "kernels": compare_kernels(plan, ranks)}
+        update={
+            "attention": attention,
+            "fp8_product": product,
+            "compute_path": plan.compute_path,
+            "kernels": compare_kernels(plan, ranks),
+        }
     )
     record_environment(folder, ranks, chosen)
     refuse_wrong(chosen.kernels or (), chosen.ptxas)
@@ -154,7 +129,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     with ExitStack() as stack:
         stack.enter_context(attention_kernel(attention.backend))
         loader = stack.enter_context(Loader(source, plan.first_step, plan.last_step))
-        reporter = stack.enter_context(Reporter(folder, plan)) if ranks.is_first else None
+        reporter = stack.enter_context(closing(Reporter(folder, plan))) if ranks.is_first else None
         for number in range(plan.first_step, plan.last_step + 1):
             collect_garbage(number)
             with profiler.step(number):
@@ -221,77 +196,15 @@ def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment
         write_atomically(folder.environment, environment.model_dump_json(indent=2) + "\n")
 
 
-def prepare_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[Decoder]:
-    """This rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
-    stages = shape_stages(plan, ranks, backend)
-    give_memory(stages, plan, ranks)
-    for stage in stages:
-        initialize(stage, plan.recipe.model, plan.seed)
-    return stages
-
-
-def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[Decoder]:
-    """This rank's stages on the meta device, transformed as the plan requires; ``backend`` compiles."""
-    with torch.device("meta"):
-        stages = build_stages(plan.recipe.model, plan.recipe.layout, ranks.pp_rank)
-    transform(stages, plan, ranks, backend)
-    return stages
-
-
-def give_memory(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
-    """Puts stages that have only shapes on the device, in place, without values."""
-    if uses_fsdp(plan, ranks):
-        for stage in stages:
-            stage.to_empty(device=ranks.device)
-    else:
-        dtype = compute_dtype(plan.recipe.dtype)
-        exchange = exchange_of(ranks, reduce_dtype(plan)) if is_shared(plan.recipe.model, ranks) else None
-        flat = FlatParameters(stages, dtype, ranks.device, exchange)
-        # In eager code the results and gradients of joined layers are copied to be taken apart. FP8 joins its own;
-        # two blocks may stay in bf16, which then are the same compiled or not, bit by bit.
-        if plan.compiled and not plan.fp8_recipe:
-            join_products(stages, flat)
-        choose_accumulation(stages, plan)
-        if exchange is not None:
-            overlap_exchange(stages)
-
-
-def choose_accumulation(stages: Sequence[Decoder], plan: EnginePlan) -> None:
-    """Sets up how the gradients of micro-batches are summed in parameters that a rank holds whole."""
-    several = plan.recipe.layout.ga > 1
-    if plan.recipe.training.grad_reduce_dtype == "fp32":
-        # The mean of all ranks, too, is then the gradient of a bf16 parameter.
-        if several or any(stage.buckets for stage in stages):
-            accumulate_in_fp32(stages)
-    elif several:
-        sum_in_products(stages)
-
-
-def build_passes(stages: list[Decoder], plan: EnginePlan, ranks: Ranks) -> Passes:
-    layout = plan.recipe.layout
-    positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
-    if layout.pp == 1:
-        return Accumulation(stages[0], layout, positions)
-    return Pipeline(stages, layout, positions, compute_dtype(plan.recipe.dtype), ranks)
-
-
-def mean_count(own: int, layout: Layout, ranks: Ranks) -> Tensor:
-    """Average number of counted labels per micro-batch and rank in a step; see ``Passes.add_gradients``.
-
-    own: those of this rank's micro-batches.
-    """
-    # Created on the device, and kept there: a copy from or to the host would wait for all queued work.
-    count = torch.full((), own, dtype=torch.float64, device=ranks.device)
-    dist.all_reduce(count, group=ranks.mesh.get_group("dp"))
-    return (count / (layout.ga * layout.dp * layout.cp)).float()
-
-
 def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int, ranks: Ranks) -> Tensor | None:
     """Accumulates the gradients of a step's micro-batches; returns this rank's mean loss, if it has one."""
     layout = plan.recipe.layout
     count: Tensor | float = layout.mbs * layout.seq_len / layout.cp
     if data.batches[0].starts is not None:
-        count = mean_count(data.figures.counted_labels, layout, ranks)
+        # Created on the device, and kept there: a copy from or to the host would wait for all queued work.
+        labels = torch.full((), data.figures.counted_labels, dtype=torch.float64, device=ranks.device)
+        dist.all_reduce(labels, group=ranks.mesh.get_group("dp"))
+        count = (labels / (layout.ga * layout.dp * layout.cp)).float()
     batches = on_device(data.batches, ranks.device)
     if passes.stages[0].reduction is not None:
         passes.stages[0].reduction.begin_step(layout.ga)
@@ -301,6 +214,16 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
         loss = passes.add_gradients(with_token_keys(batches, passes.stages, plan, number, ranks), count)
     reduce_gradients(passes.stages, layout.tp)
     return loss
+
+
+def reduce_gradients(stages: Sequence[Decoder], tp: int) -> None:
+    """At the end of a step's passes, over all ranks that have the same parameters. tp: those that share a layer."""
+    for gradients in (each for stage in stages for each in stage.gradient_sums):
+        gradients.give()
+    if stages[0].reduction is not None:
+        stages[0].reduction.finish()
+    for parameter in trained_parameters(stages) if tp > 1 else ():
+        reduce_partial_gradient(parameter)
 
 
 def with_token_keys(
@@ -322,7 +245,7 @@ def update(stages: Sequence[Decoder], optimizers: Sequence[AdamW], training: Tra
     """Clips gradients, updates parameters and frees gradients; returns the gradient norm before clipping."""
     norm = clip_gradients(optimizers, training.clip_grad)
     for stage, optimizer in zip(stages, optimizers, strict=True):
-        set_learning_rate(optimizer, learning_rate(training, number))
+        optimizer.lr = learning_rate(training, number)
         optimizer.step()
         optimizer.zero_grad()
         for bucket in stage.buckets:

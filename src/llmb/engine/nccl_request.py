@@ -30,18 +30,14 @@ def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
 
     Returns the user's own file if NCCL's lines go there.
     """
-    speaks = _speaks_for_node(plan)
+    several = int(os.environ.get("WORLD_SIZE", "1")) > int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # The first rank of one of several nodes.
+    speaks = plan.device == "cuda" and several and os.environ.get("LOCAL_RANK") == "0"
     if plan.nccl_trace:
         wanted = os.environ.get(SUBSYSTEMS) or ",".join(OF_COLLECTIVES)
         _log_to(nccl_log(folder, _rank()), _with(wanted, OF_NETWORK) if speaks else wanted)
         return None
     return _ask_for_network(folder) if speaks else None
-
-
-def _speaks_for_node(plan: Plan) -> bool:
-    """Whether this is the first rank of one of several nodes."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return plan.device == "cuda" and several and os.environ.get("LOCAL_RANK") == "0"
 
 
 def _ask_for_network(folder: RunFolder) -> Path | None:
@@ -57,7 +53,9 @@ def _ask_for_network(folder: RunFolder) -> Path | None:
     if level == "VERSION":  # for which NCCL opens no file
         os.environ[FILE] = ""
     pattern = nccl_setting(FILE)
-    return Path(_expanded(pattern)) if pattern else None
+    # Place holders of NCCL: the host's name without its domain, and the process.
+    named = pattern.replace("%h", socket.gethostname().partition(".")[0]).replace("%p", str(os.getpid()))
+    return Path(named.replace("%%", "%")) if pattern else None
 
 
 def _log_to(log: Path, subsystems: str) -> None:
@@ -75,19 +73,15 @@ def nccl_setting(name: str, default: str = "") -> str:
         return os.environ[name]
     own = os.environ.get("NCCL_CONF_FILE") or Path(os.environ.get("HOME", "/"), ".nccl.conf")
     for path in (Path(own), Path("/etc/nccl.conf")):
-        for key, _, value in _settings(path):
+        try:
+            with open_regular(path) as stream:
+                text = stream.read(MOST_BYTES).decode(errors="replace")
+        except OSError:
+            continue
+        for key, _, value in (line.strip().partition("=") for line in text.splitlines()):
             if key == name:
                 return value
     return default
-
-
-def _settings(path: Path) -> Iterable[tuple[str, str, str]]:
-    try:
-        with open_regular(path) as stream:
-            text = stream.read(MOST_BYTES).decode(errors="replace")
-    except OSError:
-        return ()
-    return [line.strip().partition("=") for line in text.splitlines()]
 
 
 def _with(subsystems: str, more: Iterable[str]) -> str:
@@ -100,12 +94,6 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
     return f"^{','.join(left)}" if left else "ALL"
 
 
-def _expanded(pattern: str) -> str:
-    """Place holders of NCCL: the host's name without its domain, and the process."""
-    parts = pattern.replace("%h", socket.gethostname().partition(".")[0]).replace("%p", str(os.getpid()))
-    return parts.replace("%%", "%")
-
-
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
     """Copies what NCCL said from the user's own file, which may be on a disk of this node. A failure is only told."""
     if log is None:
@@ -115,10 +103,7 @@ def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
         kept.parent.mkdir(exist_ok=True)
         with open_regular(log) as source, kept.open("wb") as target:
             for text in beginning(source):
-                target.writelines(line for line in text.splitlines(keepends=True) if _is_needed(line))
+                lines = text.splitlines(keepends=True)
+                target.writelines(line for line in lines if b"NCCL " in line and b"opCount" not in line)
     except OSError as error:
         sys.stderr.write(f"llmb: what NCCL said of the network was not kept: {error.strerror} ({log})\n")
-
-
-def _is_needed(line: bytes) -> bool:
-    return b"NCCL " in line and b"opCount" not in line

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Training
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local_shard import local_tensor
-from llmb.engine.parallel.exchange import OwnPart
+from llmb.engine.model.exchange import Held, OwnPart
+from llmb.engine.model.shards import local_tensor
 
 SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as in torch."""
@@ -131,24 +131,21 @@ def build_optimizer(model: nn.Module, training: Training) -> AdamW:
 def trained_in(model: nn.Module, training: Training) -> Iterator[Trained]:
     """What this rank updates."""
     stage = model if isinstance(model, Decoder) else None
-    parts = dict(stage.named_parts()) if stage else {}
+    held = stage.held() if stage else (Held(name, each, each, None) for name, each in model.named_parameters())
     copies = {each: bucket.peers.copies for bucket in (stage.buckets if stage else ()) for each in bucket.parameters}
-    own = set(stage.own_parameters() if stage else model.parameters())
-    for name, parameter in model.named_parameters():
-        part = parts.get(name)
-        if not parameter.requires_grad or (part is None and name in parts):
-            continue
-        master = part.values if part else (stage.masters if stage else {}).get(parameter, parameter)
-        yield Trained(
-            parameter,
-            part,
-            master,
-            torch.zeros_like(master),
-            torch.zeros_like(master),
-            torch.zeros(()),
-            training.weight_decay if parameter.ndim > 1 else 0.0,
-            copies.get(parameter, 1) * ranks_with_a_copy(parameter) if parameter in own else None,
-        )
+    replica = stage.replica if stage else None
+    for _, parameter, master, part in held:
+        if parameter.requires_grad:
+            yield Trained(
+                parameter,
+                part,
+                master,
+                torch.zeros_like(master),
+                torch.zeros_like(master),
+                torch.zeros(()),
+                training.weight_decay if parameter.ndim > 1 else 0.0,
+                None if parameter is replica else copies.get(parameter, 1) * ranks_with_a_copy(parameter),
+            )
 
 
 def learning_rate(training: Training, step: int) -> float:
@@ -158,10 +155,6 @@ def learning_rate(training: Training, step: int) -> float:
     span = max(1, training.decay_steps - training.warmup_steps)
     progress = min(1.0, (step - training.warmup_steps) / span)
     return training.min_lr + (training.peak_lr - training.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def set_learning_rate(optimizer: AdamW, lr: float) -> None:
-    optimizer.lr = lr
 
 
 def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
@@ -196,19 +189,14 @@ def squared_norm(gradients: list[Tensor]) -> Tensor:
     """The sum of the squares of all elements, 0-d fp64."""
     if any(gradient.is_cuda for gradient in gradients):
         return torch.stack(torch._foreach_norm(gradients, 2.0, torch.float64)).square().sum()
-    runs = (run for gradient in gradients for run in _runs(gradient.flatten()))
-    return torch.stack([_squared_sum(run.double()) for run in runs]).sum()
-
-
-def _runs(values: Tensor) -> Sequence[Tensor]:
-    """Parts that a CPU converts to fp64 one by one, in memory that stays in its cache; few of a large tensor."""
-    count = min(MOST_RUNS, values.numel() // RUN)
-    return values.chunk(count) if count > 1 else (values,)
-
-
-def _squared_sum(values: Tensor) -> Tensor:
-    """BLAS takes half of the time of torch's own norm."""
-    return torch.dot(values, values)
+    sums = []
+    for values in (gradient.flatten() for gradient in gradients):
+        # A CPU converts parts to fp64 one by one, in memory that stays in its cache; few of a large tensor. BLAS takes
+        # half of the time of torch's own norm.
+        for run in values.chunk(max(1, min(MOST_RUNS, values.numel() // RUN))):
+            exact = run.double()
+            sums.append(torch.dot(exact, exact))
+    return torch.stack(sums).sum()
 
 
 def ranks_with_a_copy(tensor: Tensor) -> int:
@@ -217,8 +205,3 @@ def ranks_with_a_copy(tensor: Tensor) -> int:
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return math.prod(size for size, placement in sizes if placement.is_replicate())
-
-
-def reproducible(seed: int) -> None:
-    """Seeds all random number generators except those for data and initial weights, which have their own."""
-    torch.manual_seed(seed)

@@ -6,10 +6,9 @@ import gzip
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmb.engine.device import synchronize
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.watchdog.heartbeat import Progress
+from llmb.engine.watchdog import Progress
 from llmb.errors import EnvironmentProblem
 from llmb.runs.experiment import probe
 from llmb.runs.folder import RunFolder
@@ -27,14 +26,6 @@ from llmb.scratch import scratch_folder
 from llmb.traces import NCCL_STEPS_END
 
 
-class ProfileRecorder(Protocol):
-    """Started before the first profiled step and stopped after the last, once each."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class StepProfiler:
     """Enter ``step`` around each training step."""
 
@@ -42,7 +33,12 @@ class StepProfiler:
         self.plan = plan
         self.ranks = ranks
         self.progress = progress
-        self.recorder = _recorder(plan, folder, ranks)
+        self.recorder: NsysRecorder | TorchRecorder | None = None
+        """Started before the first profiled step and stopped after the last, once each."""
+        if plan.profile is not None and ranks.rank in plan.profile.ranks:
+            of_torch = plan.profile.profiler != "nsys"
+            trace = profile_file(folder, plan, ranks.rank)
+            self.recorder = TorchRecorder(trace, ranks.device) if of_torch else NsysRecorder()
         self.nccl_log = NcclTrace(nccl_log(folder, ranks.rank)) if plan.nccl_trace else None
         self.recording = False
 
@@ -63,7 +59,9 @@ class StepProfiler:
             self.recording = True
             if self.recorder:
                 self.recorder.start()
-        with record_function(f"ProfilerStep#{number}"), _nvtx_range(f"step {number}", self.ranks):
+        on_gpu = self.ranks.device.type == "cuda"
+        range_of_step = torch.cuda.nvtx.range(f"step {number}") if on_gpu else nullcontext()
+        with record_function(f"ProfilerStep#{number}"), range_of_step:
             yield
         if number == wanted.stop_step - 1:
             self.close()
@@ -83,35 +81,23 @@ class StepProfiler:
         dist.barrier()
 
 
-def _recorder(plan: Plan, folder: RunFolder, ranks: Ranks) -> ProfileRecorder | None:
-    if plan.profile is None or ranks.rank not in plan.profile.ranks:
-        return None
-    if plan.profile.profiler == "nsys":
-        return NsysRecorder()
-    return TorchRecorder(profile_file(folder, plan, ranks.rank), ranks.device)
-
-
 class TorchRecorder:
     """Writes a trace of the PyTorch profiler, for chrome://tracing, Perfetto and ``llmb trace``."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path = path
-        self._try_folders()
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self.profile = profile(activities=activities)
-
-    def _try_folders(self) -> None:
-        """The trace is written after the profiled steps, by way of a temporary folder."""
-        try:
-            self.path.parent.mkdir(exist_ok=True)
-            probe(self.path.parent)
+        try:  # the trace is written after the profiled steps, by way of a temporary folder
+            path.parent.mkdir(exist_ok=True)
+            probe(path.parent)
             probe(Path(gettempdir()))
         except OSError as error:
             do = "free some space; TMPDIR sets another folder for temporary files"
             what = f"the profile cannot be written: {error.strerror}"
-            raise EnvironmentProblem(what, where=str(error.filename or self.path.parent), do=do) from error
+            raise EnvironmentProblem(what, where=str(error.filename or path.parent), do=do) from error
 
     def start(self) -> None:
         self.profile.start()
@@ -146,15 +132,6 @@ class NsysRecorder:
 
     def stop(self) -> None:
         torch.cuda.cudart().cudaProfilerStop()
-
-
-@contextmanager
-def _nvtx_range(name: str, ranks: Ranks) -> Iterator[None]:
-    if ranks.device.type == "cuda":
-        with torch.cuda.nvtx.range(name):
-            yield
-    else:
-        yield
 
 
 class NcclTrace:

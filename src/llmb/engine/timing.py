@@ -9,8 +9,11 @@ collective. So each rank also times how long it computes in the forward passes o
 them to begin. Sharded parameters are gathered between layers, so that a layer's own time is the rank's own, except
 where its computation is itself parallel (tensor, context, expert). Only a step's first micro-batch is timed: two
 moments a layer.
+
+The load of experts is counted with them.
 """
 
+import json
 import statistics
 import time
 from collections import deque
@@ -18,18 +21,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from llmb.engine.data.steps import Figures, StepData
+from llmb.engine.data.batches import Figures, StepData
 from llmb.engine.device import Memory, Moment, memory
-from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.moe import MoELayer, Router, count_choices
 from llmb.engine.optimizer import learning_rate
-from llmb.engine.parallel.gloo import Hosts, all_gather, ranks_of_node
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.rendezvous import Hosts, all_gather, ranks_of_node
+from llmb.runs.folder import write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 
@@ -52,14 +58,11 @@ class LayerTimes:
         self.begin()
         for number, stage in enumerate(stages):
             for block in stage.blocks():
-                block.wrap("compute", partial(self._timing, number))
+                block.wrap("compute", partial(partial, self._timed, number))
 
     def begin(self) -> None:
         """A step begins."""
         self.spans: list[list[Span]] = [[] for _ in self.sizes]
-
-    def _timing(self, stage: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        return partial(self._timed, stage, forward)
 
     def _timed(self, stage: int, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         spans = self.spans[stage]
@@ -77,6 +80,64 @@ def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
     first = [spans[0][0].seconds_since(began) for spans in stages if spans]
     waits = [later[0].seconds_since(earlier[1]) for spans in stages for earlier, later in pairwise(spans)]
     return LayerSeconds(sum(own) / max(len(own), 1), min(first, default=0.0) + sum(waits))
+
+
+class ExpertLoadCounter:
+    """Counts the tokens of all ranks that choose each routed expert: by step, and for a file of the run.
+
+    Every rank has one, and calls it after the same steps.
+    """
+
+    def __init__(self, stages: Sequence[Decoder], ranks: Ranks) -> None:
+        model, self.alone = stages[0].model, ranks.alone
+        experts = model.moe.experts if model.moe else 0
+        # The last column has those that are dropped, of all experts.
+        self.columns = torch.zeros(model.layers, experts + 1, dtype=torch.int64, device=ranks.device)
+        self.total = torch.zeros_like(self.columns)
+        for stage in stages:
+            for number, layer in stage.moe_layers().items():
+                layer.router.register_forward_hook(partial(self._count, number, layer))
+
+    def _count(
+        self, number: int, layer: MoELayer, _router: Router, _inputs: object, choice: tuple[Tensor, Tensor]
+    ) -> None:
+        """Choices of this rank's tokens; with recomputation all of them count twice."""
+        _, chosen = choice
+        counts = count_choices(chosen, layer.moe.experts)
+        self.columns[number, :-1] += counts
+        capacity = layer.capacity(chosen.numel())
+        if capacity is not None:
+            self.columns[number, -1] += (counts - capacity).clamp(min=0).sum()
+
+    def of_step(self) -> Tensor | None:
+        """``summary`` of the load since the last call, over all ranks; None for a model without experts, and for a
+        rank that is alone."""
+        if self.columns.shape[1] == 1:
+            return None
+        dist.all_reduce(self.columns)
+        self.total += self.columns
+        load = summary(self.columns[:, :-1], self.columns[:, -1])
+        self.columns.zero_()
+        return None if self.alone else load
+
+    def write(self, path: Path) -> None:
+        """Each expert's fraction of the tokens of its layer, over all steps so far."""
+        counts = self.total[:, :-1]
+        shares = {number: (row.double() / row.sum()).tolist() for number, row in enumerate(counts) if row.any()}
+        write_atomically(path, json.dumps({"share_of_tokens": shares}) + "\n")
+
+
+def summary(counts: Tensor, dropped: Tensor) -> Tensor:
+    """The fields of ``ExpertLoad``, [3] fp64, from tokens per expert, [layers, experts], and those dropped, [layers].
+
+    Layers without tokens are left out. The result stays on the device.
+    """
+    used = counts.any(-1)
+    rows = counts.double()
+    max_over_mean = (rows.amax(-1) / rows.mean(-1)).where(used, 0.0).max()
+    idle_experts = ((counts == 0) & used.unsqueeze(-1)).sum()
+    dropped_share = dropped.sum().double() / counts.sum().clamp(min=1)
+    return torch.stack((max_over_mean, idle_experts.double(), dropped_share))
 
 
 @dataclass(slots=True)

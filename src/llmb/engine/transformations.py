@@ -21,14 +21,14 @@ from torch.utils.checkpoint import (
 
 from llmb.catalogue.records import ADAPTED, Lora
 from llmb.engine.data.batches import MicroBatch
-from llmb.engine.expert_load import force_load_balancing, set_capacity
 from llmb.engine.kernels.span_attention import forward as span_attention
 from llmb.engine.model.adapter import OWN, Adapter, Dropout, FusedAdapter, TokenKeys
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder, MoEBlock
 from llmb.engine.model.loss import Softmax
+from llmb.engine.model.moe import BalancedRouter
 from llmb.engine.parallel.context_parallel import apply_context_parallel
-from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard, uses_fsdp
+from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard
 from llmb.engine.parallel.expert_parallel import apply_expert_parallel
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
@@ -70,6 +70,7 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend
     """Changes this rank's stages in place as the plan requires. They are on the meta device: afterwards only this
     rank's shards are materialized. Raises EnvironmentProblem if a GPU has no FP8.
     """
+    layout, path = plan.recipe.layout, plan.compute_path
     for stage in stages:
         # Before expert parallelism, which does not exchange token counts if routers are balanced.
         set_routing(stage, plan, ranks)
@@ -77,60 +78,41 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend
         apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
     # After expert parallelism; before selective recompute and compile, which change blocks that it replaces, and tensor
     # parallelism, which shards the weights of the new layers. All stages at once: their scales are one tensor.
-    apply_fp8(stages, plan, ranks, keep_weights=keeps_parameters(plan, ranks))
+    apply_fp8(stages, plan, ranks)
     for stage in stages:
-        recompute_and_compile(stage, plan, backend)
+        # Before parameters are sharded: their all-gathers stay outside of compiled blocks, where the compiler does not
+        # reorder them. Selective recompute is inside, where only the compiler can decide what is kept.
+        if plan.recompute == "selective":
+            apply_recompute(stage, plan.recompute, by_part=path.compiled)
+        if path.compiled:
+            apply_compile(stage, backend)
+        if plan.recompute == "full":
+            # Around compiled blocks: inside, torch 2.13 fails for tensor-parallel parameters.
+            apply_recompute(stage, plan.recompute)
         # After expert parallelism and FP8, which make new parameters and layers: everything that exists is frozen, and
         # adapters stay in bf16. Before tensor parallelism, which shards them, and reduces after they are added.
-        add_adapters(stage, plan)
+        if plan.lora:
+            apply_lora(stage, plan.lora, compute_dtype(plan.recipe.dtype))
+            add_dropout(stage, plan.lora.dropout, plan.seed)
         # Before data parallelism, which shards the remaining part of a rank.
-        apply_tensor_parallel(stage, ranks.mesh["tp"], sequence_parallel=plan.recipe.layout.sequence_parallel)
+        apply_tensor_parallel(stage, ranks.mesh["tp"], sequence_parallel=layout.sequence_parallel)
         # Before data parallelism, which wraps modules: attention is replaced.
-        apply_context_parallel(stage, ranks.mesh["cp"], plan.recipe.layout.seq_len)
+        apply_context_parallel(stage, ranks.mesh["cp"], layout.seq_len)
         # After everything that adds, replaces or shards a parameter: it wraps the existing ones.
-        shard_parameters(stage, plan, ranks)
+        if path.shards_parameters:
+            shard(stage, ranks.fsdp, ranks.expert_fsdp, precision_policy(plan), keep_whole=path.keeps_gathered)
+        if plan.recompute == "selective":
+            hide_gathering(stage)  # hooks of data parallelism
         if plan.keep_logits and stage.lm_head is not None:
             stage.lm_head.smallest_bytes = math.inf  # a size that only the loss uses
 
 
 def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
-    if plan.force_load_balancing:
-        force_load_balancing(stage, ranks)
-    if plan.capacity_factor is not None:
-        set_capacity(stage, plan.capacity_factor)
-
-
-def recompute_and_compile(stage: Decoder, plan: EnginePlan, backend: CompilerBackend) -> None:
-    """Before parameters are sharded: their all-gathers stay outside of compiled blocks, where the compiler does not
-    reorder them."""
-    if plan.recompute == "selective":
-        # Inside compiled blocks, where only the compiler can decide what is kept.
-        apply_recompute(stage, plan.recompute, by_part=plan.compiled)
-    if plan.compiled:
-        apply_compile(stage, backend)
-    if plan.recompute == "full":
-        # Around compiled blocks: inside, torch 2.13 fails for tensor-parallel parameters.
-        apply_recompute(stage, plan.recompute)
-
-
-def add_adapters(stage: Decoder, plan: EnginePlan) -> None:
-    if plan.lora:
-        apply_lora(stage, plan.lora, compute_dtype(plan.recipe.dtype))
-        if plan.lora.dropout:
-            add_dropout(stage, plan.lora.dropout, plan.seed)
-
-
-def shard_parameters(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
-    if uses_fsdp(plan, ranks):
-        policy = precision_policy(plan)
-        shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keeps_parameters(plan, ranks))
-    if plan.recompute == "selective":
-        hide_gathering(stage)  # hooks of data parallelism
-
-
-def keeps_parameters(plan: EnginePlan, ranks: Ranks) -> bool:
-    """True if parameters stay gathered between a step's micro-batches."""
-    return not uses_fsdp(plan, ranks) or plan.recipe.layout.pp > 1
+    """Gives every expert the same number of tokens, or an equal share of a rank's tokens times a factor, if planned."""
+    for layer in stage.moe_layers().values():
+        layer.capacity_factor = plan.capacity_factor
+        if plan.force_load_balancing:
+            layer.router = BalancedRouter(layer.router, ranks.rank % (ranks.world_size // ranks.mesh["pp"].size()))
 
 
 def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
@@ -214,19 +196,20 @@ def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:
     names = ADAPTED[lora.targets]
     for block in model.layers.values():
         for owner in list(block.modules()):
-            layers = {name: layer for name, layer in owner.named_children() if name in names}
+            children = {name: layer for name, layer in owner.named_children() if name in names}
+            layers = {name: layer for name, layer in children.items() if isinstance(layer, nn.Linear)}
             if lora.fused and isinstance(owner, Attention):
-                owner.qkv_adapter = FusedAdapter(_linear(layers), lora)
+                owner.qkv_adapter = FusedAdapter(layers, lora)
             elif not lora.fused:
-                for layer in _linear(layers).values():
+                for layer in layers.values():
                     setattr(layer, OWN, Adapter(layer, lora))
 
 
 def add_dropout(model: Decoder, probability: float, seed: int) -> None:
-    """Gives all adapters of ``model`` dropout of their inputs, with one ``TokenKeys`` for all."""
+    """Gives all adapters of ``model`` dropout of their inputs, if there is any, with one ``TokenKeys`` for all."""
     tokens = TokenKeys()
     for name, module in model.named_modules():
-        if isinstance(module, Adapter | FusedAdapter):
+        if probability and isinstance(module, Adapter | FusedAdapter):
             module.dropout = Dropout(probability, name, seed, tokens)
 
 
@@ -241,7 +224,3 @@ def freeze(model: Decoder, dtype: torch.dtype) -> None:
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(parameter.detach().to(dtype), requires_grad=False))
     model.tie()
-
-
-def _linear(layers: dict[str, nn.Module]) -> dict[str, nn.Linear]:
-    return {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}

@@ -11,8 +11,7 @@ from pathlib import Path
 from llmb.engine.nccl_request import ask_for_nccl_log, keep_network_lines
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.torch_names import ENGINE, check_names
-from llmb.engine.watchdog.heartbeat import Progress
-from llmb.engine.watchdog.watchdog import start_watchdog
+from llmb.engine.watchdog import Progress, start_watchdog
 from llmb.errors import LlmbError
 from llmb.resources.host import host_name
 from llmb.resources.sampler import start_sampler

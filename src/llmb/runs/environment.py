@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from llmb.catalogue.records import Record
 from llmb.resources.records import reasons_of
 from llmb.runs.attention import AttentionReport, Fp8Product
+from llmb.runs.plan import ComputePath
 from llmb.runs.record_file import read_record_file
 
 
@@ -86,6 +87,8 @@ class Environment(Record):
     """None until a backend is chosen."""
     fp8_product: Fp8Product | None = None
     """None for a run without FP8."""
+    compute_path: ComputePath | None = None
+    """None in the records of earlier versions."""
     kernels: tuple[KernelCheck, ...] | None = None
     """What the first rank found, and what others found wrong; empty without a GPU, None until kernels are compared."""
     ptxas: str | None = None

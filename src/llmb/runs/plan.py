@@ -2,7 +2,7 @@
 """A plan: a recipe and everything else that decides a run."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import FiniteFloat
 
@@ -28,7 +28,15 @@ from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, scaled_mean, synthe
 from llmb.metrics.window import resolve_window
 from llmb.resources.host import Device
 from llmb.runs.attention import AttentionChoice
-from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Parallelism, Recompute
+from llmb.runs.choices import (
+    DEFAULT_SEED,
+    DEFAULT_STALL_LIMIT_S,
+    Choices,
+    Fp8Recipe,
+    Parallelism,
+    Recompute,
+    shares_parameters,
+)
 from llmb.runs.profiling import Profile
 
 
@@ -168,6 +176,31 @@ def data_origin(dataset: TrainingDataset | None, training: Training) -> DataOrig
     return DataOrigin(kind="dataset", name=name, path=dataset.path, identity=identity, source=source)
 
 
+class ComputePath(Record):
+    """The code of the engine that a run takes, kept in ``run.json``: there a proxy may differ from its layout."""
+
+    shards_parameters: bool
+    """Ranks shard parameters, gradients and optimizer state (FSDP); else each holds parameters whole."""
+    exchanges_updates: bool
+    """Ranks that hold parameters whole sum gradients, and exchange what each of them updates."""
+    keeps_gathered: bool
+    """Parameters are whole for all micro-batches of a step, so that FP8 casts their weights once."""
+    compiled: bool
+    """Blocks are compiled by torch.compile."""
+    joins_products: bool
+    """Layers with the same input are multiplied as one matrix. In eager code results and gradients would be copied to
+    be taken apart. FP8 joins its own; blocks that stay in bf16 then are the same compiled or not, bit by bit."""
+    gradient_sums: Literal["by the product", "after the product", "by FSDP"]
+    """What adds the gradients of several micro-batches: products of bf16 matrices, in bf16; autograd, in fp32; FSDP."""
+    overlaps_tp: bool
+    """Gathers and scatters of the sequence travel beside products, in the backward pass."""
+    fuses_casts: bool
+    """FP8 casts the results of activations, and gradients of rotated heads, while it computes them: with delayed
+    scaling, where scales are known before, and trained weights."""
+    casts_attention_again: bool
+    """The backward pass casts the output of attention again, of which a pipeline holds many at a time in bf16."""
+
+
 class EnginePlan(Plan):
     """What a worker of the engine needs to know. With software and machine it decides every number of a run."""
 
@@ -184,6 +217,25 @@ class EnginePlan(Plan):
     stall_limit_s: Count = DEFAULT_STALL_LIMIT_S
     resource_interval_s: Positive | None = None
     """Between samples of the nodes' resources; None for none."""
+
+    @property
+    def compute_path(self) -> ComputePath:
+        """The code that the engine takes."""
+        layout, in_fp8 = self.recipe.layout, self.fp8_recipe is not None
+        shared, whole = shares_parameters(self.recipe), self.parallelism.keeps_parameters
+        sharded, delayed = shared and not whole, self.fp8_recipe == "delayed"
+        in_fp32 = self.recipe.training.grad_reduce_dtype == "fp32"
+        return ComputePath(
+            shards_parameters=sharded,
+            exchanges_updates=shared and whole,
+            keeps_gathered=not sharded or layout.pp > 1,
+            compiled=self.compiled,
+            joins_products=self.compiled and not sharded and not in_fp8,
+            gradient_sums="by FSDP" if sharded else "after the product" if in_fp32 else "by the product",
+            overlaps_tp=layout.tp > 1 and layout.sequence_parallel and self.lora is None,
+            fuses_casts=delayed and self.lora is None,
+            casts_attention_again=delayed and layout.pp > 1,
+        )
 
 
 def make_plan(

@@ -174,33 +174,20 @@ def _published_ways(recipe: Recipe) -> dict[str, object]:
 
 def ways_of_engine(plan: EnginePlan) -> dict[str, object]:
     """What the engine does of what the conditions of published figures name, in their words."""
-    even = plan.force_load_balancing or plan.capacity_factor == 1.0
+    even, path = plan.force_load_balancing or plan.capacity_factor == 1.0, plan.compute_path
+    # Of matrices in bf16; in eager code not those of layers that share an input which they gather.
+    whole_inputs = path.compiled or not path.overlaps_tp
+    by_product = path.gradient_sums == "by the product" and plan.fp8_recipe is None and whole_inputs
     return {
         "force_load_balancing": plan.force_load_balancing,
         "expert_rows": "even" if even else "as routed" if plan.capacity_factor is None else "with a margin",
         "parallelism.dp_sharding": plan.parallelism.dp_sharding,
         "fp8_recipe": plan.fp8_recipe,
         "cuda_graphs": "none",
-        "tp_overlap": "in part of the backward pass" if _overlaps_tp(plan) else "none",
-        "weight_gradients": "by the product" if _sums_in_products(plan) else "after the product",
+        "tp_overlap": "in part of the backward pass" if path.overlaps_tp else "none",
+        "weight_gradients": "by the product" if by_product else "after the product",
         "step_clock": "whole steps",
     }
-
-
-def _overlaps_tp(plan: EnginePlan) -> bool:
-    """Whether gathers and scatters of the sequence travel beside products (``engine.model.sequence_shard``)."""
-    layout = plan.recipe.layout
-    return layout.tp > 1 and layout.sequence_parallel and plan.lora is None
-
-
-def _sums_in_products(plan: EnginePlan) -> bool:
-    """Whether products add to the gradients of matrices (``engine.gradient_accumulation``): in bf16, of whole ones.
-
-    In eager code not those of layers that share an input which they gather.
-    """
-    whole = plan.parallelism.keeps_parameters or not shares_parameters(plan.recipe)
-    in_bf16 = plan.fp8_recipe is None and plan.recipe.training.grad_reduce_dtype != "fp32"
-    return whole and in_bf16 and (plan.compiled or not _overlaps_tp(plan))
 
 
 def _vboost_text(vboost: VboostOutcome | None) -> str | None:

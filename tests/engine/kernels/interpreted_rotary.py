@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from llmb.engine.kernels import rotary, rotary_triton
-from llmb.engine.kernels.arguments import BothWays, Heads, Rotation
+from llmb.engine.kernels.fp8_cast import BothWays
+from llmb.engine.kernels.rotary import Heads, Rotation
 
 E5M2 = torch.float8_e5m2
 SCALE = torch.tensor(3.7)
@@ -67,7 +68,7 @@ def test_gradients_are_rotated_back_and_cast_as_if_they_were_stored(number, case
     gradients = Heads(*(with_worst(random(batch, seq, number, head_dim), worst) for number in heads))
     rotation = rotation_of(batch, seq, pairs, by_sequence=case in BY_SEQUENCE, interleaved=interleaved)
     expected = rotary.cast_rotated_gradient(gradients, rotation, SCALE, E5M2)
-    assert_equal(rotary_triton._cast_rotated_gradient._init_fn(*gradients, *rotation, SCALE, E5M2), expected)
+    assert_equal(rotary_triton.cast_rotated_gradient._init_fn(*gradients, *rotation, SCALE, E5M2), expected)
 
 
 ORDERS = {
@@ -89,7 +90,7 @@ def test_gradients_in_any_order_in_memory(first):
     mixed = Heads(*(order(random(batch, seq, number, head_dim)) for order, number in zip(orders, heads, strict=True)))
     rotation = rotation_of(batch, seq, pairs, by_sequence=True, interleaved=first % 2 == 1)
     expected = rotary.cast_rotated_gradient(mixed, rotation, SCALE, E5M2)
-    assert_equal(rotary_triton._cast_rotated_gradient._init_fn(*mixed, *rotation, SCALE, E5M2), expected)
+    assert_equal(rotary_triton.cast_rotated_gradient._init_fn(*mixed, *rotation, SCALE, E5M2), expected)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -103,4 +104,4 @@ def test_pairs_are_loaded_from_even_places(order):
 def test_zeros_have_no_largest_value():
     parts = Heads(*(torch.zeros(1, 4, 2, 8).bfloat16() for _ in range(3)))
     rotation = rotation_of(1, 4, 4, by_sequence=False)
-    assert rotary_triton._cast_rotated_gradient._init_fn(*parts, *rotation, SCALE, E5M2)[2] == 0
+    assert rotary_triton.cast_rotated_gradient._init_fn(*parts, *rotation, SCALE, E5M2)[2] == 0

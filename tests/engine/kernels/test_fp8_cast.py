@@ -10,8 +10,8 @@ from torch.nn import functional
 from triton_compiler import ENOUGH_IN_FLIGHT, compiling, resources
 
 from llmb.engine.kernels import fp8_cast
-from llmb.engine.kernels.arguments import Activation
 from llmb.engine.kernels.fp8_cast import (
+    Activation,
     activate,
     activate_backward,
     cast,

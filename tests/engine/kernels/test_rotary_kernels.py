@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from triton_compiler import ENOUGH_IN_FLIGHT, compiling, resources
 
-from llmb.engine.kernels.arguments import Heads, Rotation
 from llmb.engine.kernels.fp8_cast import cast_both_ways
-from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate
+from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, factors_of, rotate
 
 E5M2 = torch.float8_e5m2
 BATCH, SEQ, HEAD = 2, 24, 16
@@ -50,7 +49,7 @@ def test_compiled_for_a_gpu_the_kernel_reads_and_writes_16_bytes_at_a_time(
     parts = [torch.zeros(2, 128, number, head_dim).bfloat16() for number in numbers]
     rotation = Rotation(torch.zeros(128, pairs), torch.zeros(128, pairs), interleaved)
     with compiling(monkeypatch, tmp_path, capability) as kernels:
-        rotary_triton._cast_rotated_gradient._init_fn(*parts, *rotation, torch.ones(()), E5M2)
+        rotary_triton.cast_rotated_gradient._init_fn(*parts, *rotation, torch.ones(()), E5M2)
     (kernel,) = kernels
     gradient = resources(kernel, tmp_path)
     assert set(gradient.stores) == {16}
@@ -71,7 +70,7 @@ def test_strides_may_have_more_than_32_bits(triton: None, monkeypatch: pytest.Mo
     parts[0] = parts[0].as_strided(parts[0].shape, (2**31, *parts[0].stride()[1:]))
     rotation = Rotation(torch.zeros(64, 32), torch.zeros(64, 32), interleaved=False)
     with compiling(monkeypatch, tmp_path, 90) as kernels:
-        rotary_triton._cast_rotated_gradient._init_fn(*parts, *rotation, torch.ones(()), E5M2)
+        rotary_triton.cast_rotated_gradient._init_fn(*parts, *rotation, torch.ones(()), E5M2)
     (kernel,) = kernels
     assert not re.search(r"arith\.muli .*: tensor<\S*xi32>", kernel.asm["ttir"]), "an offset of 32 bits"
 

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 from llmb.engine.checkpoint.load import load_checkpoint
+from llmb.engine.data.batches import rank_data
 from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import rank_data
-from llmb.engine.expert_load import ExpertLoadCounter
-from llmb.engine.loop import build_passes, do_step, prepare_stages
+from llmb.engine.loop import do_step
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
-from llmb.engine.timing import LayerTimes, StepReader
+from llmb.engine.parallel.pipeline import build_passes
+from llmb.engine.stages import prepare_stages
+from llmb.engine.timing import ExpertLoadCounter, LayerTimes, StepReader
 from llmb.runs.plan import EnginePlan
 
 plans = [EnginePlan(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]

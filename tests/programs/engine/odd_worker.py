@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from llmb.engine.data.steps import Loader, StepData
+from llmb.engine.data.batches import Loader, StepData
 from llmb.engine.worker import main
 from llmb.runs.folder import RunFolder
 

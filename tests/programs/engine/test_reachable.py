@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmb.engine.parallel.store import STORE as READ_STORE
+from llmb.engine.parallel.rendezvous import STORE as READ_STORE
 from llmb.processes.families import family
 from llmb.processes.ranks import STORE
 

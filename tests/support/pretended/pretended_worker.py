@@ -222,8 +222,7 @@ def _exchange_objects() -> None:
 def _write_zeros() -> None:
     """Where tensors without values would be written; those of a thread get values in the thread that trains."""
     import llmb.engine.checkpoint.load as loading
-    from llmb.engine.checkpoint.save import Saver
-    from llmb.engine.checkpoint.writer import Writer
+    from llmb.engine.checkpoint.save import Saver, Writer
 
     # torch computes with tensors which part of each is this rank's.
     replace(loading, "read_state", with_values(loading.read_state))

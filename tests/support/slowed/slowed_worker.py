@@ -110,7 +110,7 @@ def slow_compute(item: dict[str, Any]) -> None:
 
 
 def slow_loader(item: dict[str, Any]) -> None:
-    from llmb.engine.data.steps import RankData
+    from llmb.engine.data.batches import RankData
 
     wrap(RankData, "step", lambda *call: timed(item, 1, *call))
 

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from llmb.engine.account.operators import Message, collectives_in, flops_of, kind_of
 from llmb.engine.model.linear import add_shard_product
-from llmb.engine.model.sequence_shard import shard_gradients
+from llmb.engine.model.shards import shard_gradients
 from llmb.engine.precision.autograd import cast_product
 from llmb.engine.precision.autograd import shard_gradients as fp8_shard_gradients
 from llmb.engine.transformations import CompilerBackend
@@ -172,8 +172,15 @@ def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, .
     known: dict[fx.Node, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), arguments, strict=True))
     (output,) = module.graph.find_nodes(op="output")
     for node in needed_for(output):
-        if node not in known:
-            known[node] = viewed(node, known) if is_view(node) else tree_map(alike, node.meta["val"])
+        if node in known:
+            continue
+        target: Any = node.target
+        if is_view(node):
+            known[node] = target(
+                *fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__)
+            )
+        else:
+            known[node] = tree_map(alike, node.meta["val"])
     return tuple(fx.map_arg(output.args[0], known.__getitem__))
 
 
@@ -196,11 +203,6 @@ def is_view(node: fx.Node) -> bool:
 def makes_view(func: Any) -> bool:  # noqa: ANN401 (an operator)
     returns = func._schema.returns
     return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
-
-
-def viewed(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:  # noqa: ANN401 (what the operator returns)
-    target: Any = node.target
-    return target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
 
 
 def alike(value: Any) -> Any:  # noqa: ANN401 (a tensor or a number)

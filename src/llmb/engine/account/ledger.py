@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from llmb.engine.account.graphs import KERNELS, Graph, Inner
 from llmb.engine.account.operators import NAMESPACES, Message, collective_of, flops_of, is_collective, kind_of, name_of
-from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.model.shards import local_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,9 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
     ("/fsdp/", "", "weights"),
     ("engine/optimizer.py", "", "other"),
     ("engine/model/linear.py", "GradientSum.__init__", "gradients"),
-    ("engine/gradient_accumulation.py", "_to_fp32", "gradients"),
-    ("engine/flat_parameters.py", "", "weights"),
+    ("engine/stages.py", "_to_fp32", "gradients"),
+    ("engine/stages.py", "give_memory", "weights"),
     ("engine/precision/", "keep_weight", "weights"),
-    ("engine/loop.py", "give_memory", "weights"),
     ("engine/account/one_rank.py", "step", "other"),
 )
 """File and function on the stack, and who owns what they allocate; the innermost decides."""
@@ -186,7 +185,8 @@ class Ledger(TorchDispatchMode):
         if func.namespace in NAMESPACES:
             self._communicates(func, args, kwargs, result)
         else:
-            self._computes(func, args, kwargs, result)
+            if flops := flops_of(func, args, kwargs, result):
+                self.flops[kind_of(func, args)] += flops
         self._allocated(result)
         return result
 
@@ -201,10 +201,6 @@ class Ledger(TorchDispatchMode):
             self.started.pop(key, None)
         elif name_of(func) not in UNCOUNTED:
             raise NotImplementedError(f"the collective {func} is not counted")
-
-    def _computes(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:  # noqa: ANN401 (torch's interface)
-        if flops := flops_of(func, args, kwargs, result):
-            self.flops[kind_of(func, args)] += flops
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 (torch's interface)
         if name_of(func) == "wait_tensor" and isinstance(args[0], FakeTensor):
@@ -252,14 +248,12 @@ class Ledger(TorchDispatchMode):
 
     def _allocated(self, result: Any) -> None:  # noqa: ANN401 (whatever an operator returns)
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and self._takes_memory(tensor) and not self.memory.knows(tensor):
+            takes_memory = not isinstance(tensor, FakeTensor) or tensor.fake_mode is self.mode
+            if isinstance(tensor, Tensor) and takes_memory and not self.memory.knows(tensor):
                 owner, within_kernel = owner_here()
                 self.memory.add(tensor, owner)
                 if not (within_kernel and self.fuses):
                     self.memory.note_peak()
-
-    def _takes_memory(self, tensor: Tensor) -> bool:
-        return not isinstance(tensor, FakeTensor) or tensor.fake_mode is self.mode
 
 
 def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Tensor:  # noqa: ANN401 (as torch declares it)

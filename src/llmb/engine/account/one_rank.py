@@ -11,9 +11,8 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed._tools.fake_collectives  # registers what collectives do with fake tensors
@@ -25,18 +24,18 @@ from llmb.engine.account.graphs import counting_backend
 from llmb.engine.account.ledger import Ledger
 from llmb.engine.account.operators import group_names, shown_group
 from llmb.engine.attention_backend import attention_kernel
-from llmb.engine.data.batches import MicroBatch
-from llmb.engine.data.steps import Figures, StepData
-from llmb.engine.loop import build_passes, do_step, give_memory, shape_stages
+from llmb.engine.data.batches import Figures, MicroBatch, StepData
+from llmb.engine.loop import do_step
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.model.shards import local_tensor
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import lone_rank
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.pipeline import build_passes
+from llmb.engine.stages import give_memory, shape_stages
 from llmb.runs.plan import EnginePlan
 from llmb.runs.rank_account import OWNERS, AccountJob, CollectiveCount, RankAccount
 
-Key = TypeVar("Key")
 HOST = torch.device("cpu")
 """Stands for the device of the run."""
 
@@ -59,8 +58,7 @@ class MessageKind(NamedTuple):
     group: str
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """What one step takes: FLOPs by kind; messages and their bytes by kind and group, in the order of the first."""
 
     peak: Counter[str]
@@ -70,16 +68,10 @@ class Counts:
 
     def extended(self, fewer: "Counts", rounds: int) -> "Counts":
         """With ``rounds`` more of what this step has more than ``fewer``."""
+        pairs: Any = zip(self, fewer, strict=True)
         return Counts(
-            _extended(self.peak, fewer.peak, rounds),
-            _extended(self.flops, fewer.flops, rounds),
-            _extended(self.messages, fewer.messages, rounds),
-            _extended(self.bytes, fewer.bytes, rounds),
+            *(Counter({key: size + rounds * (size - less[key]) for key, size in own.items()}) for own, less in pairs)
         )
-
-
-def _extended(more: Counter[Key], fewer: Counter[Key], rounds: int) -> Counter[Key]:
-    return Counter({key: size + rounds * (size - fewer[key]) for key, size in more.items()})
 
 
 def account_of(

@@ -133,22 +133,6 @@ def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
     return 2 * rows.numel() * matrices.shape[-1]
 
 
-def _added(_total: Tensor, left: Tensor, right: Tensor, **_: object) -> int:
-    return 2 * left.numel() * right.shape[-1]
-
-
-def _summed(_total: Tensor, _is_empty: Tensor, gradient: Tensor, rows: Tensor) -> int:
-    return 2 * gradient.numel() * rows.shape[-1]
-
-
-def _experts(rows: Tensor, _inverse: Tensor, matrices: Tensor, *_: object) -> int:
-    return 2 * rows.numel() * matrices.shape[1]
-
-
-def _expert_gradients(rows: Tensor, _inverse: Tensor, gradients: Tensor, *_: object) -> int:
-    return 2 * rows.numel() * len(gradients)
-
-
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
     """query: [batch, queries, heads, head_dim]; numbers: see ``TokenSpan``."""
     batch, _, heads, head_dim = query.shape
@@ -169,7 +153,7 @@ def _attention(products: int, query: Tensor, key: Tensor, *, causal: bool) -> in
 OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
     {
         aten._grouped_mm: _grouped,
-        aten.addmm_: _added,
+        aten.addmm_: lambda _total, left, right, **_: 2 * left.numel() * right.shape[-1],
         aten._scaled_dot_product_flash_attention_for_cpu: (
             lambda query, key, _value, _dropout=0.0, causal=False, **_: _attention(FORWARD, query, key, causal=causal)
         ),
@@ -181,9 +165,9 @@ OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
         **{
             operator._opoverload._overloadpacket: count
             for operator, count in (
-                (add_product, _summed),
-                (expert_products, _experts),
-                (expert_weight_gradients, _expert_gradients),
+                (add_product, lambda _total, _is_empty, gradient, rows: 2 * gradient.numel() * rows.shape[-1]),
+                (expert_products, lambda rows, _inverse, matrices, *_: 2 * rows.numel() * matrices.shape[1]),
+                (expert_weight_gradients, lambda rows, _inverse, others, *_: 2 * rows.numel() * len(others)),
                 (span_attention.forward, lambda query, _key, _value, *rest: _spans(FORWARD, query, rest[0])),
                 (span_attention.backward, lambda _gradient, query, *rest: _spans(BACKWARD, query, rest[4])),
             )

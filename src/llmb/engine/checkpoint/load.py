@@ -29,10 +29,11 @@ from llmb.checkpoints.checkpoint import (
     read_checkpoint_record,
 )
 from llmb.checkpoints.files import damaged_files
-from llmb.engine.checkpoint.parts import PartsLoadPlanner, Places
 from llmb.engine.checkpoint.state import (
     MODEL,
     RANDOM,
+    PartsLoadPlanner,
+    Places,
     optimizer_state,
     part_places,
     random_state,
@@ -42,7 +43,7 @@ from llmb.engine.checkpoint.state import (
 from llmb.engine.model.adapter import is_of_adapter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
-from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.step import FP8
 from llmb.errors import UsageError
 from llmb.logs.step_line import LoadLine, format_load_line
@@ -62,8 +63,7 @@ def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], 
     # Each rank's file is about as large as any other's.
     own = dict(sorted(checksums.items())[ranks.rank :: ranks.world_size])
     threads = min(torch.get_num_threads(), MOST_THREADS)
-    found: list[list[str]] = [[] for _ in range(ranks.world_size)]
-    dist.all_gather_object(found, list(damaged_files(path, own, threads=threads, on_block=on_block)))
+    found = of_every_rank(list(damaged_files(path, own, threads=threads, on_block=on_block)), ranks)
     if damaged := [line for of_rank in found for line in of_rank]:
         raise damage_error(path, damaged)
     took_s = round(time.perf_counter() - began, 3)
@@ -83,17 +83,11 @@ def load_weights(path: Path, stages: Sequence[Decoder], ranks: Ranks) -> Checkpo
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raises UsageError if a tensor is
     missing or cannot be read.
     """
-    start, began = time.time(), time.perf_counter()
     each = [
-        {f"{MODEL}{name}": values for name, values in stage.named_values() if not is_of_adapter(name)}
+        {f"{MODEL}{each.name}": each.values.detach() for each in stage.held() if not is_of_adapter(each.name)}
         for stage in stages
     ]
-    reader = TensorReader(path / WEIGHTS)
-    read_state(reader, each, part_places(stages))
-    for stage in stages:
-        stage.round_masters()
-    dist.barrier()
-    return log_load(start, time.perf_counter() - began, reader, ranks)
+    return load_state(path, each, stages, ranks)[1]
 
 
 BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
@@ -132,12 +126,7 @@ PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"
 
 
 def load_checkpoint(
-    path: Path,
-    stages: Sequence[Decoder],
-    optimizers: Sequence[AdamW],
-    ranks: Ranks,
-    *,
-    with_optimizer: bool = True,
+    path: Path, stages: Sequence[Decoder], optimizers: Sequence[AdamW], ranks: Ranks, *, with_optimizer: bool = True
 ) -> CheckpointTime:
     """Restores trained weights, optimizer state and random states; returns the duration.
 
@@ -145,29 +134,31 @@ def load_checkpoint(
     optimizer keeps its initial state. A collective: all ranks have to call it. Raises ValueError if the metadata names
     a type that no checkpoint of llmb contains, and UsageError if a tensor is missing or cannot be read.
     """
-    start, began = time.time(), time.perf_counter()
     each = [
         trained_state(stage) | (optimizer_state(stage, optimizer) if with_optimizer else {})
         for stage, optimizer in zip(stages, optimizers, strict=True)
     ]
-    reader = TensorReader(path / WEIGHTS)
-    state = read_state(reader, [random_state(ranks.device), *each], part_places(stages))
+    state, took = load_state(path, [random_state(ranks.device), *each], stages, ranks)
     restore_random(state, ranks.device)
+    return took
+
+
+def load_state(
+    path: Path, each: Sequence[Mapping[str, Tensor]], stages: Sequence[Decoder], ranks: Ranks
+) -> tuple[dict[str, Tensor], CheckpointTime]:
+    """Reads the tensors of every stage, by name, from which its parameters follow; returns all, and what it took."""
+    start, began = time.time(), time.perf_counter()
+    reader = TensorReader(path / WEIGHTS)
+    state = read_state(reader, each, part_places(stages))
     for stage in stages:
         stage.round_masters()
     dist.barrier()
-    return log_load(start, time.perf_counter() - began, reader, ranks)
-
-
-def log_load(start: float, duration_s: float, reader: "TensorReader", ranks: Ranks) -> CheckpointTime:
-    """What a load took, which the first rank logs; ``start`` is in seconds since 1970. A collective."""
+    took_s = time.perf_counter() - began
     mine = RankTransfer(rank=ranks.rank, size_bytes=reader.read_bytes, duration_s=reader.read_s)
-    each: list[RankTransfer] = [mine] * ranks.world_size
-    dist.all_gather_object(each, mine)
-    took = checkpoint_time("load", start, duration_s, None, each)
+    took = checkpoint_time("load", start, took_s, None, of_every_rank(mine, ranks))
     if ranks.is_first:
         sys.stdout.write(format_load_line(LoadLine(ranks.rank, took.start_s, took.duration_s)) + "\n")
-    return took
+    return state, took
 
 
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:

@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves checkpoints: to a folder that all nodes share, in the background, complete before it takes its name."""
+"""Saves checkpoints: to a folder that all nodes share, in the background, complete before it takes its name.
+
+The writer of a rank's files raises the reason if that fails.
+"""
 
 import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, futures
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 
 from llmb import __version__
 from llmb.checkpoints.checkpoint import (
@@ -29,16 +36,14 @@ from llmb.checkpoints.checkpoint import (
     checkpoint_name,
     checkpoint_time,
 )
-from llmb.checkpoints.files import flush_file, partial_path
+from llmb.checkpoints.files import ChecksumWriter, flush_file, partial_path
 from llmb.checkpoints.origin import WeightsOrigin
-from llmb.engine.checkpoint.parts import PartsSavePlanner
-from llmb.engine.checkpoint.state import part_places, training_state
-from llmb.engine.checkpoint.writer import Writer, cannot_save
+from llmb.engine.checkpoint.state import PartsSavePlanner, part_places, training_state
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
-from llmb.engine.parallel.gloo import Hosts, ranks_of_node
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
+from llmb.engine.parallel.rendezvous import Hosts, ranks_of_node
+from llmb.engine.watchdog import CHECKPOINT_GROUP
 from llmb.errors import EnvironmentProblem
 from llmb.logs.step_line import SaveLine, format_save_line
 from llmb.resources.host import host_name
@@ -47,6 +52,90 @@ from llmb.runs.experiment import PROBE, probe_file
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record import now
+
+
+@dataclass(frozen=True)
+class ChecksummedWrite(WriteResult):
+    """A tensor that was written, with the checksum of its file."""
+
+    checksum: str
+
+
+class ChecksumFileSystem(FileSystem):
+    """Files on disk, whose checksums are known once they are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checksums: dict[str, str] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:  # noqa: ARG002 (always "wb")
+        with ChecksumWriter(Path(path)) as stream:
+            yield stream
+        self.checksums[Path(path).name] = stream.checksum
+
+
+class Writer(FileSystemWriter):
+    """Raises the error of the operating system: torch.save hides a full disk behind an error about file positions.
+
+    The metadata that a save returns lists the written tensors: torch 2.11 adds them only to a copy of it. On the
+    coordinator, ``checksums`` are those of all ranks' files, by name, once the save is finished.
+    """
+
+    def __init__(self, path: Path, **options: Any) -> None:  # noqa: ANN401 (those of torch)
+        super().__init__(path, **options)
+        self.fs: ChecksumFileSystem = ChecksumFileSystem()
+        self.checksums: dict[str, str] = {}
+
+    def storage_meta(self) -> StorageMeta:
+        """Without the folder, whose type has another name in the pickles of another version of Python."""
+        return StorageMeta(save_id=self.save_id)
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy in host memory, which later steps do not change."""
+        copyable = {}
+        for name, tensor in state_dict.items():
+            # On a CPU, torch cannot copy a shard that is a view into a buffer, except by ``clone``.
+            is_view = isinstance(tensor, DTensor) and tensor.device.type == "cpu" and tensor.storage_offset() > 0
+            copyable[name] = tensor.clone() if is_view else tensor
+        return super().stage(copyable)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> futures.Future[list[WriteResult]]:
+        try:
+            written = super().write_data(plan, planner).value()
+        except RuntimeError as error:
+            raise next((cause for cause in causes(error) if isinstance(cause, OSError)), error) from error
+        results: futures.Future[list[WriteResult]] = futures.Future()
+        checksums = self.fs.checksums
+        results.set_result(
+            [
+                ChecksummedWrite(each.index, each.size_in_bytes, place, checksums[place.relative_path])
+                for each in written
+                for place in (each.storage_data,)
+            ]
+        )
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        of_ranks = [result for written in results for result in written if isinstance(result, ChecksummedWrite)]
+        self.checksums = {result.storage_data.relative_path: result.checksum for result in of_ranks}
+        # The metadata was written under a temporary name.
+        self.checksums |= {name.removesuffix(".tmp"): checksum for name, checksum in self.fs.checksums.items()}
+        metadata.storage_data = {result.index: result.storage_data for written in results for result in written}
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The causes of ``error``, the latest first."""
+    cause = error.__cause__ or error.__context__
+    while cause:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def cannot_save(name: str, error: OSError) -> EnvironmentProblem:
+    advice = "free some space, or set LLMB_INSTALL to a folder on another disk"
+    return EnvironmentProblem(f"the checkpoint cannot be saved: {error}", where=name, do=advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +198,8 @@ def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], ba
     files = {f"{WEIGHTS}/{name}": sizes[name] for name in sorted(checksums)}
     crc32 = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(checksums.items())}
     flush_file(partial / WEIGHTS)
-    record = checkpoint_record(plan, step, files, crc32, base)
-    write_atomically(partial / RECORD, record.model_dump_json(indent=2) + "\n")
-    flush_file(partial)
-    partial.rename(path)
-    flush_file(path.parent)
-
-
-def checkpoint_record(
-    plan: Plan, step: int, files: dict[str, int], crc32: dict[str, str], base: WeightsOrigin | None
-) -> CheckpointRecord:
     recipe = plan.recipe
-    return CheckpointRecord(
+    record = CheckpointRecord(
         llmb_version=__version__,
         saved_at=now(),
         workload=recipe.workload,
@@ -139,11 +218,10 @@ def checkpoint_record(
         files=files,
         crc32=crc32,
     )
-
-
-def discard(path: Path) -> None:
-    """Frees the space of a checkpoint that could not be completed."""
-    shutil.rmtree(partial_path(path), ignore_errors=True)
+    write_atomically(partial / RECORD, record.model_dump_json(indent=2) + "\n")
+    flush_file(partial)
+    partial.rename(path)
+    flush_file(path.parent)
 
 
 LONGEST_SAVE = timedelta(hours=6)
@@ -241,8 +319,8 @@ class Saver:
             write = partial(self._write_own, begun, writer, planner, self.pieces)
             self.hosts.ask(write, partial(self._complete, begun, writer))
         except OSError as error:
-            if self.ranks.is_first:
-                discard(begun.path)
+            if self.ranks.is_first:  # the space of what could not be completed is free again
+                shutil.rmtree(partial_path(begun.path), ignore_errors=True)
             self.hosts.ask(lambda: None, list)  # as soon as one rank ends, the launcher ends all
             raise cannot_save(begun.path.name, error) from error
         return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)

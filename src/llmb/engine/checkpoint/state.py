@@ -3,18 +3,160 @@
 
 Weights and optimizer state are DTensors with global shapes, or elements whose places in the full tensors are known, so
 any number of ranks can read what any other wrote.
+
+Of a parameter of which each rank updates some elements, it saves and reads these. Consecutive elements of a matrix are
+at most three boxes: the end of a row, whole rows, and the beginning of a row. A checkpoint has boxes of any shard,
+whoever wrote them, and so any layout reads them.
+
 There are only tensors, because reading other objects means unpickling, which can run any code that a file contains.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_local_load_plan,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from llmb.engine.checkpoint.parts import Places, place_of
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.exchange import OwnPart
 from llmb.engine.optimizer import AdamW
 from llmb.engine.precision.step import scale_state
+
+Numbers = tuple[int, ...]
+
+
+class PartPlace(NamedTuple):
+    """Where the elements ``start`` to ``stop`` of a rank's flattened shard of a tensor are.
+
+    shape, offset: of the shard in the tensor, whose own shape is ``full``.
+    """
+
+    start: int
+    stop: int
+    shape: Numbers
+    offset: Numbers
+    full: Numbers
+
+    def boxes(self, elements: Tensor) -> Iterator[tuple[ChunkStorageMetadata, Tensor]]:
+        """Views of the elements, and where they are in the full tensor."""
+        begin = 0
+        for first, sizes in boxes(self.shape, self.start, self.stop):
+            offset = torch.Size(own + more for own, more in zip(self.offset, first, strict=True))
+            yield ChunkStorageMetadata(offset, torch.Size(sizes)), elements[begin : begin + prod(sizes)].view(sizes)
+            begin += prod(sizes)
+
+
+Places = Mapping[str, PartPlace]
+"""By the name of a tensor in a checkpoint."""
+
+
+def place_of(part: OwnPart) -> PartPlace:
+    parameter = part.parameter.detach()
+    shape, offset = tuple(parameter.shape), (0,) * parameter.ndim
+    if isinstance(parameter, DTensor):
+        shape, offset = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+    return PartPlace(part.start, part.stop, tuple(shape), tuple(offset), tuple(parameter.shape))
+
+
+def boxes(shape: Numbers, start: int, stop: int) -> Iterator[tuple[Numbers, Numbers]]:
+    """Offsets and sizes of the boxes that the elements ``start`` to ``stop`` of a tensor are, in their order."""
+    rest = shape[1:]
+    row = prod(rest)
+    if not rest:
+        yield (start,), (stop - start,)
+        return
+    first, last = -(-start // row), stop // row
+    inside = first > last
+    if start % row:
+        yield from _in_row(first - 1, rest, start % row, stop - (first - 1) * row if inside else row)
+    if first < last:
+        yield (first, *[0] * len(rest)), (last - first, *rest)
+    if stop % row and not inside:
+        yield from _in_row(last, rest, 0, stop % row)
+
+
+def _in_row(number: int, shape: Numbers, start: int, stop: int) -> Iterator[tuple[Numbers, Numbers]]:
+    for offset, sizes in boxes(shape, start, stop):
+        yield (number, *offset), (1, *sizes)
+
+
+def _box_at(index: MetadataIndex, place: PartPlace, elements: Tensor) -> Tensor:
+    return next(box for chunk, box in place.boxes(elements) if chunk.offsets == index.offset)
+
+
+class PartsSavePlanner(DefaultSavePlanner):
+    """Saves tensors, and of those with a place the elements that are there."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self.places = places
+
+    def create_local_plan(self) -> SavePlan:
+        state = self.state_dict
+        self.state_dict = {name: tensor for name, tensor in state.items() if name not in self.places}
+        plan = super().create_local_plan()
+        self.state_dict = state
+        self.plan = replace(plan, items=[*plan.items, *self._boxes()])
+        return self.plan
+
+    def _boxes(self) -> Iterator[WriteItem]:
+        for name, place in self.places.items():
+            for chunk, box in place.boxes(self.state_dict[name]):
+                written = TensorWriteData(chunk, TensorProperties.create_from_tensor(box), torch.Size(place.full))
+                yield WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=written)
+
+    def lookup_object(self, index: MetadataIndex) -> object:
+        if index.fqn in self.places:
+            return _box_at(index, self.places[index.fqn], self.state_dict[index.fqn])
+        found: object = super().lookup_object(index)
+        return found
+
+
+class PartsLoadPlanner(DefaultLoadPlanner):
+    """Reads tensors, and of those with a place the elements that are there."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self.places = places
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        state, saved = self.state_dict, self.metadata.state_dict_metadata
+        plan = create_default_local_load_plan(
+            {name: tensor for name, tensor in state.items() if name not in self.places}, self.metadata
+        )
+        for name in [name for name in self.places if name in state]:
+            stored, place = saved[name], self.places[name]
+            if not isinstance(stored, TensorStorageMetadata) or stored.size != place.full:
+                raise ValueError(f"{name} does not have the shape {place.full} in the checkpoint")
+            chunks = [chunk for chunk, _ in place.boxes(state[name])]
+            plan.items.extend(create_read_items_for_chunk_list(name, stored, chunks))
+        return plan
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        if index.fqn in self.places:
+            return _box_at(index, self.places[index.fqn], self.state_dict[index.fqn])
+        return super().lookup_tensor(index)
+
 
 MODEL = "model."
 OPTIMIZER = "optimizer."
@@ -35,8 +177,8 @@ def training_state(stages: Sequence[Decoder], optimizers: Sequence[AdamW], devic
 
 def trained_state(stage: Decoder) -> dict[str, Tensor]:
     """Trained weights in fp32, and FP8 scales; not copied."""
-    trained = {name for name, parameter in stage.named_parameters() if parameter.requires_grad}
-    return {f"{MODEL}{name}": held for name, held in stage.named_values() if name in trained} | scale_state(stage)
+    trained = [each for each in stage.held() if each.parameter.requires_grad]
+    return {f"{MODEL}{each.name}": each.values.detach() for each in trained} | scale_state(stage)
 
 
 def optimizer_state(stage: Decoder, optimizer: AdamW) -> dict[str, Tensor]:
@@ -51,7 +193,7 @@ def optimizer_state(stage: Decoder, optimizer: AdamW) -> dict[str, Tensor]:
 
 def part_places(stages: Sequence[Decoder]) -> Places:
     """Where those tensors of ``training_state`` are of which this rank has some elements."""
-    parts = {name: place_of(part) for stage in stages for name, part in stage.named_parts() if part is not None}
+    parts = {each.name: place_of(each.part) for stage in stages for each in stage.held() if each.part is not None}
     kinds = ("exp_avg", "exp_avg_sq")
     return {
         key: place

@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches: what they hold, which samples they are made of, and their copy to the device."""
+"""Micro-batches: what they hold, which samples they are made of, and their copy to the device; and those of a step on
+one rank, prepared ahead of the step by a thread."""
 
-from collections.abc import Iterable, Iterator
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from llmb.catalogue.records import Layout
-from llmb.engine.model.documents import DocumentSegments
+from llmb.engine.model.attention import DocumentSegments, document_segments
+from llmb.engine.model.loss import IGNORED
+from llmb.engine.parallel.context_parallel import rank_ranges
+from llmb.engine.parallel.mesh import Ranks
+from llmb.runs.plan import EnginePlan
 
 Parts = TypeVar("Parts", bound=tuple[Any, ...])
 
@@ -61,7 +72,8 @@ def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[M
     stream = copy_stream(device)
     ahead = None
     for batch in batches:
-        coming = _copied(batch, device, stream)
+        with torch.cuda.stream(stream):
+            coming = moved(batch, device)
         if ahead is not None:
             yield _ready(ahead, stream)
         ahead = coming
@@ -87,11 +99,6 @@ def moved(parts: Parts, device: torch.device) -> Parts:
     return copies
 
 
-def _copied(batch: MicroBatch, device: torch.device, stream: torch.cuda.Stream) -> MicroBatch:
-    with torch.cuda.stream(stream):
-        return moved(batch, device)
-
-
 def _ready(batch: MicroBatch, stream: torch.cuda.Stream) -> MicroBatch:
     """Makes the current stream wait for the copy, and the allocator keep the memory while the stream uses it."""
     current = torch.cuda.current_stream()
@@ -100,3 +107,137 @@ def _ready(batch: MicroBatch, stream: torch.cuda.Stream) -> MicroBatch:
         if isinstance(part, Tensor):
             part.record_stream(current)
     return batch
+
+
+STEPS_AHEAD = 1
+"""Complete steps that wait to be taken; the thread works on the one after them."""
+
+
+class Figures(NamedTuple):
+    """Sums over the samples of a step. ``tokens`` are places that documents take.
+
+    sum_of_squares is of the documents' lengths, chunked_sum_of_squares of those of their attention chunks; 0 if
+    sequences are not packed.
+    """
+
+    tokens: int
+    counted_labels: int
+    sum_of_squares: int
+    chunked_sum_of_squares: int
+
+
+class StepData(NamedTuple):
+    """This rank's micro-batches of a step, on the host, and their figures.
+
+    wait_s: how long the step waited for them.
+    """
+
+    figures: Figures
+    batches: Sequence[MicroBatch]
+    wait_s: float = 0.0
+
+
+class StepSource(Protocol):
+    """Returns the data of a step; steps are asked for in order."""
+
+    def step(self, number: int) -> StepData: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankData:
+    """What ``data`` has for one rank. ``varlen``: documents are segments for variable-length attention, not masks."""
+
+    data: TrainingData
+    plan: EnginePlan
+    dp_rank: int
+    cp_rank: int
+    varlen: bool
+    longest: int
+    """The most tokens of a document."""
+
+    def step(self, number: int) -> StepData:
+        """Prepares the data of a step."""
+        layout = self.plan.recipe.layout
+        samples = rank_samples(layout, self.plan.samples_before(number), self.dp_rank)
+        began = time.perf_counter()
+        batches = [self._with_segments(self.data.micro_batch(numbers)) for numbers in samples]
+        chunked = self.plan.recipe.model.chunked_attention
+        each = [figures(batch, chunked.chunk_size if chunked else None) for batch in batches]
+        total = Figures(*(sum(values) for values in zip(*each, strict=True)))
+        return StepData(total, batches, time.perf_counter() - began)
+
+    def _with_segments(self, batch: MicroBatch) -> MicroBatch:
+        if batch.starts is None or not self.varlen:
+            return batch
+        model, layout = self.plan.recipe.model, self.plan.recipe.layout
+        ranges = rank_ranges(layout.seq_len, self.cp_rank, layout.cp)
+        return batch._replace(segments=document_segments(model, batch.starts, ranges, self.longest))
+
+
+def rank_data(data: TrainingData, plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> RankData:
+    return RankData(data, plan, ranks.dp_rank, ranks.cp_rank, varlen, data.longest_document())
+
+
+def figures(batch: MicroBatch, chunk_size: int | None) -> Figures:
+    counted = int((batch.labels != IGNORED).sum())
+    if batch.starts is None:
+        return Figures(batch.tokens.numel(), counted, 0, 0)
+    taken = batch.taken or (batch.tokens.shape[1],) * len(batch.tokens)
+    lengths = torch.cat([document_lengths(row[:end]) for row, end in zip(batch.starts, taken, strict=True)])
+    size = chunk_size or batch.tokens.shape[1]
+    squares = int(lengths.square().sum())
+    chunked = int(((lengths // size) * size**2 + (lengths % size).square()).sum())
+    return Figures(sum(taken), counted, squares, chunked)
+
+
+def document_lengths(starts: Tensor) -> Tensor:
+    """[documents] int64, of a sequence whose tokens have documents that begin at ``starts`` [seq]."""
+    lengths: Tensor = torch.unique_consecutive(starts, return_counts=True)[1]
+    return lengths
+
+
+class Loader:
+    """Prepares the steps ``first`` to ``last`` in a thread, at most ``STEPS_AHEAD`` and the one in work ahead.
+
+    An error in the thread is raised by ``step``. The thread ends with the context.
+    """
+
+    def __init__(self, source: RankData, first: int, last: int) -> None:
+        self.source = source
+        self.ready: queue.Queue[StepData | Exception] = queue.Queue(STEPS_AHEAD)
+        self.ended = threading.Event()
+        self.next = first
+        self.thread = threading.Thread(target=self._prepare, args=(first, last), name="data", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.ended.set()
+        while self.thread.is_alive():  # it may wait for a place in the queue, which may be full again
+            with suppress(queue.Empty):
+                self.ready.get(timeout=0.01)
+
+    def step(self, number: int) -> StepData:
+        """Raises what the thread raised."""
+        if number != self.next:
+            raise ValueError(f"the loader is at step {self.next}, not {number}")
+        self.next += 1
+        began = time.perf_counter()
+        found = self.ready.get()
+        if isinstance(found, Exception):
+            raise found
+        return found._replace(wait_s=time.perf_counter() - began)
+
+    def _prepare(self, first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            try:
+                found: StepData | Exception = self.source.step(number)
+            except Exception as error:  # noqa: BLE001 (raised again by the thread that trains)
+                found = error
+            self.ready.put(found)
+            if self.ended.is_set() or isinstance(found, Exception):
+                return

@@ -73,7 +73,6 @@ class SyntheticData:
         return min(self.seq_len, longest_document(self.document_tokens, self.document_lengths))
 
     def micro_batch(self, numbers: range) -> MicroBatch:
-        """The samples with these numbers. The last token of a document has no label."""
         samples = torch.stack([self.sample(number) for number in numbers])
         tokens, labels = samples[:, :-1], samples[:, 1:]
         if self.document_tokens is None:
@@ -130,7 +129,6 @@ class PackedData:
         return len(self.arrays.packs) - 1
 
     def pack(self, number: int) -> int:
-        """The pack of a sample."""
         epoch, place = divmod(number, self.packs)
         return shuffled(place, self.packs, f"{self.seed} {epoch}")
 
@@ -163,12 +161,11 @@ class PackedData:
         lengths = np.diff(bounds) - 1
         taken = int(lengths.sum())
         starts = np.repeat(lengths.cumsum() - lengths, lengths)
-        parts = (tokens[is_input], self.padding), (targets[is_label], IGNORED), (starts, taken)
-        return [torch.from_numpy(_filled(values, self.seq_len, with_)) for values, with_ in parts], taken
-
-
-def _filled(values: np.ndarray, length: int, with_: int) -> np.ndarray:
-    return np.concatenate((values, np.full(length - len(values), with_, dtype=np.int64)))
+        rows = []
+        for values, filler in ((tokens[is_input], self.padding), (targets[is_label], IGNORED), (starts, taken)):
+            padding = np.full(self.seq_len - len(values), filler, dtype=np.int64)
+            rows.append(torch.from_numpy(np.concatenate((values, padding))))
+        return rows, taken
 
 
 def open_packed(dataset: TrainingDataset, vocab_size: int, seed: int) -> PackedData:
@@ -209,19 +206,15 @@ def dataset_problems(plan: EnginePlan) -> Iterator[str]:
         problem = dataset_problem(plan.dataset.packed if plan.dataset else None, record.dataset)
         yield from [problem] if problem else []
     if plan.dataset:
-        yield from _size_problems(plan, plan.dataset.packed)
+        packed, model = plan.dataset.packed, plan.recipe.model
+        if packed.seq_len != (seq_len := plan.recipe.layout.seq_len):
+            yield f"it is packed to sequences of {packed.seq_len} tokens, and the layout has sequences of {seq_len}"
+        if packed.tokenizer.vocab_size > model.vocab_size:
+            yield (
+                f"the vocabulary of its tokenizer, {packed.tokenizer.name}, has {packed.tokenizer.vocab_size} tokens, "
+                f"and the model's has {model.vocab_size}"
+            )
         yield from _folder_problems(plan.dataset, checksums=plan.verify_checkpoint)
-
-
-def _size_problems(plan: EnginePlan, packed: PackedDataset) -> Iterator[str]:
-    seq_len, vocab_size = plan.recipe.layout.seq_len, plan.recipe.model.vocab_size
-    if packed.seq_len != seq_len:
-        yield f"it is packed to sequences of {packed.seq_len} tokens, and the layout has sequences of {seq_len}"
-    if packed.tokenizer.vocab_size > vocab_size:
-        yield (
-            f"the vocabulary of its tokenizer, {packed.tokenizer.name}, has {packed.tokenizer.vocab_size} tokens, "
-            f"and the model's has {vocab_size}"
-        )
 
 
 def _folder_problems(dataset: TrainingDataset, *, checksums: bool) -> Iterator[str]:

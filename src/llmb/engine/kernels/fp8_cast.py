@@ -6,12 +6,15 @@ row-major values, the same transposed, both contiguous, and the largest absolute
 any value is NaN. ``scale`` is 0-d fp32; scaled values beyond the range of ``dtype`` are clamped.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llmb.engine.kernels.arguments import Activation, BothWays
-
+Activation = Literal["swiglu", "squared-relu"]
+"""``swiglu`` has two inputs of the same size, gate and up, side by side in one tensor."""
+BothWays = tuple[Tensor, Tensor, Tensor]
 ALIGNED_ROWS = 16
 CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with FP8: casts and products."""

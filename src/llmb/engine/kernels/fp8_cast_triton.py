@@ -65,16 +65,7 @@ def saturated(tile, scale, dtype: tl.constexpr, LARGEST: tl.constexpr):
 
 @triton.jit
 def store_cast(
-    tile,
-    scale,
-    values,
-    transposed,
-    row,
-    column,
-    values_stride,
-    transposed_stride,
-    inside,
-    LARGEST: tl.constexpr,
+    tile, scale, values, transposed, row, column, values_stride, transposed_stride, inside, LARGEST: tl.constexpr
 ):
     scaled = saturated(tile, scale, values.dtype.element_ty, LARGEST)
     place = values + row[:, None] * values_stride + column[None, :]

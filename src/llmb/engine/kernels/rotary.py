@@ -5,11 +5,42 @@ The product has one row for each token, with the heads of the queries, of the ke
 ``cast_rotated_gradient`` has a Triton kernel for GPUs, in ``rotary_triton``, and torch code, which is its reference.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from llmb.engine.kernels.arguments import BothWays, Heads, RotaryFactors, Rotation
-from llmb.engine.kernels.fp8_cast import cast_both_ways, has_kernel
+from llmb.engine.kernels.fp8_cast import BothWays, cast_both_ways, has_kernel
+
+
+class Heads(NamedTuple):
+    """Query, key and value, or their gradients: [batch, seq, heads, head_dim] each, with any strides."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+class Rotation(NamedTuple):
+    """cos and sin: [seq, pairs] or [batch, seq, pairs], fp32.
+
+    A pair is elements (i, i + pairs) of a head, or (2i, 2i + 1) when ``interleaved``.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+
+class RotaryFactors(NamedTuple):
+    """A rotation of whole heads: each element times ``own``, plus the other of its pair times ``other``.
+
+    [seq, 1, 2 * pairs] or [batch, seq, 1, 2 * pairs], fp32.
+    """
+
+    own: Tensor
+    other: Tensor
+    interleaved: bool
 
 
 def factors_of(rotation: Rotation) -> RotaryFactors:
@@ -35,7 +66,8 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
     if has_kernel(gradients.query):
         from llmb.engine.kernels import rotary_triton
 
-        return rotary_triton.cast_rotated_gradient(gradients, rotation, scale, dtype)
+        found: BothWays = rotary_triton.cast_rotated_gradient(*gradients, *rotation, scale, dtype)
+        return found
     return cast_both_ways(rotated_back(gradients, rotation), scale, dtype)
 
 

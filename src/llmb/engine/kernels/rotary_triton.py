@@ -14,7 +14,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from llmb.engine.kernels.arguments import BothWays, Heads, Rotation
 from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round_to_bf16, saturated, store_cast
 
 ROWS, COLUMNS = 64, 64
@@ -217,7 +216,7 @@ def _heads_of_pairs(part: Tensor) -> Tensor:
 
 
 @triton_op("llmb::cast_rotated_gradient", mutates_args={})
-def _cast_rotated_gradient(
+def cast_rotated_gradient(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -227,6 +226,7 @@ def _cast_rotated_gradient(
     scale: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``rotary.cast_rotated_gradient``: scale 0-d; results [batch * seq, outputs] and transposed."""
     unit, ordered = (2, _heads_of_pairs) if interleaved else (1, _contiguous_heads)
     parts = [ordered(part) for part in (query, key, value)]
     cosine, sine = cos.contiguous(), sin.contiguous()
@@ -266,9 +266,3 @@ def _cast_rotated_gradient(
             num_warps=WARPS,
         )
     return values, transposed, amax
-
-
-def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """See ``rotary.cast_rotated_gradient``: scale 0-d; results [batch * seq, outputs] and transposed."""
-    found: BothWays = _cast_rotated_gradient(*gradients, *rotation, scale, dtype)
-    return found

@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal self-attention with grouped key and value heads, full or chunked, and rotary positions (Su et al., 2021)."""
+"""Causal self-attention with grouped key and value heads, full or chunked, and rotary positions (Su et al., 2021).
+
+The documents of packed sequences are masks, or segments of queries with their own keys for variable-length attention. A
+segment is the part of a document, or of an attention chunk of it, that a range of queries covers. Its last query sees
+all of the segment's keys, the one before it all but one, etc. Segments are computed on the host, from the positions at
+which documents begin, so that nothing waits for the device.
+"""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,13 +19,66 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
 from llmb.catalogue.records import Model, RopeScaling
-from llmb.engine.kernels.arguments import RotaryFactors, Rotation
-from llmb.engine.kernels.rotary import factors_of, rotate
+from llmb.engine.kernels.rotary import RotaryFactors, Rotation, factors_of, rotate
 from llmb.engine.model.adapter import FusedAdapter
-from llmb.engine.model.documents import DocumentSegments, Segments
+from llmb.engine.model.layers import RMSNorm, bias_if
 from llmb.engine.model.linear import Joined, Linear
-from llmb.engine.model.norms import RMSNorm
 from llmb.runs.attention import AttentionBackend
+
+
+class Segments(NamedTuple):
+    """The segments of a range of queries of every sequence in a micro-batch, one sequence after the other.
+
+    queries, keys: [segments + 1] int32, where each segment begins among all queries and among all keys of the range.
+    seen: [keys] int64, the places of these keys in the flattened micro-batch; None if they are all keys, in order.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    seen: Tensor | None
+
+
+class DocumentSegments(NamedTuple):
+    """Segments of each range of queries: within documents, and also within their attention chunks.
+
+    longest: the most tokens that a document can have, the same in all steps of a run.
+    """
+
+    document: tuple[Segments, ...]
+    chunk: tuple[Segments, ...]
+    longest: int
+
+
+def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], longest: int) -> DocumentSegments:
+    """The segments of queries at the places in ``ranges``, of sequences whose documents begin at ``starts``.
+
+    starts: [batch, seq] int64, on the host: for each token of the full sequences, where its document begins.
+    """
+    document = tuple(_segments(starts, queries) for queries in ranges)
+    chunked, seq_len = model.chunked_attention, starts.shape[1]
+    if chunked is None or seq_len <= chunked.chunk_size:
+        return DocumentSegments(document, document, longest)
+    places = torch.arange(seq_len)
+    of_chunks = places - (places - starts) % chunked.chunk_size
+    return DocumentSegments(document, tuple(_segments(of_chunks, queries) for queries in ranges), longest)
+
+
+def _segments(first_keys: Tensor, queries: range) -> Segments:
+    """``first_keys``: [batch, seq], the first key that each query sees."""
+    batch, seq_len = first_keys.shape
+    own = first_keys[:, queries.start : queries.stop]
+    begins = torch.ones_like(own, dtype=torch.bool)
+    begins[:, 1:] = own[:, 1:] != own[:, :-1]
+    numbers = begins.flatten().nonzero().flatten()
+    ends = torch.cat((numbers[1:], torch.tensor([own.numel()])))
+    lengths = (ends - 1) % len(queries) + queries.start + 1 - own.flatten()[numbers]
+    whole = len(queries) == seq_len
+    rows = [torch.arange(int(own[row, 0]), queries.stop) + row * seq_len for row in range(batch)]
+    return Segments(_cumulative(ends - numbers), _cumulative(lengths), None if whole else torch.cat(rows))
+
+
+def _cumulative(lengths: Tensor) -> Tensor:
+    return torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).int()
 
 
 class Rotary(NamedTuple):
@@ -252,9 +312,13 @@ class Attention(nn.Module):
             self.position = TemperaturePosition(chunked.floor_scale, chunked.attn_scale)
         elif chunked is not None:
             self.core = ChunkedCausalAttention(chunked.chunk_size)
+        self.biased = model.qkv_bias or model.attention_output_bias
+        self.q_bias = bias_if(model.qkv_bias, queries)
+        self.k_bias, self.v_bias = bias_if(model.qkv_bias, keys), bias_if(model.qkv_bias, keys)
+        self.o_bias = bias_if(model.attention_output_bias, model.hidden_size)
 
     def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        output: Tensor = self.o_proj(self.attended(hidden, rotary, documents))
+        output: Tensor = self.o_bias(self.o_proj(self.attended(hidden, rotary, documents)))
         return output
 
     def attended(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
@@ -266,7 +330,8 @@ class Attention(nn.Module):
     def projected(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value: [batch, seq, heads, head_dim] each."""
         projected = self.qkv(hidden, self.head_dim)
-        return projected if self.qkv_adapter is None else self.qkv_adapter(hidden, projected)
+        query, key, value = projected if self.qkv_adapter is None else self.qkv_adapter(hidden, projected)
+        return self.q_bias(query), self.k_bias(key), self.v_bias(value)
 
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys with their positions, and values: [batch, seq, heads, head_dim] each."""

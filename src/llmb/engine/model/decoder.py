@@ -1,50 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder: embedding, blocks, final norm and head, or the part of them in one pipeline stage."""
+"""The decoder: embedding, blocks, final norm and head, or the part of them in one pipeline stage; initial weights."""
 
+import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
 from llmb.catalogue.records import MixtureOfExperts, Mlp, Model
 from llmb.catalogue.records import Norm as NormName
-from llmb.engine.model.attention import Attention, Documents, Rotary, document_masks, rotary_tables
-from llmb.engine.model.biases import BiasedAttention, BiasedGatedMLP, BiasedSquaredReluMLP
-from llmb.engine.model.documents import DocumentSegments
-from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.adapter import adapter_deviation, is_of_adapter
+from llmb.engine.model.attention import Attention, Documents, DocumentSegments, Rotary, document_masks, rotary_tables
+from llmb.engine.model.exchange import BlockEntry, Bucket, Held, Reduction, Unit
+from llmb.engine.model.layers import GatedMLP, LayerNorm1P, Norm, RMSNorm, SquaredReluMLP
 from llmb.engine.model.linear import GradientSum, KeptWeight
-from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
-from llmb.engine.model.norms import LayerNorm1P, Norm, RMSNorm
-from llmb.engine.parallel.exchange import BlockEntry, Bucket, OwnPart, Reduction, Unit
+from llmb.engine.model.shards import local_tensor
 from llmb.engine.typed_autograd import apply
 
 EMBEDDING = "embed_tokens.weight"
 NORMS: dict[NormName, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm1p": LayerNorm1P}
 MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {"swiglu": GatedMLP, "squared-relu": SquaredReluMLP}
-BIASED_MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {
-    "swiglu": BiasedGatedMLP,
-    "squared-relu": BiasedSquaredReluMLP,
-}
 
 
-class Staged(nn.Module):
-    """A block whose forward pass consists of stages: methods, each of which is compiled, recomputed or timed whole.
+class Block(nn.Module):
+    """One layer: attention, then a feed-forward layer, each with a norm before it and a residual connection.
 
-    The module itself is not replaced for that: parameters keep their names, and what FSDP does before and after the
-    module stays outside, where the compiler cannot reorder it.
+    Its forward pass consists of stages: functions, each of which is compiled, recomputed or timed whole. The module
+    itself is not replaced for that: parameters keep their names, and what FSDP does before and after the module stays
+    outside, where the compiler cannot reorder it.
 
     exchanged: its parameters that other ranks update, too, and what sums their gradients. kept: its layers whose
     weights are cast once for a step, without those of routed experts, which FSDP gathers later.
     """
 
-    STAGES: ClassVar[tuple[str, ...]] = ("compute",)
-
-    def __init__(self) -> None:
+    def __init__(self, model: Model, layer: int, mlp: nn.Module) -> None:
         super().__init__()
-        self.stages: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in self.STAGES}
+        self.input_layernorm = build_norm(model)
+        self.self_attn = Attention(model, layer)
+        self.post_attention_layernorm = build_norm(model)
+        self.mlp = mlp
+        self.stages: dict[str, Callable[..., Any]] = {"compute": self.compute}
         self.exchanged: tuple[Unit, Reduction] | None = None
         self.kept: Sequence[KeptWeight] = ()
 
@@ -69,39 +69,26 @@ class Staged(nn.Module):
     def wrap(self, stage: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self.stages[stage] = wrapper(self.stages[stage])
 
-
-class Block(Staged):
-    """One layer: attention, then a feed-forward layer, each with a norm before it and a residual connection."""
-
-    def __init__(self, model: Model, layer: int) -> None:
-        super().__init__()
-        self.input_layernorm = build_norm(model)
-        self.self_attn = build_attention(model, layer)
-        self.post_attention_layernorm = build_norm(model)
-        self.mlp = build_mlp(model)
-
     def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
         update: Tensor = self.mlp(self.post_attention_layernorm(hidden))
         return hidden + update
 
 
-class MoEBlock(Staged):
-    """``Block`` with a mixture of experts, in four parts, which are stages of their own.
+class MoEBlock(Block):
+    """A block with a mixture of experts, in four parts, which are stages of their own.
 
     Only the parts around the experts can be compiled: the experts' shapes depend on the tokens, and their
     parameters are gathered separately from the block.
     """
 
     PARTS: ClassVar[tuple[str, ...]] = ("before_experts", "run_experts", "run_shared_expert", "after_experts")
-    STAGES = ("compute", *PARTS)
+    mlp: MoELayer
 
     def __init__(self, model: Model, layer: int, experts: MixtureOfExperts) -> None:
-        super().__init__()
-        self.input_layernorm = build_norm(model)
-        self.self_attn = build_attention(model, layer)
-        self.post_attention_layernorm = build_norm(model)
-        self.mlp = MoELayer(model.hidden_size, experts)
+        super().__init__(model, layer, MoELayer(model.hidden_size, experts))
+        parts = self.before_experts, self.mlp.run_experts, self.mlp.run_shared_expert, self.after_experts
+        self.stages |= dict(zip(self.PARTS, parts, strict=True))
 
     def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
         hidden, routed = self.stages["before_experts"](hidden, rotary, documents)
@@ -114,12 +101,6 @@ class MoEBlock(Staged):
     def before_experts(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, Routed]:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
         return hidden, self.mlp.dispatch(self.post_attention_layernorm(hidden))
-
-    def run_experts(self, routed: Routed) -> Tensor:
-        return self.mlp.run_experts(routed)
-
-    def run_shared_expert(self, hidden: Tensor) -> Tensor | None:
-        return self.mlp.run_shared_expert(hidden)
 
     def after_experts(self, hidden: Tensor, routed: Routed, outputs: Tensor, shared: Tensor | None) -> Tensor:
         return hidden + self.mlp.combine(routed, outputs, shared)
@@ -159,43 +140,39 @@ class Decoder(nn.Module):
         if self.model.tied_embeddings and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def own_parameters(self) -> Iterator[nn.Parameter]:
-        """All parameters except the replica of another stage's embedding."""
-        copied = self.embed_tokens is not None and not self.embeds
-        return (item for name, item in self.named_parameters() if not (copied and name == EMBEDDING))
+    @property
+    def replica(self) -> Tensor | None:
+        """The replica of another stage's embedding."""
+        return None if self.embeds or self.embed_tokens is None else self.embed_tokens.weight
 
-    def parts(self) -> dict[Tensor, OwnPart | None]:
-        """The parameters of which each rank updates a part, and this rank's part, if it has one."""
+    def held(self) -> Iterator[Held]:
+        """This rank's values of the parameters: the master of one, or else the parameter itself.
+
+        Of those of which each rank updates a part, the values of this rank's, if it has one.
+        """
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
-        return {parameter: own.get(parameter) for bucket in split for parameter in bucket.parameters}
-
-    def named_parts(self) -> Iterator[tuple[str, OwnPart | None]]:
-        """``parts`` by the names of the parameters."""
-        parts = self.parts()
-        return ((name, parts[each]) for name, each in self.named_parameters() if each in parts)
-
-    def named_values(self) -> Iterator[tuple[str, Tensor]]:
-        """Names of all parameters and what holds their values in full: the master, or else the parameter itself.
-
-        Of those of which each rank updates a part, the values of this rank's, [elements].
-        """
-        parts = dict(self.named_parts())
+        in_parts = {parameter for bucket in split for parameter in bucket.parameters}
         for name, parameter in self.named_parameters():
-            part = parts.get(name)
+            part = own.get(parameter)
             if part is not None:
-                yield name, part.values
-            elif name not in parts:
-                yield name, self.masters.get(parameter, parameter.detach())
+                yield Held(name, parameter, part.values, part)
+            elif parameter not in in_parts:
+                yield Held(name, parameter, self.masters.get(parameter, parameter), None)
 
-    def blocks(self) -> Iterator[Staged]:
+    def blocks(self) -> Iterator[Block]:
         return map(self.block, self.layers)
 
-    def block(self, layer: str) -> Staged:
+    def block(self, layer: str) -> Block:
         """By its name, the number of the layer in the full model."""
         block = self.layers[layer]
-        assert isinstance(block, Staged)
+        assert isinstance(block, Block)
         return block
+
+    def moe_layers(self) -> dict[int, MoELayer]:
+        """MoE layers by block number."""
+        layers = {int(number): getattr(block, "mlp", None) for number, block in self.layers.items()}
+        return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
 
     def await_updates(self) -> None:
         """Before any parameter is read outside of a forward pass: other ranks' updates arrive."""
@@ -269,20 +246,74 @@ def build_model(model: Model) -> Decoder:
     return Decoder(model, range(model.layers), embedding=True, head=True)
 
 
-def build_block(model: Model, layer: int) -> nn.Module:
+def build_block(model: Model, layer: int) -> Block:
     if model.moe and model.is_moe_layer(layer):
         return MoEBlock(model, layer, model.moe)
-    return Block(model, layer)
-
-
-def build_attention(model: Model, layer: int) -> Attention:
-    biased = model.qkv_bias or model.attention_output_bias
-    return BiasedAttention(model, layer) if biased else Attention(model, layer)
+    mlp = MLPS[model.mlp](model.hidden_size, model.ffn_hidden_size, bias=model.mlp_bias)
+    return Block(model, layer, mlp)
 
 
 def build_norm(model: Model) -> Norm:
     return NORMS[model.norm](model.hidden_size, model.norm_eps)
 
 
-def build_mlp(model: Model) -> GatedMLP | SquaredReluMLP:
-    return (BIASED_MLPS if model.mlp_bias else MLPS)[model.mlp](model.hidden_size, model.ffn_hidden_size)
+BLOCK_ELEMENTS = 2**24
+"""Values drawn from one generator: limits the additional memory for a large parameter."""
+
+
+@torch.no_grad()
+def initialize(module: Decoder, model: Model, seed: int) -> None:
+    """Sets every parameter: matrices from a normal distribution, norms to the identity.
+
+    A value depends on the seed, the parameter's full name and its global shape, and on the type of the device; not on
+    the ranks or layers that exist. A sharded parameter (DTensor) gets its shard of them, without communication.
+    """
+    for name, parameter, values, part in module.held():
+        initial = _initial_shard(module, model, name, parameter.detach(), seed)
+        local_tensor(values).copy_(initial if part is None else initial.flatten()[part.start : part.stop])
+    module.round_masters()
+
+
+def _initial_shard(module: Decoder, model: Model, name: str, parameter: Tensor, seed: int) -> Tensor:
+    """This rank's shard of a parameter's values, fp32."""
+    if parameter.ndim == 1:
+        value = 1.0 if isinstance(module.get_submodule(name.rpartition(".")[0]), RMSNorm) else 0.0
+        return torch.full_like(local_tensor(parameter), value, dtype=torch.float32)
+    # Of standard normal values of the global shape.
+    rows = _keep_shard(parameter, torch.arange(parameter.shape[0]), rows=True)
+    values = _normal_rows(parameter.shape, rows, name, seed, parameter.device)
+    return _keep_shard(parameter, values, rows=False).mul_(standard_deviation(name, parameter.shape, model))
+
+
+def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:
+    """Smaller for matrices that add to the residual stream, whose variance grows with depth (GPT-2)."""
+    if is_of_adapter(name):
+        return adapter_deviation(name, shape)
+    adds_to_residual = not {"o_proj", "down_proj"}.isdisjoint(name.split("."))
+    return model.init_std / math.sqrt(2 * model.layers) if adds_to_residual else model.init_std
+
+
+def _keep_shard(parameter: Tensor, full: Tensor, *, rows: bool) -> Tensor:
+    """This rank's shard of ``full`` by the parameter's placements that shard dimension 0 (or the others)."""
+    if not isinstance(parameter, DTensor):
+        return full
+    placements: list[Placement] = [
+        placement if (getattr(placement, "dim", None) == 0) is rows else Replicate()
+        for placement in parameter.placements
+    ]
+    return distribute_tensor(full, parameter.device_mesh, placements, src_data_rank=None).to_local()
+
+
+def _normal_rows(shape: torch.Size, rows: Tensor, name: str, seed: int, device: torch.device) -> Tensor:
+    """The given rows (along dimension 0) of a tensor of that shape, drawn in blocks of rows."""
+    block_rows = max(1, BLOCK_ELEMENTS // math.prod(shape[1:]))
+    rows = rows.to(device)
+    values = torch.empty(len(rows), *shape[1:], device=device)
+    blocks = rows // block_rows
+    for block in sorted(set(blocks.tolist())):
+        start, stop = block * block_rows, min((block + 1) * block_rows, shape[0])
+        digest = hashlib.blake2b(f"{seed} {name} {block}".encode(), digest_size=8).digest()
+        generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
+        drawn = torch.randn(stop - start, *shape[1:], device=device, generator=generator)
+        values[blocks == block] = drawn[rows[blocks == block] - start]
+    return values

@@ -9,14 +9,14 @@
   it to the gradient so far in another pass over memory: 8 bytes per bf16 weight and micro-batch. A product that adds to
   a matrix reads and writes that matrix: 4 bytes, and rounds once instead of twice.
 
-With sequence parallelism the input of some is this rank's shard (``sequence_shard``).
+With sequence parallelism the input of some is this rank's shard (``shards``).
 
 Two products stay apart. Those in FP8 (``precision.layers``, alone and joined by one function) have operands of their
 own: casts with their scales, in both memory layouts. Those of routed experts (``moe``, in FP8 ``precision.experts``)
 have a matrix for each group of rows, whose sizes depend on the tokens.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
-from llmb.engine.model.local_shard import local_shard, local_tensor, sharded_like
-from llmb.engine.model.sequence_shard import gathered, multiply_shard, overlapped
-from llmb.engine.parallel.collectives import Group
+from llmb.engine.collectives import Group
+from llmb.engine.model.shards import gathered, local_shard, local_tensor, multiply_shard, overlapped, sharded_like
 from llmb.engine.typed_autograd import apply
 
 
@@ -262,28 +261,22 @@ class _AsOne(torch.autograd.Function):
         return None, *torch.split(gradient, ctx.rows)
 
 
-class SideBySide(Protocol):
-    """Parameters in an order in which the weights of joined layers follow each other."""
-
-    def joined(self, layers: Sequence[Linear]) -> Tensor:
-        """The local shards of the layers' weights as one matrix, without a copy."""
-
-
 def joined_layers(stage: nn.Module) -> Iterator[Joined]:
     """Layers of ``stage`` with the same input, whether multiplied as one or not."""
     for module in stage.modules():
         yield from (value for value in vars(module).values() if isinstance(value, Joined))
 
 
-def join_products(stages: Iterable[nn.Module], flat: SideBySide) -> None:
+def join_products(stages: Iterable[nn.Module], adjacent: Callable[[Sequence[Linear]], Tensor]) -> None:
     """Multiplies layers with the same input as one, in place, where none has hooks or a product of its own.
 
-    After all transformations, when parameters have their memory.
+    After all transformations, when parameters have their memory; ``adjacent`` has the local shards of the layers'
+    weights as one matrix, without a copy.
     """
     for stage in stages:
         for joined in joined_layers(stage):
             if all(map(is_plain, joined.layers)):
-                joined.weight = flat.joined(joined.layers)
+                joined.weight = adjacent(joined.layers)
 
 
 def is_plain(layer: nn.Module) -> bool:

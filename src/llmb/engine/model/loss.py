@@ -21,7 +21,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from llmb.engine.model.linear import Linear
-from llmb.engine.model.local_shard import local_shard
+from llmb.engine.model.shards import local_shard
 from llmb.engine.typed_autograd import apply, save_for_backward
 
 LARGEST_CHUNK = 1 / 16
@@ -155,32 +155,18 @@ class Head(Linear):
         if labels is None:
             return super().forward(hidden)
         weight = local_shard(self.weight)
-        shares = label_shares(labels, count).flatten()
-        if self._suits_torch(hidden, weight):
+        # The factor of each label's cross entropy, 0 for an ignored one.
+        counts = labels != IGNORED
+        shares = (counts.float() / (counts.sum() if count is None else count)).flatten()
+        small = hidden.shape[:-1].numel() * len(weight) * hidden.itemsize <= min(self.smallest_bytes, SMALLEST_BYTES)
+        if small and hidden.is_cpu and type(self.vocabulary) is Vocabulary:
+            # torch's own is faster, and its memory does not matter.
             logits = self.multiply(hidden).flatten(0, 1).float()
             each = functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")
             return _total(each, shares)
         places = labels.flatten() - self.vocabulary.first
-        loss: Tensor = apply(
-            _Loss,
-            hidden.flatten(0, 1),
-            weight,
-            places,
-            shares,
-            self,
-        )
+        loss: Tensor = apply(_Loss, hidden.flatten(0, 1), weight, places, shares, self)
         return loss
-
-    def _suits_torch(self, hidden: Tensor, weight: Tensor) -> bool:
-        """Whether torch's cross entropy is faster, and its memory does not matter."""
-        small = hidden.shape[:-1].numel() * len(weight) * hidden.itemsize <= min(self.smallest_bytes, SMALLEST_BYTES)
-        return small and hidden.is_cpu and type(self.vocabulary) is Vocabulary
-
-
-def label_shares(labels: Tensor, count: Tensor | float | None) -> Tensor:
-    """Factor of each label's cross entropy, in fp32: 1 / ``count``, or 0 for an ignored one."""
-    counts = labels != IGNORED
-    return counts.float() / (counts.sum() if count is None else count)
 
 
 class _LossContext(FunctionCtx):
@@ -224,7 +210,8 @@ class _Loss(torch.autograd.Function):
         scaled = shares * gradient
         of_weight: Tensor | None = None
         if kept is not None:
-            of_weight = _from_kept(kept, hidden, gradient)
+            # The gradient of the logits is that for a ``gradient`` of 1.
+            of_weight = torch.mm(kept.T, hidden).mul_(gradient)
         elif ctx.needs_input_grad[1]:
             of_weight = _from_columns(ctx.head, hidden, places, log_sums, scaled, weight)
         return of_hidden.mul_(gradient), of_weight, None, None, None
@@ -238,12 +225,6 @@ def _total(losses: Tensor, shares: Tensor) -> Tensor:
 def within(places: Tensor, columns: int) -> Tensor:
     """-1 for places outside these columns."""
     return places.masked_fill((places < 0) | (places >= columns), -1)
-
-
-@torch.no_grad()
-def _from_kept(kept: Tensor, hidden: Tensor, gradient: Tensor) -> Tensor:
-    """The weight's gradient from the logits', which is that for a ``gradient`` of 1."""
-    return torch.mm(kept.T, hidden).mul_(gradient)
 
 
 @torch.no_grad()

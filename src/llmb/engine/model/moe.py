@@ -4,7 +4,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
-from llmb.engine.model.feedforward import GatedMLP
+from llmb.engine.model.layers import GatedMLP
 from llmb.engine.model.linear import KeptWeight
-from llmb.engine.model.local_shard import local_shard
+from llmb.engine.model.shards import local_shard
 from llmb.engine.typed_autograd import apply
 
 SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
@@ -113,23 +113,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-class Products(Protocol):
-    """How the matrices of ``Experts`` are multiplied. Takes rows, and their numbers by expert, as ``Experts`` does."""
-
-    needs_known_counts: bool
-    """Whether the host has to know how many rows each expert has, and waits for that if it does not."""
-
-    def __call__(self, experts: "Experts", rows: Tensor, counts: Tensor, known: list[int] | None, /) -> Tensor: ...
-
-
-class GroupedProducts:
-    """One product for all experts."""
-
-    needs_known_counts = False
-
-    def __call__(self, experts: "Experts", rows: Tensor, counts: Tensor, known: list[int] | None) -> Tensor:  # noqa: ARG002
-        inner = experts.activate(grouped_matmul(rows, experts.matrices("gate_up_proj"), counts))
-        return grouped_matmul(inner, experts.matrices("down_proj"), counts)
+Products = Callable[["Experts", Tensor, list[int]], Tensor]
+"""What multiplies the matrices of experts by their rows, of which the host has to know the number of each."""
 
 
 class Experts(nn.Module):
@@ -137,7 +122,8 @@ class Experts(nn.Module):
 
     Gate and up are one matrix, for one product, with a separate dimension, so that both can be sharded by features.
 
-    kept: those of its layers whose weights are cast once for a step.
+    products: what multiplies by all matrices; None for one product for all experts. kept: those of its layers whose
+    weights are cast once for a step.
     """
 
     kept: Sequence[KeptWeight] = ()
@@ -147,16 +133,18 @@ class Experts(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(experts, hidden_size, 2, ffn_hidden_size))
         self.down_proj = nn.Parameter(torch.empty(experts, ffn_hidden_size, hidden_size))
         self.activate: Callable[[Tensor], Tensor] = swiglu
-        self.products: Products = GroupedProducts()
+        self.products: Products | None = None
 
     def forward(self, rows: Tensor, counts: Tensor, known: list[int] | None = None) -> Tensor:
         """counts: rows for each expert, on the device. known: the same on the host, unless it would have to wait."""
-        if known is None and self.products.needs_known_counts:
-            known = counts.tolist()
+        if self.products is None:
+            inner = self.activate(grouped_matmul(rows, self.matrices("gate_up_proj"), counts))
+            return grouped_matmul(inner, self.matrices("down_proj"), counts)
+        known = counts.tolist() if known is None else known
         # FSDP gathers experts after the block that they are in, where other weights are cast.
         for layer in self.kept:
             layer.keep_weight()
-        return self.products(self, rows, counts, known)
+        return self.products(self, rows, known)
 
     def complete(self, outputs: Tensor) -> Tensor:
         """What ``forward`` returned, once it has all values."""

@@ -7,7 +7,7 @@ it would compute among others, and nothing that it computes means anything.
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -70,25 +70,17 @@ def _gather(output: Tensor, shard: Tensor, group: torch.ScriptObject, *_: object
     return output, FakeWork().boxed()
 
 
-def _gather_several(
-    outputs: list[Tensor], shards: list[Tensor], group: torch.ScriptObject, *_: object
-) -> torch.ScriptObject:
-    for output, shard in zip(outputs, shards, strict=True):
-        _gather(output, shard, group)
-    return FakeWork().boxed()
-
-
 @torch.no_grad()
 def _scatter(output: Tensor, full: Tensor, group: torch.ScriptObject, *_: object) -> tuple[Tensor, torch.ScriptObject]:
     output.copy_(full.view(-1, *output.shape)[dist.ProcessGroup.unbox(group).rank()])
     return output, FakeWork().boxed()
 
 
-def _scatter_several(
-    outputs: list[Tensor], fulls: list[Tensor], group: torch.ScriptObject, *_: object
+def _several(
+    one: Callable[..., Any], outputs: list[Tensor], inputs: list[Tensor], *group: object
 ) -> torch.ScriptObject:
-    for output, full in zip(outputs, fulls, strict=True):
-        _scatter(output, full, group)
+    for output, own in zip(outputs, inputs, strict=True):
+        one(output, own, *group)
     return FakeWork().boxed()
 
 
@@ -105,9 +97,9 @@ OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "recv_": _receive,
         "_allgather_base_": _gather,
-        "allgather_into_tensor_coalesced_": _gather_several,
+        "allgather_into_tensor_coalesced_": partial(_several, _gather),
         "_reduce_scatter_base_": _scatter,
-        "reduce_scatter_tensor_coalesced_": _scatter_several,
+        "reduce_scatter_tensor_coalesced_": partial(_several, _scatter),
         "alltoall_base_": _exchange,
     }
 )

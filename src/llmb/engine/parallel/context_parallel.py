@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
 
+from llmb.engine.collectives import Group, all_gather, group_of
 from llmb.engine.kernels.span_attention import TokenSpan, span_attention
 from llmb.engine.model.attention import Attention, CausalAttention, Documents, Masks, attend, repeated
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.parallel.collectives import Group, all_gather, group_of
 from llmb.runs.attention import AttentionBackend
 
 
@@ -66,16 +66,12 @@ class ContextParallelAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq_len / ranks, heads, head_dim] in and out."""
-        keys, values = self._full_sequence(torch.cat((key, value), dim=2)).chunk(2, dim=2)
+        gathered = all_gather(torch.cat((key, value), dim=2), 1, self.group).chunk(2 * self.group.size, dim=1)
+        order = [part for rank in range(self.group.size) for part in rank_parts(rank, self.group.size)]
+        by_position = torch.cat([gathered[order.index(part)] for part in range(len(order))], dim=1)
+        keys, values = by_position.chunk(2, dim=2)
         seen: Tensor = self.core(query, keys, values, documents)
         return seen
-
-    def _full_sequence(self, shard: Tensor) -> Tensor:
-        """The shards of all ranks in the order of their positions."""
-        gathered = all_gather(shard, 1, self.group).chunk(2 * self.group.size, dim=1)
-        ranks = range(self.group.size)
-        order = [part for rank in ranks for part in rank_parts(rank, self.group.size)]
-        return torch.cat([gathered[order.index(part)] for part in range(len(order))], dim=1)
 
 
 class SpanAttention(CausalAttention):
@@ -101,12 +97,11 @@ class SpanAttention(CausalAttention):
             if self.repeats_heads:
                 key, value = repeated(query, key, value)
             return span_attention(query, key, value, self.spans, kernel)
-        biased = zip(self.spans, self.biases, strict=True)
-        return torch.cat([self._biased(query, key, value, *each) for each in biased], dim=1)
-
-    def _biased(self, query: Tensor, key: Tensor, value: Tensor, span: TokenSpan, bias: Tensor) -> Tensor:
-        queries, keys = slice(span.query, span.query + span.length), slice(span.key, span.own_key + span.length)
-        return attend(query[:, queries], key[:, keys], value[:, keys], mask=bias, repeats_heads=self.repeats_heads)
+        seen = []
+        for span, bias in zip(self.spans, self.biases, strict=True):
+            queries, keys = query[:, span.query : span.query + span.length], slice(span.key, span.own_key + span.length)
+            seen.append(attend(queries, key[:, keys], value[:, keys], mask=bias, repeats_heads=self.repeats_heads))
+        return torch.cat(seen, dim=1)
 
     def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Leaves out the keys that come after all queries of a part."""

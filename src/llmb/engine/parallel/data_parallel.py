@@ -2,32 +2,20 @@
 """Data parallelism of ranks that shard parameters, gradients and optimizer state (FSDP2): ``--dp-sharding full``.
 
 The mesh defines the ranks that shard; a mesh with a dimension ``replicate`` has replicas, whose gradients are
-all-reduced. With ``optimizer`` and ``none`` ranks hold parameters whole: see ``exchange``.
+all-reduced. With ``optimizer`` and ``none`` ranks hold parameters whole: see ``model.exchange``.
 """
 
 from itertools import pairwise
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from llmb.catalogue.records import Dtype, Model
+from llmb.catalogue.records import Dtype
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import Experts, MoELayer
-from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import EnginePlan
-
-
-def is_shared(model: Model, ranks: Ranks) -> bool:
-    """Whether other ranks use the same parameters: else there is nothing to shard or to exchange."""
-    return ranks.fsdp.size() > 1 or (model.moe is not None and ranks.expert_fsdp.size() > 1)
-
-
-def uses_fsdp(plan: EnginePlan, ranks: Ranks) -> bool:
-    """Whether parameters are sharded; else each rank holds them whole, see ``exchange``."""
-    return is_shared(plan.recipe.model, ranks) and not plan.parallelism.keeps_parameters
 
 
 def shard(
@@ -59,11 +47,6 @@ def prefetch_blocks(model: Decoder) -> None:
         module.set_modules_to_forward_prefetch([part for part in parts if isinstance(part, FSDPModule)])
 
 
-def outer_features(parameter: nn.Parameter) -> Shard:
-    """The hidden dimension of stacked matrices: expert parallelism shards the other two."""
-    return Shard(2 if parameter.ndim == 3 else 1)
-
-
 def shard_experts(
     module: Experts, mesh: DeviceMesh, batches: int, policy: MixedPrecisionPolicy, *, keep_whole: bool
 ) -> None:
@@ -73,7 +56,12 @@ def shard_experts(
     therefore over ``batches``, the ranks whose losses are averaged, and not over those of ``mesh``.
     """
     fully_shard(
-        module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_whole, shard_placement_fn=outer_features
+        module,
+        mesh=mesh,
+        mp_policy=policy,
+        reshard_after_forward=not keep_whole,
+        # The hidden dimension of stacked matrices: expert parallelism shards the other two.
+        shard_placement_fn=lambda parameter: Shard(2 if parameter.ndim == 3 else 1),
     )
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(batches)

@@ -13,16 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from llmb.engine.collectives import Group, all_gather, all_to_all, finish_all_to_all, group_of, start_all_to_all
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import BalancedRouter, Experts, MoELayer, Router, balanced_counts, permute
-from llmb.engine.parallel.collectives import (
-    Group,
-    all_gather,
-    all_to_all,
-    finish_all_to_all,
-    group_of,
-    start_all_to_all,
-)
 
 EXPERT = 0
 FEATURE = {"gate_up_proj": 3, "down_proj": 1}

@@ -17,8 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from llmb.catalogue.records import Layout
 from llmb.engine.device import local_device
-from llmb.engine.parallel.gloo import gloo_backend
-from llmb.engine.parallel.store import host_store
+from llmb.engine.parallel.rendezvous import gloo_backend, host_store
 from llmb.runs.choices import Replicas
 from llmb.runs.plan import EnginePlan
 
@@ -139,13 +138,7 @@ def new_group(parts: Parts, name: str) -> dist.ProcessGroup:
 
 
 def arrange(
-    rank: int,
-    device: torch.device,
-    layout: Layout,
-    replicas: Replicas,
-    *,
-    experts: bool = True,
-    alone: bool = False,
+    rank: int, device: torch.device, layout: Layout, replicas: Replicas, *, experts: bool = True, alone: bool = False
 ) -> Ranks:
     """This rank's position among ``layout.gpus`` connected ranks; without ``experts`` nothing is connected for them."""
     groups = Groups()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipeline parallelism: each rank holds some of the model's stages and sends micro-batches to the next stage.
+"""The forward and backward passes of a step, over a whole model or, with pipeline parallelism, over stages.
+
+Of a pipeline each rank holds some of the model's stages and sends micro-batches to the next stage.
 
 Forward and backward passes alternate on a rank (1F1B; Narayanan et al., 2021, section 2.2). With virtual stages a
 rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step.
@@ -8,56 +10,94 @@ rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.schedules import (
-    PipelineScheduleSingle,
-    _PipelineScheduleRuntime,
-)
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _PipelineScheduleRuntime
 
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Layout, Model
 from llmb.engine.data.batches import MicroBatch
+from llmb.engine.model.attention import DocumentSegments
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.documents import DocumentSegments
-from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.model.shards import local_tensor
+from llmb.engine.parallel.context_parallel import rank_positions
+from llmb.engine.parallel.data_parallel import accumulate, compute_dtype
 from llmb.engine.parallel.mesh import Ranks, new_group
+from llmb.runs.plan import EnginePlan
+
+
+class Passes(Protocol):
+    """Runs the passes of a step on this rank's part of the model."""
+
+    @property
+    def stages(self) -> Sequence[Decoder]: ...
+
+    def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
+        """Accumulates the gradients of the mean loss. Returns this rank's loss, 0-d fp64, or None if it has none.
+
+        count: labels per micro-batch and rank, averaged over the step's micro-batches and ranks. A sum divided by it
+        is, on average, the mean over all labels.
+        """
+
+
+def build_passes(stages: list[Decoder], plan: EnginePlan, ranks: Ranks) -> Passes:
+    layout = plan.recipe.layout
+    positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
+    if layout.pp == 1:
+        return Accumulation(stages[0], layout, positions)
+    return Pipeline(stages, layout, positions, compute_dtype(plan.recipe.dtype), ranks)
+
+
+class Accumulation:
+    """Runs micro-batches one by one through the full model."""
+
+    def __init__(self, model: Decoder, layout: Layout, positions: Tensor) -> None:
+        self.stages = [model]
+        self.layout = layout
+        self.positions = positions
+
+    def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor:
+        (model,), ga = self.stages, self.layout.ga
+        # fp64: in fp32 the last digit of the mean would depend on the order of the losses.
+        total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
+        for index, batch in enumerate(batches):
+            accumulate(model, last=index == ga - 1)
+            # Divided here, not afterwards, which would round bf16 gradients once more.
+            loss = model(
+                batch.tokens[:, self.positions],
+                batch.labels[:, self.positions],
+                self.positions,
+                batch.starts,
+                count * ga,
+                batch.segments,
+            )
+            loss.backward()
+            total += loss.detach()
+        return total
 
 
 @torch.no_grad()
 def reduce_tied_gradients(stages: Sequence[Decoder], pp: DeviceMesh) -> None:
     """Gives both copies of a tied matrix the sum of their gradients. All ranks of ``pp`` have to call it."""
     for stage in stages:  # of which at most one is an end of the pipeline
-        if (gradient := tied_gradient(stage)) is not None:
-            gradient.add_(received_for(gradient, pp))
-
-
-def tied_gradient(stage: Decoder) -> Tensor | None:
-    """This rank's part of the gradient of a tied embedding; None for a stage without one, or if it is frozen."""
-    if not stage.model.tied_embeddings or stage.embed_tokens is None or not stage.embed_tokens.weight.requires_grad:
-        return None
-    gradient = stage.embed_tokens.weight.grad
-    assert gradient is not None, "both ends of a pipeline use the embedding"
-    return local_tensor(gradient)
-
-
-def received_for(gradient: Tensor, pp: DeviceMesh) -> Tensor:
-    """What the other end of the pipeline has in the place of ``gradient``."""
-    group, last = pp.get_group(), pp.size() - 1
-    other = last - pp.get_local_rank()
-    received = torch.empty_like(gradient)
-    exchanges = [
-        dist.P2POp(dist.isend, gradient.contiguous(), group=group, group_peer=other),
-        dist.P2POp(dist.irecv, received, group=group, group_peer=other),
-    ]
-    for work in dist.batch_isend_irecv(exchanges):
-        work.wait()
-    return received
+        embedding = stage.embed_tokens
+        if not stage.model.tied_embeddings or embedding is None or not embedding.weight.requires_grad:
+            continue
+        assert embedding.weight.grad is not None, "both ends of a pipeline use the embedding"
+        gradient = local_tensor(embedding.weight.grad)
+        group, other, received = pp.get_group(), pp.size() - 1 - pp.get_local_rank(), torch.empty_like(gradient)
+        exchanges = [
+            dist.P2POp(dist.isend, gradient.contiguous(), group=group, group_peer=other),
+            dist.P2POp(dist.irecv, received, group=group, group_peer=other),
+        ]
+        for work in dist.batch_isend_irecv(exchanges):
+            work.wait()
+        gradient.add_(received)
 
 
 def build_stages(model: Model, layout: Layout, pp_rank: int) -> list[Decoder]:
@@ -178,12 +218,7 @@ class Pipeline:
     """Runs the passes of a step over all pipeline ranks."""
 
     def __init__(
-        self,
-        stages: Sequence[Decoder],
-        layout: Layout,
-        positions: Tensor,
-        dtype: torch.dtype,
-        ranks: Ranks,
+        self, stages: Sequence[Decoder], layout: Layout, positions: Tensor, dtype: torch.dtype, ranks: Ranks
     ) -> None:
         self.stages = stages
         self.ranks = ranks
@@ -195,22 +230,22 @@ class Pipeline:
         new_hidden = partial(
             torch.empty, layout.mbs, seq, stages[0].model.hidden_size, dtype=dtype, device=ranks.device
         )
+        count, group = layout.pp * layout.vp, ranks.mesh.get_group("pp")
         self.placed = [
-            Stage(
-                stage,
-                number,
-                layout.pp * layout.vp,
-                ranks.device,
-                *_shapes(stage, layout, new_hidden),
-                group=ranks.mesh.get_group("pp"),
-            )
+            Stage(stage, number, count, ranks.device, *_shapes(stage, layout, new_hidden), group=group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
         lanes = connect_lanes(layout, ranks.mesh["pp"])
         for stage in self.placed:
             stage.positions, stage.lanes, stage.new_hidden = positions, lanes, new_hidden
         self.micro_batches = layout.ga
-        self.schedule = _schedule(self.placed, layout)
+        self.schedule: PipelineScheduleSingle | _PipelineScheduleRuntime
+        # The last stage computes the loss itself. Without such a function there is no backward pass.
+        options: dict[str, Any] = {"loss_fn": lambda loss, _labels: loss, "scale_grads": False}
+        if layout.vp == 1:
+            self.schedule = Schedule1F1B(self.placed[0], layout.ga, **options)
+        else:
+            self.schedule = ScheduleInterleaved1F1B(list(self.placed), layout.ga, **options)
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
         tokens, labels, starts, _, segments = zip(*batches, strict=True)
@@ -228,17 +263,6 @@ class Pipeline:
             self.schedule.step(*inputs, return_outputs=False, **packed)
         reduce_tied_gradients(self.stages, self.ranks.mesh["pp"])
         return torch.stack([loss.detach().double() for loss in losses]).sum() if losses else None
-
-
-def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:
-    """Returns the loss, which the last stage computes itself. Without such a function there is no backward pass."""
-    return loss
-
-
-def _schedule(placed: Sequence[PipelineStage], layout: Layout) -> PipelineScheduleSingle | _PipelineScheduleRuntime:
-    if layout.vp == 1:
-        return Schedule1F1B(placed[0], layout.ga, loss_fn=of_last_stage, scale_grads=False)
-    return ScheduleInterleaved1F1B(list(placed), layout.ga, loss_fn=of_last_stage, scale_grads=False)
 
 
 def _shapes(stage: Decoder, layout: Layout, new_hidden: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:

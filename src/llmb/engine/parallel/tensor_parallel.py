@@ -3,7 +3,7 @@
 
 Attention and dense feed-forward layers are sharded by heads and by inner features, embedding, head and loss by the
 vocabulary. Between them every rank holds its shard of the sequence, so that norms and residual stream are sharded
-too, and products gather it (``model.sequence_shard``); without sequence parallelism all ranks compute the same there.
+too, and products gather it (``model.shards``); without sequence parallelism all ranks compute the same there.
 A router is replicated on every rank and takes the tokens of its shard of the sequence; experts have their own mesh.
 
 Parameters are DTensors, which the optimizer, gradient clipping, FSDP and checkpoints support; the forward pass uses
@@ -19,18 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
+from llmb.engine.collectives import Group, all_gather, gradient_sum, group_of, rank_sum, reduce_scatter
 from llmb.engine.model.adapter import OWN, Adapter, Dropout, FusedAdapter
 from llmb.engine.model.attention import Attention
-from llmb.engine.model.biases import Bias
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.layers import Bias, GatedMLP, Norm, SquaredReluMLP
 from llmb.engine.model.linear import Linear
-from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.loss import Vocabulary
 from llmb.engine.model.moe import Experts
-from llmb.engine.model.norms import Norm
-from llmb.engine.model.sequence_shard import SEQUENCE
-from llmb.engine.parallel.collectives import Group, all_gather, gradient_sum, group_of, rank_sum, reduce_scatter
+from llmb.engine.model.shards import SEQUENCE, local_shard
 
 OUTPUTS, INPUTS = 0, 1
 SHARDED_DIM = {

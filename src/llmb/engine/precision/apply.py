@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts layers of a model to FP8."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from llmb.engine.kernels.fp8_cast import CAPABILITY
 from llmb.engine.model.attention import Attention
-from llmb.engine.model.decoder import Decoder, Staged
-from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.decoder import Block, Decoder
+from llmb.engine.model.layers import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import Joined, Linear, joined_layers
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.mesh import Ranks, as_one
-from llmb.engine.precision.experts import Fp8Products, Fp8Stack, FusedFp8Products
+from llmb.engine.precision.experts import Fp8Stack, fp8_products, fused_fp8_products
 from llmb.engine.precision.layers import (
     Fp8GatedMLP,
     Fp8Joined,
@@ -29,14 +28,12 @@ from llmb.errors import EnvironmentProblem
 from llmb.runs.attention import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan
 
-Module = TypeVar("Module", bound=nn.Module)
 
-
-def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep_weights: bool) -> None:
+def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     """Changes attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
 
-    ``keep_weights`` keeps cast weights for a step, for parameters that stay gathered that long. Raises
-    EnvironmentProblem if a GPU has no FP8 and emulation was not requested.
+    Cast weights are kept for a step where parameters stay gathered that long. Raises EnvironmentProblem if a GPU has no
+    FP8 and emulation was not requested.
     """
     if plan.fp8_recipe is None:
         return
@@ -47,27 +44,20 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     blocks = [block for stage in stages for block in fp8_blocks(stage, plan)]
     found = [layer for block in blocks for layer in layers_of(block)]
     keys = [layer.shares for layer in found]
-    scales = Scales(
-        len(found),
-        ranks.device,
-        group,
-        delayed=plan.fp8_recipe == "delayed",
-        leaders=[keys.index(key) for key in keys],
-    )
+    leaders = [keys.index(key) for key in keys]
+    scales = Scales(len(found), ranks.device, group, delayed=plan.fp8_recipe == "delayed", leaders=leaders)
     for number, layer in enumerate(found):
         layer.replace(LayerScales(scales, number), product_dtype)
-    # With current scaling, a scale is not known before all of a tensor is.
-    fuses = plan.lora is None and scales.delayed
+    path = plan.compute_path
     for block in blocks:
         join_casts(block)
-        if scales.delayed and plan.recipe.layout.pp > 1:
+        if path.casts_attention_again:
             cast_attention_again(block)
-    for stage in stages if fuses else ():
+    for stage in stages if path.fuses_casts else ():
         fuse_activations(stage)
         fuse_rotation(stage)
-    if keep_weights:
-        for block in [block for stage in stages for block in fp8_blocks(stage, plan)]:
-            keep_from_forward_on(block)
+    for block in blocks if path.keeps_gathered else ():
+        keep_from_forward_on(block)
 
 
 def check_device(device: torch.device) -> None:
@@ -81,31 +71,40 @@ def check_device(device: torch.device) -> None:
         )
 
 
-def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[Staged]:
+def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[Block]:
     """All blocks; with the recipe ``current`` the first and the last one of the model stay in bf16."""
     ends = (0, stage.model.layers - 1) if plan.fp8_recipe == "current" else ()
     return [stage.block(number) for number in stage.layers if int(number) not in ends]
 
 
 class Layer(NamedTuple):
-    """One matrix, or one stack of matrices, to be computed in FP8."""
+    """One matrix, or one stack of matrices, to be computed in FP8. shares: equal for layers that share their scales."""
 
     shares: tuple[int, str]
-    """Equal for layers that share their scales."""
-    replace: Callable[[LayerScales, ProductDtype], None]
+    owner: nn.Module
+    name: str
+
+    def replace(self, layer_scales: LayerScales, product_dtype: ProductDtype) -> None:
+        owner, name = self.owner, self.name
+        if isinstance(owner, Experts):
+            owner.add_module(f"{name}_product", Fp8Stack(owner, name, layer_scales, product_dtype=product_dtype))
+            owner.products = fp8_products
+        else:
+            whole = owner.get_submodule(name)
+            assert isinstance(whole, Linear)
+            owner.add_module(name, Fp8Linear(whole, layer_scales, product_dtype=product_dtype))
 
 
 def layers_of(block: nn.Module) -> Iterator[Layer]:
     for module in block.modules():
         if isinstance(module, Experts):
             for name, _ in module.named_parameters(recurse=False):
-                yield Layer((id(module), name), partial(_replace_stack, module, name))
+                yield Layer((id(module), name), module, name)
         else:
             joined = {name: each.names[0] for each in own_joined(module).values() for name in each.names}
             for name, child in module.named_children():
                 if isinstance(child, Linear):
-                    key = id(module), joined.get(name, name)
-                    yield Layer(key, partial(_replace_linear, module, name, child))
+                    yield Layer((id(module), joined.get(name, name)), module, name)
 
 
 def own_joined(module: nn.Module) -> dict[str, Joined]:
@@ -120,15 +119,6 @@ def join_casts(block: nn.Module) -> None:
             setattr(module, name, Fp8Joined(module, *joined.names))
 
 
-def replace_modules(stage: nn.Module, replaced: type[Module], new: Callable[[Module], nn.Module | None]) -> None:
-    """Replaces modules of exactly the type ``replaced`` below ``stage``, unless ``new`` returns None for one."""
-    for owner in list(stage.modules()):
-        for name, module in list(owner.named_children()):
-            other = new(module) if type(module) is replaced else None
-            if other is not None:
-                owner.add_module(name, other)
-
-
 def cast_attention_again(block: nn.Module) -> None:
     """Keeps the output of attention in bf16 alone, as attention itself does: a pipeline holds it for many micro-batches
     at a time. Reading it again takes some 0.05 % of a step."""
@@ -139,20 +129,24 @@ def cast_attention_again(block: nn.Module) -> None:
 
 def fuse_activations(stage: nn.Module) -> None:
     """Casts what activations compute, also of experts, without storing it before; after ``join_casts``."""
-    replace_modules(stage, GatedMLP, Fp8GatedMLP)
-    replace_modules(stage, SquaredReluMLP, Fp8SquaredReluMLP)
     for module in stage.modules():
         if isinstance(module, Experts):
-            module.products = FusedFp8Products()
+            module.products = fused_fp8_products
+        elif type(module) is GatedMLP and not module.biased:
+            module.__class__ = Fp8GatedMLP
+        elif type(module) is SquaredReluMLP and not module.biased:
+            module.__class__ = Fp8SquaredReluMLP
 
 
 def fuse_rotation(stage: nn.Module) -> None:
     """Casts gradients while they are rotated back, where only positions come between product and attention; after
     ``join_casts``."""
-    replace_modules(stage, Attention, lambda whole: RotatedAttention(whole) if only_rotates(whole) else None)
+    for module in stage.modules():
+        if type(module) is Attention and only_rotates(module):
+            module.__class__ = RotatedAttention
 
 
-def keep_from_forward_on(block: Staged) -> None:
+def keep_from_forward_on(block: Block) -> None:
     """Casts weights once for a step: before the forward pass of ``block``, and of experts before theirs."""
     block.kept = [layer for layer in kept_in(block) if not isinstance(layer, Fp8Stack)]
     for module in block.modules():
@@ -172,17 +166,6 @@ def drop_kept(stages: Iterable[nn.Module]) -> None:
     for stage in stages:
         for layer in (*fp8_layers([stage]), *kept_in(stage)):
             layer.kept = None
-
-
-def _replace_linear(
-    owner: nn.Module, name: str, whole: Linear, layer_scales: LayerScales, product_dtype: ProductDtype
-) -> None:
-    owner.add_module(name, Fp8Linear(whole, layer_scales, product_dtype=product_dtype))
-
-
-def _replace_stack(experts: Experts, name: str, layer_scales: LayerScales, product_dtype: ProductDtype) -> None:
-    experts.add_module(f"{name}_product", Fp8Stack(experts, name, layer_scales, product_dtype=product_dtype))
-    experts.products = Fp8Products()
 
 
 def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:

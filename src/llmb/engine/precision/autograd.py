@@ -3,7 +3,7 @@
 
 A product of one weight, or of several below each other; and the same with what comes after it in one pass over memory:
 an activation, the rotation of queries and keys. A product gathers its input as bytes of FP8 if that is a shard of the
-sequence (``model.sequence_shard``).
+sequence (``model.shards``).
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.kernels.arguments import Activation, Heads, Rotation
-from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient, cast_both_ways, transpose
-from llmb.engine.kernels.rotary import cast_rotated_gradient, factors_of, rotate
-from llmb.engine.model.sequence_shard import SEQUENCE, gathered, overlapped
-from llmb.engine.parallel.collectives import Group, finish, start_scatter
+from llmb.engine.collectives import Group, finish, start_scatter
+from llmb.engine.kernels.fp8_cast import Activation, cast, cast_activation_gradient, cast_both_ways, transpose
+from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, factors_of, rotate
+from llmb.engine.model.shards import SEQUENCE, gathered, overlapped
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, Scaled, cast_tensor, multiply
 from llmb.engine.typed_autograd import save_for_backward
 from llmb.runs.attention import ProductDtype
@@ -26,20 +25,33 @@ from llmb.runs.attention import ProductDtype
 Gradients = tuple[Tensor | None, ...]
 
 
+class ProductKind(NamedTuple):
+    """What the compiler knows of a product.
+
+    group: the ranks with a shard each of the sequence, which the product gathers in FP8; None if the input is whole.
+    batch: how many sequences the rows are of. casts_again: whether the backward pass casts ``hidden`` by the scale of
+    the input again, for the gradients of weights.
+    """
+
+    delayed: bool
+    product_dtype: ProductDtype
+    activation: Activation | None
+    group: Group | None
+    batch: int
+    casts_again: bool
+
+
 class Operands(NamedTuple):
     """Arguments of functions that multiply; weights follow, [outputs, inputs] each, and whatever else they need.
 
     hidden: [rows, inputs], of which only the gradient is used; the input's values are the cast, ``Cast``.
     kept: the weights in FP8 as one matrix, [sum of outputs, inputs], and its transpose; None casts them at every use.
-    casts_again: whether the backward pass casts ``hidden`` by ``input_scale`` again, for the gradients of weights.
-    probe: see ``LayerScales``. group: the ranks with a shard each of the sequence, which the product gathers in FP8;
-    None if the input is whole. batch: how many sequences the rows are of.
+    probe: see ``LayerScales``.
     """
 
     hidden: Tensor
     values: Tensor
     transposed: Tensor | None
-    casts_again: bool
     input_scale: Tensor
     input_inverse: Tensor
     input_amax: Tensor
@@ -50,11 +62,7 @@ class Operands(NamedTuple):
     gradient_scale: Tensor
     gradient_inverse: Tensor
     probe: Tensor
-    delayed: bool
-    product_dtype: ProductDtype
-    activation: Activation | None
-    group: Group | None
-    batch: int
+    kind: ProductKind
 
 
 HIDDEN, PROBE = Operands._fields.index("hidden"), Operands._fields.index("probe")
@@ -83,40 +91,32 @@ class Saved(NamedTuple):
 class Fp8Context(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
+    kind: ProductKind
     keeps: bool
-    casts_again: bool
     held: int
-    delayed: bool
-    product_dtype: ProductDtype
-    activation: Activation
-    interleaved: bool
     outputs: list[int]
-    group: Group | None
-    batch: int
+    interleaved: bool
 
 
 def forward(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor]) -> Tensor:
     """y = x w^T; ``save`` keeps what ``backward`` needs of it."""
-    kept = operands.kept
+    kept, ctx.kind = operands.kept, operands.kind
     matrix = cast_weights(weights, operands.weight_scale) if kept is None else kept
-    ctx.keeps, ctx.delayed, ctx.product_dtype = kept is not None, operands.delayed, operands.product_dtype
-    ctx.outputs = [len(weight) for weight in weights]
+    ctx.keeps, ctx.outputs = kept is not None, [len(weight) for weight in weights]
     values = operands.values
-    if operands.group is not None:
-        values = as_rows(gathered(as_bytes(values, operands.batch), operands.group), values.dtype)
+    if ctx.kind.group is not None:
+        values = as_rows(gathered(as_bytes(values, ctx.kind.batch), ctx.kind.group), values.dtype)
     taken, turned = Scaled(values, operands.input_inverse), Scaled(matrix, operands.weight_inverse).mT
-    return multiply(taken, turned, fast=True, product_dtype=operands.product_dtype)
+    return multiply(taken, turned, fast=True, product_dtype=ctx.kind.product_dtype)
 
 
 def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor] = ()) -> None:
     held = weights if operands.kept_transposed is None else [operands.kept_transposed]
-    ctx.held, ctx.group, ctx.batch = len(held), operands.group, operands.batch
-    ctx.casts_again = operands.casts_again
-    rows = operands.transposed
+    ctx.held, rows = len(held), operands.transposed
     if any(ctx.needs_input_grad[WEIGHTS : WEIGHTS + len(weights)]):
-        if operands.group is not None:
+        if operands.kind.group is not None:
             rows = operands.values
-        elif operands.casts_again:
+        elif operands.kind.casts_again:
             rows = operands.hidden
     save_for_backward(
         ctx,
@@ -143,30 +143,30 @@ def saved(ctx: Fp8Context) -> Saved:
 
 def backward(ctx: Fp8Context, kept: Saved, given: Cast) -> Gradients:
     """dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
+    group, product_dtype = ctx.kind.group, ctx.kind.product_dtype
     found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     found[PROBE] = torch.stack((kept.input_amax, given.amax))
     to_weights: Tensor | None = None
     trained = given.transposed is not None and kept.rows is not None
-    if ctx.needs_input_grad[HIDDEN] or (trained and ctx.group is not None):
+    if ctx.needs_input_grad[HIDDEN] or (trained and group is not None):
         weight = kept.held[0] if ctx.keeps else cast_weights(kept.held, kept.weight_scale).t().contiguous()
-        to_input = given.values, given.inverse, weight, kept.weight_inverse, ctx.product_dtype
-        if ctx.group is None:
+        to_input = given.values, given.inverse, weight, kept.weight_inverse, product_dtype
+        if group is None:
             found[HIDDEN] = gradient_product(*to_input)
         elif given.transposed is None or kept.rows is None:
-            whole = torch.unflatten(gradient_product(*to_input), 0, (ctx.batch, -1))
-            found[HIDDEN] = finish(start_scatter(whole, SEQUENCE, ctx.group), SEQUENCE).flatten(0, 1)
+            whole = torch.unflatten(gradient_product(*to_input), 0, (ctx.kind.batch, -1))
+            found[HIDDEN] = finish(start_scatter(whole, SEQUENCE, group), SEQUENCE).flatten(0, 1)
         else:
             compute = shard_gradients if torch.compiler.is_compiling() else _shard_gradients
-            of_shard = given.transposed, kept.rows, kept.input_inverse, ctx.batch
-            found[HIDDEN], to_weights = compute(*to_input, *of_shard, *ctx.group)
-    if ctx.group is None and given.transposed is not None and kept.rows is not None:
+            of_shard = given.transposed, kept.rows, kept.input_inverse, ctx.kind.batch
+            found[HIDDEN], to_weights = compute(*to_input, *of_shard, *group)
+    if group is None and given.transposed is not None and kept.rows is not None:
         of_outputs = given.transposed, given.inverse
-        if ctx.casts_again:
+        if ctx.kind.casts_again:
             multiply_cast = cast_product if torch.compiler.is_compiling() else _cast_product
-            scales = kept.input_scale, kept.input_inverse
-            to_weights = multiply_cast(*of_outputs, kept.rows, *scales, ctx.product_dtype)
+            to_weights = multiply_cast(*of_outputs, kept.rows, kept.input_scale, kept.input_inverse, product_dtype)
         else:
-            to_weights = gradient_product(*of_outputs, kept.rows, kept.input_inverse, ctx.product_dtype)
+            to_weights = gradient_product(*of_outputs, kept.rows, kept.input_inverse, product_dtype)
     if to_weights is not None:
         found[WEIGHTS : WEIGHTS + len(ctx.outputs)] = torch.split(to_weights, ctx.outputs)
     return tuple(found)
@@ -212,7 +212,7 @@ def _shard_gradients(
     size: int,
     rank: int,
 ) -> tuple[Tensor, Tensor]:
-    """See ``model.sequence_shard``. values, transposed: the gradient of the outputs, cast both ways."""
+    """See ``model.shards``. values, transposed: the gradient of the outputs, cast both ways."""
 
     def to_input() -> Tensor:
         return torch.unflatten(gradient_product(values, inverse, weight, weight_inverse, dtype), 0, (batch, -1))
@@ -283,7 +283,7 @@ class ProductFunction(torch.autograd.Function):
     def backward(ctx: Fp8Context, gradient: Tensor) -> Gradients:
         kept = saved(ctx)
         trained = any(ctx.needs_input_grad[WEIGHTS:])
-        given = cast_tensor(gradient, GRADIENT, kept.gradient, delayed=ctx.delayed, transposes=trained)
+        given = cast_tensor(gradient, GRADIENT, kept.gradient, delayed=ctx.kind.delayed, transposes=trained)
         return backward(ctx, kept, given)
 
 
@@ -296,22 +296,21 @@ class Fp8Activated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 (torch's interface)
         operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]
-        assert operands.activation is not None
-        ctx.activation = operands.activation
         product = forward(ctx, operands, weights)
         save(ctx, operands, weights, [product])
         without_gradients(ctx, product)
         rows, columns = product.shape
-        features = columns // 2 if operands.activation == "swiglu" else columns
+        features = columns // 2 if operands.kind.activation == "swiglu" else columns
         return product, without_values(product, (rows, features))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Fp8Context, _product: None, gradient: Tensor) -> Gradients:
         kept = saved(ctx)
-        (product,) = kept.more
+        (product,), activation = kept.more, ctx.kind.activation
+        assert activation is not None
         scaled, transposed, amax = cast_activation_gradient(
-            product, gradient, kept.gradient.scale, ctx.activation, FORMATS[GRADIENT]
+            product, gradient, kept.gradient.scale, activation, FORMATS[GRADIENT]
         )
         return backward(ctx, kept, Cast(scaled, transposed, kept.gradient.inverse, amax))
 
@@ -319,18 +318,18 @@ class Fp8Activated(torch.autograd.Function):
 class Fp8Rotated(torch.autograd.Function):
     """Rotated query and key, and value: [batch, seq, heads, head_dim] each.
 
-    Arguments: ``Operands``, weights, ``Rotation``, head_dim and batch.
+    Arguments: ``Operands``, weights, ``Rotation`` and head_dim.
     """
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (torch's interface)
         given = Operands(*arguments[:WEIGHTS])
-        *weights, cos, sin, interleaved, head_dim, batch = arguments[WEIGHTS:]
+        *weights, cos, sin, interleaved, head_dim = arguments[WEIGHTS:]
         ctx.interleaved, rotation = interleaved, Rotation(cos, sin, interleaved)
         save(ctx, given, weights, [cos, sin])
         product = forward(ctx, given, weights)
         of_query, of_key, of_value = (size // head_dim for size in ctx.outputs)
-        heads = product.view(batch, -1, of_query + of_key + of_value, head_dim)
+        heads = product.view(given.kind.batch, -1, of_query + of_key + of_value, head_dim)
         query, key, value = torch.split(heads, [of_query, of_key, of_value], -2)
         factors = factors_of(rotation)
         # A view of the product would keep queries and keys for the backward pass, from before the rotation.

@@ -6,10 +6,10 @@ from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.kernels.fp8_cast import cast_activated, cast_activation_gradient, cast_both_ways
+from llmb.engine.kernels.fp8_cast import cast_activated, cast_activation_gradient
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision.scaling import (
     ALIGNED,
@@ -18,6 +18,8 @@ from llmb.engine.precision.scaling import (
     INPUT,
     WEIGHT,
     Cast,
+    Fp8Matrix,
+    Kept,
     LayerScales,
     Scaled,
     cast_tensor,
@@ -105,8 +107,8 @@ def _fits(matrix: Tensor) -> bool:
     )
 
 
-class Fp8Stack(nn.Module):
-    """Computes in FP8 the products of one of the stacked matrices of ``experts``; see ``Fp8Linear``.
+class Fp8Stack(Fp8Matrix):
+    """Computes in FP8 the products of one of the stacked matrices of ``experts``, [experts, inputs, outputs].
 
     Experts are multiplied one after the other; the host must know their numbers of rows.
     """
@@ -116,41 +118,25 @@ class Fp8Stack(nn.Module):
         # Not attributes: the experts have this as a submodule.
         self.matrices = partial(experts.matrices, name)
         self.parameter = partial(experts.get_parameter, name)
-        self.layer_scales, self.product_dtype = layer_scales, product_dtype
-        self.kept: tuple[Tensor, Tensor] | None = None
+        self.set_scales(layer_scales, product_dtype)
 
     @property
     def weight(self) -> Tensor:
         return self.parameter()
 
+    def matrix(self) -> Tensor:
+        return self.matrices()
+
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """[n, inputs] of all experts, in order, to [n, outputs]; counts: rows of each."""
-        product: Tensor = apply(
-            _Fp8GroupedProduct,
-            rows,
-            self.matrices(),
-            self.layer_scales.probe,
-            self,
-            self.kept,
-            counts,
-        )
+        probe = self.layer_scales.probe
+        product: Tensor = apply(_Fp8GroupedProduct, rows, self.matrix(), probe, self, counts)
         return product
-
-    @torch.no_grad()
-    def keep_weight(self) -> None:
-        """Casts the matrices, which must be gathered, once for many products."""
-        if self.kept is None:
-            self.kept = self.cast_weights(self.matrices())
-
-    def cast_weights(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Matrices in FP8, [experts, inputs, outputs], and each of them transposed."""
-        values, transposed, _ = cast_both_ways(weights, self.layer_scales.factors[WEIGHT].scale, FORMATS[WEIGHT])
-        return values, transposed
 
     def cast(self, rows: Tensor, which: int, *, transposes: bool) -> Cast:
         """An input or a gradient, rows of all experts."""
         scales = self.layer_scales
-        return cast_tensor(rows, which, scales.factors[which], delayed=scales.scales.delayed, transposes=transposes)
+        return cast_tensor(rows, which, scales.factors[which], delayed=scales.delayed, transposes=transposes)
 
     def product(self, rows: Cast, matrices: Tensor, counts: list[int], *, fast: bool) -> Tensor:
         inverse = self.layer_scales.factors[WEIGHT].inverse
@@ -170,7 +156,7 @@ class _StackContext(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
     stack: Fp8Stack
-    kept: tuple[Tensor, Tensor] | None
+    kept: Kept | None
     counts: list[int]
 
 
@@ -187,61 +173,42 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         weights: Tensor,
         probe: Tensor,  # noqa: ARG004 (used only for its gradient)
         stack: Fp8Stack,
-        kept: tuple[Tensor, Tensor] | None,
         counts: list[int],
     ) -> Tensor:
         taken = stack.cast(rows, INPUT, transposes=ctx.needs_input_grad[1])
-        _, transposed = kept or stack.cast_weights(weights)
-        ctx.stack, ctx.kept, ctx.counts = stack, kept, counts
+        _, transposed = stack.kept or stack.cast_weight(weights)
+        ctx.stack, ctx.kept, ctx.counts = stack, stack.kept, counts
         save_for_backward(ctx, taken.transposed, weights, taken.inverse, taken.amax)
         return stack.product(taken, transposed, counts, fast=True)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _StackContext, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None, None]:
+    def backward(ctx: _StackContext, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None]:
         rows, weights, inverse, amax = ctx.saved_tensors
         trained = ctx.needs_input_grad[1]
         given = ctx.stack.cast(gradient, GRADIENT, transposes=trained)
-        values, _ = ctx.kept or ctx.stack.cast_weights(weights)
+        values, _ = ctx.kept or ctx.stack.cast_weight(weights)
         to_rows = ctx.stack.product(given, values, ctx.counts, fast=False)
         to_weights = ctx.stack.weight_gradient(rows, inverse, given, ctx.counts) if trained else None
-        return to_rows, to_weights, torch.stack((amax, given.amax)), None, None, None
+        return to_rows, to_weights, torch.stack((amax, given.amax)), None, None
 
 
-class Fp8Products:
+def fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
     """Both products of experts in FP8, see ``model.moe.Products``."""
-
-    needs_known_counts = True
-
-    def __call__(self, experts: Experts, rows: Tensor, _counts: Tensor, known: list[int] | None) -> Tensor:
-        assert known is not None
-        first, last = fp8_stacks(experts)
-        inner = experts.activate(first(rows, known))
-        output: Tensor = last(inner, known)
-        return output
+    first, last = fp8_stacks(experts)
+    output: Tensor = last(experts.activate(first(rows, counts)), counts)
+    return output
 
 
-class FusedFp8Products:
-    """``Fp8Products`` with activations and their gradients cast as they are computed.
+def fused_fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
+    """``fp8_products`` with activations and their gradients cast as they are computed.
 
     For trained matrices and delayed scaling: then the scales are known before.
     """
-
-    needs_known_counts = True
-
-    def __call__(self, experts: Experts, rows: Tensor, _counts: Tensor, known: list[int] | None) -> Tensor:
-        assert known is not None
-        stacks = fp8_stacks(experts)
-        outputs: Tensor = apply(
-            _Fp8Experts,
-            rows,
-            *(stack.matrices() for stack in stacks),
-            *(stack.layer_scales.probe for stack in stacks),
-            stacks,
-            [stack.kept for stack in stacks],
-            known,
-        )
-        return outputs
+    first, last = stacks = fp8_stacks(experts)
+    probes = first.layer_scales.probe, last.layer_scales.probe
+    outputs: Tensor = apply(_Fp8Experts, rows, first.matrix(), last.matrix(), *probes, stacks, counts)
+    return outputs
 
 
 def fp8_stacks(experts: Experts) -> tuple[Fp8Stack, Fp8Stack]:
@@ -254,7 +221,7 @@ def fp8_stacks(experts: Experts) -> tuple[Fp8Stack, Fp8Stack]:
 class _ExpertsContext(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     stacks: tuple[Fp8Stack, Fp8Stack]
-    kept: list[tuple[Tensor, Tensor] | None]
+    kept: list[Kept | None]
     counts: list[int]
 
 
@@ -273,18 +240,17 @@ class _Fp8Experts(torch.autograd.Function):
         first_probe: Tensor,  # noqa: ARG004 (used only for its gradient)
         last_probe: Tensor,  # noqa: ARG004
         stacks: tuple[Fp8Stack, Fp8Stack],
-        kept: list[tuple[Tensor, Tensor] | None],
         counts: list[int],
     ) -> Tensor:
         first, last = stacks
-        ctx.stacks, ctx.kept, ctx.counts = stacks, kept, counts
+        ctx.stacks, ctx.kept, ctx.counts = stacks, [first.kept, last.kept], counts
         taken = first.cast(rows, INPUT, transposes=True)
-        gate_up = first.product(taken, (kept[0] or first.cast_weights(first_weights))[1], counts, fast=True)
+        gate_up = first.product(taken, (first.kept or first.cast_weight(first_weights))[1], counts, fast=True)
         scale, inverse = last.layer_scales.factors[INPUT]
         values, transposed, amax = cast_activated(gate_up, scale, "swiglu", FORMATS[INPUT])
         inner = Cast(values, transposed, inverse, amax)
         save_for_backward(ctx, taken.transposed, taken.amax, gate_up, transposed, amax, first_weights, last_weights)
-        return last.product(inner, (kept[1] or last.cast_weights(last_weights))[1], counts, fast=True)
+        return last.product(inner, (last.kept or last.cast_weight(last_weights))[1], counts, fast=True)
 
     @staticmethod
     @once_differentiable
@@ -292,7 +258,7 @@ class _Fp8Experts(torch.autograd.Function):
         rows, amax, gate_up, inner, inner_amax, *weights = ctx.saved_tensors
         (first, last), counts = ctx.stacks, ctx.counts
         matrices = [
-            (kept or stack.cast_weights(weight))[0]
+            (kept or stack.cast_weight(weight))[0]
             for kept, stack, weight in zip(ctx.kept, ctx.stacks, weights, strict=True)
         ]
         given = last.cast(gradient, GRADIENT, transposes=True)
@@ -304,4 +270,4 @@ class _Fp8Experts(torch.autograd.Function):
         to_rows = first.product(back, matrices[0], counts, fast=False)
         to_first = first.weight_gradient(rows, first.layer_scales.factors[INPUT].inverse, back, counts)
         probes = torch.stack((amax, largest)), torch.stack((inner_amax, given.amax))
-        return to_rows, to_first, to_last, *probes, None, None, None
+        return to_rows, to_first, to_last, *probes, None, None

@@ -10,12 +10,12 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 
+from llmb.engine.collectives import Group, all_reduce
 from llmb.engine.kernels.fp8_cast import cast, cast_both_ways, largest_value
-from llmb.engine.parallel.collectives import Group, all_reduce
 from llmb.runs.attention import ProductDtype
 
 INPUT, WEIGHT, GRADIENT = range(3)
@@ -210,7 +210,7 @@ class LayerScales:
     """
 
     def __init__(self, scales: Scales, number: int) -> None:
-        self.scales = scales
+        self.scales, self.delayed = scales, scales.delayed
         self.scale = scales.scale[number]
         self.factors = scales.of_layer(number)
         self.history = scales.history[number]
@@ -223,3 +223,32 @@ def _record(amax: Tensor, probe: Tensor) -> None:
     assert probe.grad is not None
     torch.maximum(amax, probe.grad, out=amax)
     probe.grad = None
+
+
+Kept = tuple[Tensor, Tensor]
+"""A weight in FP8 and its transpose, [outputs, inputs] and [inputs, outputs]; of a stack, of each of its matrices."""
+
+
+class Fp8Matrix(nn.Module):
+    """A matrix, or a stack of them, that is multiplied in FP8.
+
+    kept: the cast weight, if kept for the micro-batches of a step; else the weight is cast at every use.
+    """
+
+    def set_scales(self, layer_scales: LayerScales, product_dtype: ProductDtype) -> None:
+        self.layer_scales, self.product_dtype = layer_scales, product_dtype
+        self.kept: Kept | None = None
+
+    def matrix(self) -> Tensor:
+        """The values of this rank."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def keep_weight(self) -> None:
+        """Casts the weight, which must be gathered, once for many products."""
+        if self.kept is None:
+            self.kept = self.cast_weight(self.matrix())
+
+    def cast_weight(self, weight: Tensor) -> Kept:
+        values, transposed, _ = cast_both_ways(weight, self.layer_scales.factors[WEIGHT].scale, FORMATS[WEIGHT])
+        return values, transposed

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.parallel.exchange import OwnPart
+from llmb.engine.model.exchange import OwnPart
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.apply import drop_kept, fp8_layers
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.layers import Fp8Linear
-from llmb.engine.precision.scaling import WEIGHT, Scales
+from llmb.engine.precision.scaling import WEIGHT
 from llmb.runs.plan import Plan
 
 
 @contextmanager
-def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
+def fp8_step(stages: Sequence[Decoder], number: int) -> Iterator[None]:
     """Around the passes of a step: largest values of weights before, scales of all tensors after.
 
     Frozen weights are measured once, and what is cast of them is kept.
@@ -38,7 +38,11 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
     if scales.frozen_weights is not None:
         scales.amax[:, WEIGHT] = scales.frozen_weights
     else:
-        measure_weights(scales, own_weights(stages, layers))
+        scales.amax[:, WEIGHT] = weight_amax(own_weights(stages, layers))
+        if not scales.delayed:
+            amax = scales.amax[:, WEIGHT].contiguous()
+            reduce_largest(amax, scales.group)
+            scales.set_weights(amax)
     scales.use()
     yield
     if not frozen:
@@ -47,29 +51,17 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
     scales.finish(number)
 
 
-def own_weights(stages: Sequence[nn.Module], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
+def own_weights(stages: Sequence[Decoder], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
     """The weights of layers. Of those that ranks update in parts this rank's: the others may still be on their way."""
-    parts: dict[Tensor, OwnPart | None] = {}
-    for stage in stages:
-        if isinstance(stage, Decoder):
-            parts |= stage.parts()
+    held: dict[Tensor, OwnPart | None] = {each.parameter: each.part for stage in stages for each in stage.held()}
     found: list[Tensor] = []
     for weight in (layer.weight for layer in layers):
-        part = parts.get(weight)
+        part = held.get(weight)
         if part is not None:
             found.append(part.values if part.weight is None else part.weight)
         else:
-            found.append(weight.new_empty(0) if weight in parts else weight)
+            found.append(weight if weight in held else weight.new_empty(0))
     return found
-
-
-def measure_weights(scales: Scales, weights: Sequence[Tensor]) -> None:
-    """Sets the largest values of weights that change in every step, and with current scaling their scales."""
-    scales.amax[:, WEIGHT] = weight_amax(weights)
-    if not scales.delayed:
-        amax = scales.amax[:, WEIGHT].contiguous()
-        reduce_largest(amax, scales.group)
-        scales.set_weights(amax)
 
 
 @torch.no_grad()

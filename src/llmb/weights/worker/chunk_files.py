@@ -35,8 +35,8 @@ from llmb import __version__
 from llmb.checkpoints.checkpoint import WEIGHTS, StoredDtype
 from llmb.checkpoints.files import ChecksumWriter
 from llmb.engine.checkpoint.load import torch_message
+from llmb.engine.checkpoint.save import causes
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.checkpoint.writer import causes
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.huggingface.tensors import Shape
 from llmb.runs.checkpoints import check_room

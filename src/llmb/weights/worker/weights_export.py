@@ -20,8 +20,8 @@ from llmb.catalogue.records import Lora
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.files import flush_file
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
+from llmb.engine.checkpoint.save import Writer
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.checkpoint.writer import Writer
 from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.huggingface.config import config_of
 from llmb.huggingface.tensors import (

@@ -22,13 +22,11 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from llmb.engine.collectives import Group, c10d
 from llmb.engine.model.linear import GradientSum
-from llmb.engine.model.local_shard import local_tensor, sharded_like
-from llmb.engine.parallel.collectives import Group, c10d
-from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.model.shards import local_tensor, sharded_like
 
 ALIGNED = 64
 """Elements of which a piece has a multiple: whole vectors for kernels."""
@@ -57,36 +55,6 @@ class Peers(NamedTuple):
         return 1 if self.replicas is None else self.replicas.size
 
 
-class Exchange(NamedTuple):
-    """Routed experts are held by other ranks than everything else."""
-
-    dense: Peers
-    experts: Peers
-
-
-def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
-    """``dtype``: of sums over ranks.
-
-    Experts' gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from: their mean
-    is over the same ranks.
-    """
-    batches = ranks.fsdp.size()
-    dense, experts = ((*groups_in(mesh), batches, dtype) for mesh in (ranks.fsdp, ranks.expert_fsdp))
-    return Exchange(Peers(*dense), Peers(*experts))
-
-
-def groups_in(mesh: DeviceMesh) -> tuple[Group | None, Group | None]:
-    """Pieces and replicas in the ranks of ``Ranks.fsdp`` or ``Ranks.expert_fsdp``."""
-    return several(mesh, mesh.ndim - 1), several(mesh, 0) if mesh.ndim == 2 else None
-
-
-def several(mesh: DeviceMesh, dim: int) -> Group | None:
-    """This rank's group along a dimension; None if it has one rank."""
-    if mesh.size(dim) == 1:
-        return None
-    return Group(mesh.get_group(dim).group_name, mesh.size(dim), mesh.get_local_rank(dim))
-
-
 @dataclass(eq=False, slots=True)
 class OwnPart:
     """Elements of a parameter that this rank updates: from ``start`` to ``stop`` of its local shard, flattened.
@@ -101,6 +69,15 @@ class OwnPart:
     values: Tensor
     weight: Tensor | None
     gradient: Tensor | None = None
+
+
+class Held(NamedTuple):
+    """The fp32 values of a parameter that this rank holds: sharded like it, or those of its ``part``, [elements]."""
+
+    name: str
+    parameter: nn.Parameter
+    values: Tensor
+    part: OwnPart | None
 
 
 class Bucket:

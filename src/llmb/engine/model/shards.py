@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of a whole sequence, of which each tensor-parallel rank has a shard (Korthikanti et al., 2022, 4.2.2).
+"""Local shards of parameters, and products of a sequence of which each tensor-parallel rank has a shard.
 
-A rank keeps only its shard for the backward pass, which gathers the sequence again: while it travels, the gradient of
-the whole input is computed, and while that is reduced and scattered, those of the weights.
+Of the sequence (Korthikanti et al., 2022, 4.2.2) a rank keeps only its shard for the backward pass, which gathers it
+again: while it travels, the gradient of the whole input is computed, and while that is reduced and scattered, those of
+the weights.
 
 Compiled code has such a backward pass as one operator. The compiler would keep what the forward pass gathered instead
 of gathering the same again, and is free to move products from between the start and the end of a collective.
@@ -14,10 +15,45 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
-from llmb.engine.parallel.collectives import Group, finish, start_gather, start_scatter
+from llmb.engine.collectives import Group, finish, start_gather, start_scatter
 from llmb.engine.typed_autograd import apply, save_for_backward
+
+
+def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
+    """This rank's shard of a tensor-parallel parameter (a DTensor), sharded or replicated; other parameters unchanged.
+
+    Ranks with replicas of a parameter process different tokens, so each has a partial sum of the gradient; with
+    ``same_tokens`` each has the full gradient.
+    """
+    if not isinstance(parameter, DTensor):
+        return parameter
+    copied = Replicate() if same_tokens else Partial()
+    gradient = [copied if placement.is_replicate() else placement for placement in parameter.placements]
+    part: Tensor = parameter.to_local(grad_placements=gradient)
+    return part
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor that needs no gradient."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sharded_like(parameter: Tensor, local: Tensor) -> Tensor:
+    """The tensor that is sharded like ``parameter`` and has ``local`` as this rank's shard."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
 
 SEQUENCE = 1
 """The dimension of hidden states, [batch, seq, hidden], that is sharded."""

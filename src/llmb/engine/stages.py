@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This rank's stages of the model, ready to train: transformed, with memory, and with initial weights.
+
+Parameters that a rank holds whole are views into flat buffers, in the dtype that blocks compute in.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from llmb.engine.collectives import Group
+from llmb.engine.model.decoder import Decoder, initialize
+from llmb.engine.model.exchange import Bucket, Peers, Reduction, Unit, cut, padded_size, sizes_of
+from llmb.engine.model.linear import GradientSum, Joined, Linear, is_plain, join_products, joined_layers
+from llmb.engine.model.moe import Experts
+from llmb.engine.model.shards import local_tensor, sharded_like
+from llmb.engine.parallel.data_parallel import compute_dtype, reduce_dtype
+from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.pipeline import build_stages
+from llmb.engine.transformations import INDUCTOR, CompilerBackend, transform
+from llmb.runs.plan import EnginePlan
+
+
+def prepare_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[Decoder]:
+    """This rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
+    stages = shape_stages(plan, ranks, backend)
+    give_memory(stages, plan, ranks)
+    for stage in stages:
+        initialize(stage, plan.recipe.model, plan.seed)
+    return stages
+
+
+def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[Decoder]:
+    """This rank's stages on the meta device, transformed as the plan requires; ``backend`` compiles."""
+    with torch.device("meta"):
+        stages = build_stages(plan.recipe.model, plan.recipe.layout, ranks.pp_rank)
+    transform(stages, plan, ranks, backend)
+    return stages
+
+
+def give_memory(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
+    """Puts stages that have only shapes on the device, in place, without values."""
+    path, several = plan.compute_path, plan.recipe.layout.ga > 1
+    if path.shards_parameters:
+        for stage in stages:
+            stage.to_empty(device=ranks.device)
+        return
+    exchange = exchange_of(ranks, reduce_dtype(plan)) if path.exchanges_updates else None
+    place_parameters(stages, compute_dtype(plan.recipe.dtype), ranks.device, exchange)
+    if path.joins_products:
+        join_products(stages, adjacent_weights)
+    if path.gradient_sums == "after the product" and (several or exchange):
+        # The mean of all ranks, too, is then the gradient of a bf16 parameter.
+        accumulate_in_fp32(stages)
+    elif path.gradient_sums == "by the product" and several:
+        sum_in_products(stages)
+    if exchange:
+        overlap_exchange(stages)
+
+
+class Exchange(NamedTuple):
+    """Routed experts are held by other ranks than everything else."""
+
+    dense: Peers
+    experts: Peers
+
+
+def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
+    """``dtype``: of sums over ranks.
+
+    Experts' gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from: their mean
+    is over the same ranks.
+    """
+
+    def group(mesh: DeviceMesh, dim: int) -> Group | None:
+        """None for one rank."""
+        if mesh.size(dim) == 1:
+            return None
+        return Group(mesh.get_group(dim).group_name, mesh.size(dim), mesh.get_local_rank(dim))
+
+    def peers(mesh: DeviceMesh) -> Peers:
+        replicas = group(mesh, 0) if mesh.ndim == 2 else None
+        return Peers(group(mesh, mesh.ndim - 1), replicas, ranks.fsdp.size(), dtype)
+
+    return Exchange(peers(ranks.fsdp), peers(ranks.expert_fsdp))
+
+
+def place_parameters(
+    stages: Sequence[Decoder], dtype: torch.dtype, device: torch.device, exchange: Exchange | None = None
+) -> None:
+    """Gives the parameters of ``stages``, which are on the meta device, memory without values, in place.
+
+    Trained parameters get ``dtype`` and, if that is not fp32, fp32 masters of the same shape; frozen ones keep theirs.
+    Each dtype has a buffer for each of both, with the parameters in the order of their names: the weights of layers
+    that follow each other are one matrix. A tensor-parallel parameter's local shard is a view.
+
+    With an ``exchange``, ranks with the same parameters have a buffer for each block, its experts, and what is in no
+    block. If each of them updates a piece, it has masters of that alone.
+    """
+    for stage in stages:
+        placed: dict[nn.Parameter, nn.Parameter] = {}
+        for layer, peers, group in parameter_groups(stage, exchange):
+            for (of_kind, trained), parameters in kinds(group, dtype).items():
+                pieces = peers.parts if peers and trained else 1
+                flat = empty(parameters, of_kind, device, pieces)
+                new = [nn.Parameter(view, requires_grad=trained) for view in views(parameters, flat)]
+                placed |= dict(zip(parameters, new, strict=True))
+                if peers and trained:
+                    stage.buckets.append(Bucket(new, flat, peers, layer))
+                if trained and of_kind is not torch.float32 and pieces == 1:
+                    masters = views(parameters, empty(parameters, torch.float32, device))
+                    stage.masters |= dict(zip(new, masters, strict=True))
+        for module in stage.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, placed[parameter])
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters that have buffers of their own: the block that they are in, if any, and which ranks hold them too."""
+
+    layer: str | None
+    peers: Peers | None
+    parameters: list[nn.Parameter]
+
+
+def parameter_groups(stage: Decoder, exchange: Exchange | None) -> Iterator[ParameterGroup]:
+    if exchange is None:
+        yield ParameterGroup(None, None, list(stage.parameters()))
+        return
+    within = {parameter for block in stage.layers.values() for parameter in block.parameters()}
+    yield ParameterGroup(
+        None, exchange.dense, [parameter for parameter in stage.parameters() if parameter not in within]
+    )
+    for layer, block in stage.layers.items():
+        routed = {one: None for module in block.modules() if isinstance(module, Experts) for one in module.parameters()}
+        yield ParameterGroup(
+            layer, exchange.dense, [parameter for parameter in block.parameters() if parameter not in routed]
+        )
+        yield ParameterGroup(layer, exchange.experts, list(routed))
+
+
+def kinds(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> dict[tuple[torch.dtype, bool], list[nn.Parameter]]:
+    """The parameters of each dtype, by whether they are trained, which makes it ``dtype``."""
+    found: dict[tuple[torch.dtype, bool], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        trained = parameter.requires_grad
+        found.setdefault((dtype if trained else parameter.dtype, trained), []).append(parameter)
+    return found
+
+
+def empty(parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.device, pieces: int = 1) -> Tensor:
+    """A buffer for the local shards of the parameters, padded for so many pieces of equal size."""
+    return torch.empty(padded_size(sum(sizes_of(parameters)), pieces), dtype=dtype, device=device)
+
+
+@torch.no_grad()
+def views(parameters: Sequence[nn.Parameter], flat: Tensor) -> list[Tensor]:
+    """A tensor for each of the parameters, sharded like it; their local shards follow each other in ``flat``."""
+    shapes = [local_tensor(parameter).shape for parameter in parameters]
+    parts = map(Tensor.view, cut(flat, sizes_of(parameters)), shapes)
+    return [sharded_like(*each) for each in zip(parameters, parts, strict=True)]
+
+
+def adjacent_weights(layers: Sequence[Linear]) -> Tensor:
+    """The local shards of the weights of layers that follow each other as one matrix, [sum of outputs, inputs].
+
+    A view. Raises ValueError if the layers do not follow each other.
+    """
+    parts = [local_tensor(layer.weight.detach()) for layer in layers]
+    for part, following in pairwise(parts):
+        shares = part.untyped_storage()._cdata == following.untyped_storage()._cdata
+        if not shares or part.storage_offset() + part.numel() != following.storage_offset():
+            raise ValueError("the weights are not adjacent in memory")
+    return parts[0].as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
+
+
+def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
+    """Sums gradients of micro-batches in fp32 though they are computed in bf16, as FSDP does for sharded parameters."""
+    for parameter in trained_parameters(stages):
+        if parameter.dtype is torch.float32:  # hooks would do nothing, for some microseconds each
+            continue
+        parameter.grad_dtype = None  # any
+        parameter.register_hook(partial(_rounded, parameter.dtype))
+        parameter.register_post_accumulate_grad_hook(_to_fp32)
+
+
+def _rounded(dtype: torch.dtype, gradient: Tensor) -> Tensor:
+    """Some kernels give the gradient of a norm in fp32."""
+    return gradient if gradient.dtype is dtype else gradient.to(dtype).to(gradient.dtype)
+
+
+def _to_fp32(parameter: Tensor) -> None:
+    """After the first micro-batch; the others are added in place."""
+    assert parameter.grad is not None
+    if parameter.grad.dtype is not torch.float32:
+        parameter.grad = parameter.grad.float()
+
+
+def trained_parameters(stages: Iterable[nn.Module]) -> list[nn.Parameter]:
+    return [parameter for stage in stages for parameter in stage.parameters() if parameter.requires_grad]
+
+
+def sum_in_products(stages: Iterable[Decoder]) -> None:
+    """Makes the products of the backward pass add to the gradients of matrices, instead of autograd, in place.
+
+    For parameters with memory in the dtype that their gradients are summed in; not for replicas, of which each rank has
+    a partial sum.
+    """
+    for stage in stages:
+        for owner, layers in products(stage):
+            assert owner.weight is not None
+            weights = [layer.weight for layer in layers]
+            if all(weight.requires_grad and not is_replicated(weight) for weight in weights):
+                owner.gradients = GradientSum(local_tensor(owner.weight.detach()), weights)
+                stage.gradient_sums.append(owner.gradients)
+
+
+def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
+    """What multiplies by one matrix, and the layers that it multiplies for; not layers side by side that share an input
+    which they gather."""
+    joined = [each for each in joined_layers(stage) if all(map(is_plain, each.layers))]
+    parts = {layer for each in joined if each.weight is not None or each.group is not None for layer in each.layers}
+    yield from ((each, each.layers) for each in joined if each.weight is not None)
+    yield from ((each, (each,)) for each in stage.modules() if type(each) is Linear and each not in parts)
+
+
+def is_replicated(weight: Tensor) -> bool:
+    return isinstance(weight, DTensor) and any(placement.is_replicate() for placement in weight.placements)
+
+
+def overlap_exchange(stages: Sequence[Decoder]) -> None:
+    """Makes blocks send their gradients, and wait for what other ranks updated, when a pass comes to them."""
+    reduction = Reduction()
+    for stage in stages:
+        stage.reduction = reduction
+        for layer, buckets in groupby(stage.buckets, key=lambda bucket: bucket.layer):
+            unit = Unit.of(list(buckets), stage.gradient_sums)
+            reduction.units.append(unit)
+            if layer is None:
+                stage.outer = unit
+            else:
+                stage.block(layer).exchanged = unit, reduction

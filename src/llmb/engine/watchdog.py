@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watchdog: a thread in every rank that ends a run that hangs, and a rank whose launcher is gone.
+
+Ranks send heartbeats through the run's store. Of a rank that makes no progress they hold the collectives that it is in,
+from PyTorch's flight recorder, and the code that its main thread is in. The recorder keeps the latest 2,000 collectives
+of every group in memory, by default and with gloo as with NCCL. It does not record gloo's sends and receives; for those
+the code that waits for them is reported.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import chain, takewhile
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import Store
+
+from llmb.engine.parallel.rendezvous import connect, store_host
+from llmb.resources.host import host_name
+from llmb.runs.failure import (
+    PHASE_LIMITS,
+    STALL,
+    Beat,
+    Phase,
+    Wait,
+    find_stall,
+    overdue,
+    ranks_text,
+    see,
+    time_to_notice,
+)
+from llmb.runs.folder import RunFolder
+from llmb.runs.parent_death import has_ended
+from llmb.runs.plan import EnginePlan
+
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""One for gloo, one for NCCL if the build has it."""
+DISTRIBUTED = str(Path(dist.__file__).parent)
+PROJECT = str(Path(__file__).parents[1])
+CHECKPOINT_GROUP = "checkpoint"
+"""The group whose collectives are not part of training; see ``Saver``."""
+
+
+class Collectives(NamedTuple):
+    """Unfinished collectives, the oldest first, and the number of collectives begun, by group."""
+
+    waits: tuple[Wait, ...]
+    begun: dict[str, int]
+
+
+def pending_collectives(*, saving: bool) -> Collectives:
+    """This rank's collectives. Those of an asynchronous checkpoint count only while training waits for it."""
+    waits: list[Wait] = []
+    begun: dict[str, int] = {}
+    dumps: list[Callable[[bool, bool], bytes]] = [getattr(c10d, name) for name in RECORDERS if hasattr(c10d, name)]
+    for entry in chain.from_iterable(json.loads(dump(True, False)).get("entries", ()) for dump in dumps):
+        group, label = entry["process_group"]
+        if entry["is_p2p"] or (label == CHECKPOINT_GROUP and not saving):
+            continue
+        begun[group] = max(begun.get(group, 0), entry["collective_seq_id"])
+        if not entry["retired"] and entry["state"] != "completed":
+            operation = entry["profiling_name"].partition(":")[2]
+            shown, number = label if label != "undefined" else group, entry["collective_seq_id"]
+            members = ranks_text(_members(group))
+            waits.append(Wait(operation=operation, group=group, label=shown, number=number, ranks=members))
+    return Collectives(tuple(waits[:1]), begun)
+
+
+def _members(group: str) -> list[int]:
+    """Ranks of a group, by the name that torch gave it."""
+    try:
+        return dist.get_process_group_ranks(c10d._resolve_process_group(group))  # type: ignore[arg-type]
+    except RuntimeError:  # it is destroyed, or not yet registered
+        return []
+
+
+def main_thread_location() -> tuple[str | None, bool]:
+    """The project's line that the main thread is in, what it called there, and whether that communicates."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return None, False
+    frames = [outer for outer, _ in traceback.walk_stack(frame)]
+    inside = list(takewhile(lambda found: not _is_in(PROJECT, found), frames))
+    communicates = any(_is_in(DISTRIBUTED, found) for found in inside)
+    own = frames[min(len(inside), len(frames) - 1)]
+    inner = frames[0]
+    text = _line(own) if own is inner else f"{_line(own)}, in {_line(inner)}"
+    return text, communicates
+
+
+def _is_in(folder: str, frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(folder)
+
+
+def _line(frame: FrameType) -> str:
+    path = Path(frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank is in its training."""
+
+    phase: Phase
+    step: int
+
+
+class Progress:
+    """Set by the training thread, at the cost of an assignment, and read by the watchdog."""
+
+    def __init__(self, step: int) -> None:
+        self.enter("start", step)
+
+    def enter(self, phase: Phase, step: int) -> None:
+        self.position = Position(phase, step)
+
+
+LONGEST_TICK_S = 5.0
+"""A thread that slept much longer than intended was itself stopped or starved, and must not blame others for it."""
+VERDICT = "llmb/verdict"
+
+
+@dataclass(slots=True)
+class LastHeartbeat:
+    """A rank's last heartbeat as received, and the time for which it has not changed."""
+
+    text: bytes | None = None
+    silent_s: float = 0.0
+
+
+class Heartbeats:
+    """A thread with its own connection, because a store in a stopped process never responds to a request.
+
+    The watchdog reads and sets the attributes; ``unanswered_s`` grows while the store does not respond.
+    """
+
+    def __init__(self, rank: int, world_size: int, interval_s: float) -> None:
+        self.rank = rank
+        self.interval_s = interval_s
+        self.beat = ""
+        self.reading = False
+        self.heard = {other: LastHeartbeat() for other in range(world_size)}
+        self.verdict: str | None = None
+        self.to_publish: str | None = None
+        self.answered = time.monotonic()
+
+    def start(self, connect_within_s: float) -> None:
+        thread = threading.Thread(target=self._run, args=(connect_within_s,), name="watchdog-heartbeat", daemon=True)
+        thread.start()
+
+    @property
+    def unanswered_s(self) -> float:
+        return time.monotonic() - self.answered
+
+    def _run(self, connect_within_s: float) -> None:
+        patience = timedelta(seconds=connect_within_s)
+        while True:
+            try:
+                self._serve(connect(patience))
+            except RuntimeError:
+                # A lost connection; or the run ends and the store has gone before this process.
+                time.sleep(self.interval_s)
+
+    def _serve(self, store: Store) -> None:
+        # Below the patience of every limit, so that no single pause of this thread is taken for silence of the others.
+        longest_s = min(2 * self.interval_s, LONGEST_TICK_S)
+        before = time.monotonic()
+        while True:
+            now = time.monotonic()
+            self._exchange(store, min(now - before, longest_s))
+            before, self.answered = now, time.monotonic()
+            time.sleep(self.interval_s)
+
+    def _exchange(self, store: Store, elapsed_s: float) -> None:
+        if self.to_publish:
+            store.set(VERDICT, self.to_publish)
+        if self.beat:
+            store.set(_key(self.rank), self.beat)
+        if self.reading:
+            self._read(store, elapsed_s)
+        if store.check([VERDICT]):
+            self.verdict = store.get(VERDICT).decode()
+
+    def _read(self, store: Store, elapsed_s: float) -> None:
+        # Asking for a key that is not there would wait for it.
+        known = [rank for rank, heard in self.heard.items() if heard.text or store.check([_key(rank)])]
+        texts = dict(zip(known, store.multi_get([_key(rank) for rank in known]), strict=True)) if known else {}
+        for rank, heard in self.heard.items():
+            text = texts.get(rank)
+            heard.silent_s = heard.silent_s + elapsed_s if text == heard.text else 0.0
+            heard.text = text
+
+
+def _key(rank: int) -> str:
+    return f"llmb/beat/{rank}"
+
+
+LAUNCHER_PID = "LLMB_LAUNCHER_PID"
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.25, 2.0
+SHORTEST_PATIENCE_S = 2.0
+MOST_STACKS = 8
+"""Number of ranks that print their stacks; the ranks that block the run always do."""
+MOST_FRAMES = 30
+LONGEST_REPORT_S = 2.0
+"""Time limit for printing: the disk of the log may be what hangs."""
+STALLED = 1
+
+
+def start_watchdog(plan: EnginePlan, folder: RunFolder, progress: Progress) -> None:
+    """Starts the watchdog of this rank, which ends with the process."""
+    launcher = int(os.environ.pop(LAUNCHER_PID, "0"))
+    watchdog = Watchdog(plan, folder, progress, launcher)
+    threading.Thread(target=watchdog.run, name="watchdog", daemon=True).start()
+
+
+class Watchdog:
+    """Watches the launcher and, if the plan has a limit, the progress of the run.
+
+    While a run makes progress, a rank sends a few bytes to the store at intervals, and rank 0 reads them. Only without
+    progress does a rank look at its collectives, and do ranks other than 0 read.
+    """
+
+    def __init__(self, plan: EnginePlan, folder: RunFolder, progress: Progress, launcher: int) -> None:
+        self.rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.host = host_name()
+        self.limit_s = time_to_notice(plan.stall_limit_s)
+        self.interval_s = min(max(self.limit_s / 20, SHORTEST_INTERVAL_S), LONGEST_INTERVAL_S)
+        self.patience_s = max(4 * self.interval_s, SHORTEST_PATIENCE_S)
+        self.folder = folder
+        self.progress = progress
+        self.heartbeats = Heartbeats(self.rank, world_size, self.interval_s)
+        self.parent, self.launcher = os.getppid(), launcher
+        self.beats = 0
+        self.idle_s = 0.0
+        self.position: Position | None = None
+        self.begun: dict[str, int] | None = None
+
+    def run(self) -> None:
+        if self.limit_s:
+            self.heartbeats.start(self.limit_s * PHASE_LIMITS["start"])
+        before = time.monotonic()
+        while True:
+            # A rank must outlive neither its parent nor, on a single machine, ``llmb run``.
+            if os.getppid() != self.parent or (self.launcher != 0 and has_ended(self.launcher)):
+                _say(f"llmb: rank {self.rank} on {self.host} ends: the process that started it is gone")
+                os._exit(STALLED)
+            now = time.monotonic()
+            if self.limit_s and now - before >= self.interval_s:
+                self._look(min(now - before, LONGEST_TICK_S))
+                before = now
+            time.sleep(SHORTEST_INTERVAL_S)
+
+    def _look(self, elapsed_s: float) -> None:
+        beat = self._beat(elapsed_s)
+        self.heartbeats.beat = beat.model_dump_json()
+        if self.heartbeats.verdict:
+            self._end(beat)
+        text = self._verdict(beat)
+        if text:
+            self.heartbeats.to_publish = text
+            self._end(beat, text)
+
+    def _beat(self, elapsed_s: float) -> Beat:
+        position = self.progress.position
+        self.idle_s = self.idle_s + elapsed_s if position is self.position else 0.0
+        self.position = position
+        self.beats += 1
+        found, where, communicates = Collectives((), {}), None, False
+        if self.idle_s > self.limit_s / 2:
+            found = pending_collectives(saving=position.phase == "checkpoint")
+            where, communicates = main_thread_location()
+            # If nothing is recorded, such as with a disabled flight recorder, the rank may be waiting in anything.
+            communicates = communicates or not found.begun
+            if self.begun not in (None, found.begun):
+                self.idle_s = 0.0  # A long step that still begins collectives makes progress.
+            self.begun = found.begun
+        else:
+            self.begun = None
+        return Beat(
+            number=self.beats,
+            rank=self.rank,
+            host=self.host,
+            phase=position.phase,
+            step=position.step,
+            idle_s=self.idle_s,
+            place=where,
+            communicates=communicates,
+            waits=found.waits,
+            begun=found.begun,
+        )
+
+    def _verdict(self, beat: Beat) -> str | None:
+        """The cause of the hang. Rank 0 determines it; if it does not, the next ranks do, a few at a time."""
+        over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
+        # As long before its turn as it takes to tell who is silent.
+        soon_s = over_s + self.patience_s + 2 * self.interval_s
+        self.heartbeats.reading = has_turn(self.rank, soon_s, self.patience_s)
+        if not has_turn(self.rank, over_s, self.patience_s):
+            return None
+        if overdue(beat, self.limit_s) and self.heartbeats.unanswered_s > self.patience_s:
+            waits = f"in {beat.waits[0].text}" if beat.waits else f"at {beat.place}"
+            return (
+                f"{store_host()}, which hosts the run's store, stopped responding at step {beat.step}; "
+                f"rank {beat.rank} on {beat.host} waits {waits}"
+            )
+        if beat.idle_s < self.limit_s:
+            return None
+        seen = see({rank: (heard.text, heard.silent_s) for rank, heard in self.heartbeats.heard.items()})
+        return find_stall(seen, self.limit_s, self.patience_s)
+
+    def _end(self, beat: Beat, verdict: str | None = None) -> None:
+        """Logs the cause, on the rank that determined it, and this rank's stacks; then ends this rank."""
+        lines = [STALL + verdict] if verdict else []
+        if self.rank < MOST_STACKS or not beat.waiting:
+            lines += [f"llmb: rank {self.rank} on {self.host} at step {beat.step}:", *stacks()]
+        _say("\n".join(lines))
+        time.sleep(self.interval_s + 0.5)  # The others have to read the verdict before this process ends.
+        if verdict:
+            _attempt(lambda: self.folder.stall.write_text(verdict + "\n"))
+        os._exit(STALLED)
+
+
+def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
+    """Whether a rank judges that made no progress for ``over_s`` beyond its limit: 0 always, then 1, 2 to 3, 4 to 7.
+
+    A few at a time, because each reads the heartbeats of all ranks, from one store.
+    """
+    return rank == 0 or over_s >= patience_s * rank.bit_length()
+
+
+def stacks() -> list[str]:
+    """The stacks of this process's threads, except those of the watchdog."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = []
+    for ident, frame in sys._current_frames().items():
+        name = names.get(ident, str(ident))
+        if not name.startswith("watchdog"):
+            lines.append(f"thread {name}, most recent call last:")
+            lines += "".join(traceback.format_stack(frame)[-MOST_FRAMES:]).splitlines()
+    return lines
+
+
+def _say(text: str) -> None:
+    _attempt(lambda: sys.stderr.write(text + "\n" if text else ""))
+
+
+def _attempt(action: Callable[[], object]) -> None:
+    """Runs an action that may hang, and returns in time in any case."""
+
+    def attempt() -> None:
+        try:
+            action()
+        except OSError:
+            return  # a full or missing disk must not keep the run from ending
+
+    thread = threading.Thread(target=attempt, name="watchdog-report", daemon=True)
+    thread.start()
+    thread.join(LONGEST_REPORT_S)
