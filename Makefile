@@ -64,24 +64,17 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/parse_logs.py
-	$(BIN)/python benchmarks/nccl_logs.py
-	$(BIN)/python benchmarks/clean_ends.py
-	$(BIN)/python benchmarks/jobs.py
-	$(BIN)/python benchmarks/engine_overhead.py
-	$(BIN)/python benchmarks/fp8_on_cpu.py
-	$(BIN)/python benchmarks/pretended_rank.py
-	$(BIN)/python benchmarks/products.py
-	$(BIN)/python benchmarks/checksums.py
-	$(BIN)/python benchmarks/packing.py
-	$(BIN)/python benchmarks/import_weights.py
-	$(BIN)/python benchmarks/data_loading.py
-	$(BIN)/python benchmarks/explain_causes.py
-	$(BIN)/python benchmarks/verdict_calibration.py
-	$(BIN)/python benchmarks/resource_sampling.py
-	$(BIN)/python benchmarks/report_page.py
-	$(BIN)/python -m benchmarks.predict.speed
+	$(BIN)/python -m benchmarks.engine_overhead
+	$(BIN)/python -m benchmarks.fp8_on_cpu
+	$(BIN)/python -m benchmarks.pretended_rank
+	$(BIN)/python -m benchmarks.products
+	$(BIN)/python -m benchmarks.checksums
+	$(BIN)/python -m benchmarks.packing
+	$(BIN)/python -m benchmarks.import_weights
+	$(BIN)/python -m benchmarks.data_loading
+	$(BIN)/python -m benchmarks.explain_causes
+	$(BIN)/python -m benchmarks.verdict_calibration
+	$(BIN)/python -m benchmarks.resource_sampling
 	$(BIN)/python -m benchmarks.engine.pairs
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".

@@ -7,10 +7,8 @@ tokens takes at most 5 ms, and steps wait for less than 1 % of their time.
 """
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -18,18 +16,20 @@ from pathlib import Path
 
 import numpy as np
 
-from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import Overrides, Request, resolve
+from benchmarks.support import (
+    Premade,
+    join_alone,
+    option_parser,
+    prepare_trainee,
+    print_result,
+    read_options,
+    tiny_plan,
+)
+from llmb.catalogue.resolve import Overrides
 from llmb.checkpoints.prepared_data import ANSWERS, DOCUMENTS, PACKS, TOKENS, PackedDataset, TokenizerRecord
-from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import Loader, RankData, StepData, StepSource, rank_data
-from llmb.engine.device import exact_fp32
-from llmb.engine.loop import build_passes, do_step, prepare_stages
-from llmb.engine.optimizer import build_optimizer
-from llmb.engine.parallel.mesh import join_ranks
+from llmb.engine.data.batches import Loader, RankData
 from llmb.prepare.packed_files import pack
-from llmb.runs.choices import Choices
-from llmb.runs.plan import EnginePlan, TrainingDataset, make_plan
+from llmb.runs.plan import EnginePlan, TrainingDataset
 
 MEAN, SHORTEST, LONGEST = 157, 30, 900
 """Of SQuAD's documents, in tokens: about log-normal."""
@@ -60,26 +60,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder), options.documents, options.seq_len)
         found = measure(plan_of(dataset, options), options.pairs)
-    if options.json:
-        sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
-    else:
-        sys.stdout.write("".join(f"{name:16} {value:10.4g}\n" for name, value in asdict(found).items()))
-    sys.stdout.flush()
+    shown = "".join(f"{name:16} {value:10.4g}\n" for name, value in asdict(found).items())
+    print_result(found, shown, as_json=options.json)
     os._exit(0 if found.micro_batch_ms <= MOST_MS and found.wait_pct <= MOST_WAIT_PCT else 1)  # as a worker ends
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--documents", type=int, default=100_000, help="documents (default: %(default)s)")
-    parser.add_argument("--seq-len", type=int, default=4096, help="tokens per sequence (default: %(default)s)")
-    parser.add_argument("--micro-batches", type=int, default=4, help="of one sequence, a step (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=20, help="pairs of steps (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a few short steps, to test the benchmark itself")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args()
-    if options.quick:
-        options.documents, options.seq_len, options.micro_batches, options.pairs = 500, 1024, 1, 2
-    return options
+    parser = option_parser(
+        __doc__,
+        documents=(100_000, "documents"),
+        seq_len=(4096, "tokens per sequence"),
+        micro_batches=(4, "of one sequence, a step"),
+        pairs=(20, "pairs of steps"),
+    )
+    return read_options(parser, documents=500, seq_len=1024, micro_batches=1, pairs=2)
 
 
 def write_dataset(folder: Path, documents: int, seq_len: int) -> TrainingDataset:
@@ -121,22 +115,13 @@ def write_dataset(folder: Path, documents: int, seq_len: int) -> TrainingDataset
 
 
 def plan_of(dataset: TrainingDataset, options: argparse.Namespace) -> EnginePlan:
-    overrides = Overrides(seq_len=options.seq_len, mbs=1, gbs=options.micro_batches, layers=1)
-    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1, overrides=overrides)
-    choices = Choices(steps=WARM_UPS + options.pairs, window="all")
-    return make_plan(resolve(Catalogue(), request), choices, device="cpu").model_copy(update={"dataset": dataset})
+    sizes = Overrides(seq_len=options.seq_len, mbs=1, gbs=options.micro_batches, layers=1)
+    return tiny_plan(WARM_UPS + options.pairs, sizes).model_copy(update={"dataset": dataset})
 
 
 def measure(plan: EnginePlan, pairs: int) -> Found:
-    # Port 0 is any free one: a port that is looked for first may be another program's when it is opened.
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    os.environ.update(alone)
-    exact_fp32()
-    ranks = join_ranks(plan)
-    stages = prepare_stages(plan, ranks)
-    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
-    passes = build_passes(stages, plan, ranks)
-    source = rank_data(build_data(plan), plan, ranks, varlen=True)
+    trainee = prepare_trainee(plan, join_alone(plan), varlen=True)
+    source = trainee.source
     premade = Premade(source.step(0)._replace(wait_s=0.0))
     with_loader, without, waited = [], [], 0.0
     with Loader(source, 0, plan.last_step) as loader:
@@ -144,7 +129,7 @@ def measure(plan: EnginePlan, pairs: int) -> Found:
             times = []
             for side in (loader, premade):
                 began = time.perf_counter()
-                done = do_step(number, plan, passes, optimizers, side, ranks)
+                done = trainee.step(number, side)
                 times.append(time.perf_counter() - began)
                 waited += done[2].wait_s if number >= WARM_UPS else 0.0
             with_loader.append(times[0])
@@ -165,16 +150,6 @@ def measure(plan: EnginePlan, pairs: int) -> Found:
         ratio=statistics.median(ours / theirs for ours, theirs in zip(with_loader, without, strict=True)),
         wait_pct=100 * waited / sum(with_loader),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Premade(StepSource):
-    """The same data in every step."""
-
-    data: StepData
-
-    def step(self, number: int) -> StepData:  # noqa: ARG002 (it has only one)
-        return self.data
 
 
 def micro_batch_seconds(source: RankData, steps: int = 200) -> list[float]:

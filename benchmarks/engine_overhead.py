@@ -9,7 +9,6 @@ Only one thread computes, so that CPU time can replace wall-clock time if other 
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -17,28 +16,25 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import Overrides, Request, resolve
+from benchmarks.support import option_parser, print_result, read_options, tiny_plan
+from llmb.catalogue.resolve import Overrides
 from llmb.engine.data.build import build_data
 from llmb.engine.loop import train
-from llmb.engine.model.decoder import build_model
-from llmb.engine.model.initialize import initialize
+from llmb.engine.model.decoder import build_model, initialize
 from llmb.engine.parallel.mesh import join_ranks
-from llmb.engine.watchdog.heartbeat import Progress
-from llmb.engine.watchdog.watchdog import start_watchdog
+from llmb.engine.watchdog import Progress, start_watchdog
 from llmb.jobs.local_run import local_spec
 from llmb.processes.ranks import STORE
-from llmb.runs.choices import Choices
 from llmb.runs.failure import Phase
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import EnginePlan, make_plan
+from llmb.runs.plan import EnginePlan
 from llmb.schedulers.local import local_variables
 from llmb.site.site import this_machine
 
@@ -86,37 +82,31 @@ class Overhead:
 
 def main() -> None:
     options = _options()
-    plan = make_run(options)
+    sizes = Overrides(seq_len=options.seq_len, mbs=options.batch, gbs=options.batch)
+    plan = tiny_plan(WARM_UPS + options.pairs, sizes)
     environ = {"OMP_NUM_THREADS": "1", **os.environ}
     spec = local_spec(plan, Path(), environ, RunFolder(Path()))
     variables = local_variables(spec, this_machine().cores, environ)
     if variables:  # libraries read some of them when they are loaded, which has already happened
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**environ, **variables})
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.engine_overhead", *sys.argv[1:]],
+            {**environ, **variables},
+        )
     with tempfile.TemporaryDirectory(prefix="engine-overhead-") as folder:
         overhead = measure(plan, RunFolder(Path(folder)))
-    sys.stdout.write(json.dumps(asdict(overhead), indent=2) + "\n" if options.json else text(overhead))
-    sys.stdout.flush()
+    print_result(overhead, text(overhead), as_json=options.json)
     os._exit(0 if overhead.overhead_pct < TARGET_PCT else 1)  # as a worker does
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=30, help="timings of each loop (default: %(default)s)")
-    parser.add_argument("--seq-len", type=int, default=512, help="tokens per sequence (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="sequences per step (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a few small steps, to test the benchmark itself")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args()
-    if options.quick:
-        options.pairs, options.seq_len, options.batch = 4, 64, 1
-    return options
-
-
-def make_run(options: argparse.Namespace) -> EnginePlan:
-    overrides = Overrides(seq_len=options.seq_len, mbs=options.batch, gbs=options.batch)
-    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1, overrides=overrides)
-    steps = WARM_UPS + options.pairs
-    return make_plan(resolve(Catalogue(), request), Choices(steps=steps, window="all"), device="cpu")
+    parser = option_parser(
+        __doc__,
+        pairs=(30, "timings of each loop"),
+        seq_len=(512, "tokens per sequence"),
+        batch=(8, "sequences per step"),
+    )
+    return read_options(parser, pairs=4, seq_len=64, batch=1)
 
 
 def measure(plan: EnginePlan, folder: RunFolder) -> Overhead:

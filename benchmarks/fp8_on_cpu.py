@@ -15,23 +15,24 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
-from llmb.catalogue.load import Catalogue
+from benchmarks.support import (
+    Trainee,
+    join_alone,
+    option_parser,
+    prepare_trainee,
+    print_result,
+    read_options,
+    tiny_plan,
+)
 from llmb.catalogue.records import Dtype
-from llmb.catalogue.resolve import Request, resolve
-from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import rank_data
-from llmb.engine.device import exact_fp32
-from llmb.engine.loop import build_passes, do_step, prepare_stages
-from llmb.engine.optimizer import build_optimizer
-from llmb.engine.parallel.mesh import Ranks, arrange, join_ranks
-from llmb.runs.choices import Choices
-from llmb.runs.plan import EnginePlan, make_plan
+from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.runs.plan import EnginePlan
 
 TARGET = 3.0
 WARM_UPS = 2
@@ -63,47 +64,34 @@ class Comparison:
 def main() -> None:
     options = _options()
     if options.workload:
-        comparison = measure(options.workload, options.limit, options.pairs)
-        sys.stdout.write(json.dumps(asdict(comparison)) + "\n")
-        sys.stdout.flush()
+        print_result(measure(options.workload, options.limit, options.pairs), "", as_json=True)
         os._exit(0)  # as a worker ends
     found = [apart(workload, limit, options.pairs) for workload in WORKLOADS for limit in LIMITS]
-    if options.json:
-        sys.stdout.write(json.dumps([asdict(comparison) for comparison in found], indent=2) + "\n")
-    else:
-        sys.stdout.write(text(found))
+    print_result(found, text(found), as_json=options.json)
     sys.exit(0 if all(comparison.ratio <= TARGET for comparison in found) else 1)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=15, help="steps of each precision (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a few steps: shows that it works, not how fast")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser = option_parser(__doc__, pairs=(15, "steps of each precision"))
     parser.add_argument("--workload", choices=WORKLOADS, help="measure this one alone, in this process")
     parser.add_argument("--limit", choices=LIMITS, default="this CPU", help="the name of its limit")
-    options = parser.parse_args()
-    if options.quick:
-        options.pairs = 2
-    return options
+    return read_options(parser, pairs=2)
 
 
 def apart(workload: str, limit: str, pairs: int) -> Comparison:
     """One comparison in a process of its own: libraries read their variables when they are loaded."""
-    command = [sys.executable, __file__, "--workload", workload, "--limit", limit, "--pairs", str(pairs)]
+    own = ("-m", "benchmarks.fp8_on_cpu", "--workload", workload, "--limit", limit, "--pairs", str(pairs))
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **LIMITS[limit]}
-    return Comparison(**json.loads(subprocess.run(command, env=environ, check=True, capture_output=True).stdout))
+    return Comparison(
+        **json.loads(subprocess.run([sys.executable, *own], env=environ, check=True, capture_output=True).stdout)
+    )
 
 
 def measure(workload: str, limit: str, pairs: int) -> Comparison:
     """Does a step in bf16 and one in FP8 in turn, in this process."""
-    # Port 0 is any free one: a port that is looked for first may be another program's when it is opened.
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    os.environ.update(alone)
-    exact_fp32()
-    plans = [plan_of(workload, dtype, WARM_UPS + pairs) for dtype in (Dtype.BF16, Dtype.FP8)]
-    joined = join_ranks(plans[0])
-    bf16, fp8 = (steps_of(plan, joined) for plan in plans)
+    plans = [tiny_plan(WARM_UPS + pairs, workload=workload, dtype=dtype) for dtype in (Dtype.BF16, Dtype.FP8)]
+    joined = join_alone(plans[0])
+    bf16, fp8 = (trainee_of(plan, joined) for plan in plans)
     both = [(seconds(bf16, number), seconds(fp8, number)) for number in range(WARM_UPS + pairs)][WARM_UPS:]
     return Comparison(
         workload=workload,
@@ -114,24 +102,14 @@ def measure(workload: str, limit: str, pairs: int) -> Comparison:
     )
 
 
-def plan_of(workload: str, dtype: Dtype, steps: int) -> EnginePlan:
-    request = Request(workload=workload, size="tiny", gpu_type="cpu", scale=1, dtype=dtype)
-    return make_plan(resolve(Catalogue(), request), Choices(steps=steps), device="cpu")
+def trainee_of(plan: EnginePlan, joined: Ranks) -> Trainee:
+    layout = plan.recipe.layout
+    return prepare_trainee(plan, arrange(joined.rank, joined.device, layout, plan.parallelism.replicas(layout)))
 
 
-def steps_of(plan: EnginePlan, joined: Ranks) -> Callable[[int], object]:
-    """What does a step of the plan, by its number."""
-    ranks = arrange(joined.rank, joined.device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
-    stages = prepare_stages(plan, ranks)
-    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
-    passes = build_passes(stages, plan, ranks)
-    source = rank_data(build_data(plan), plan, ranks, varlen=False)
-    return lambda number: do_step(number, plan, passes, optimizers, source, ranks)
-
-
-def seconds(step: Callable[[int], object], number: int) -> float:
+def seconds(trainee: Trainee, number: int) -> float:
     began = time.process_time()
-    step(number)
+    trainee.step(number)
     return time.process_time() - began
 
 

@@ -25,8 +25,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Model
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.kernels import fp8_cast, rotary
-from llmb.engine.kernels.arguments import Activation, Heads
-from llmb.engine.kernels.fp8_cast import CAPABILITY
+from llmb.engine.kernels.fp8_cast import CAPABILITY, Activation
+from llmb.engine.kernels.rotary import Heads
 from llmb.engine.model.attention import rotary_tables
 
 SLOWER, MISSING = 1, 3

@@ -7,23 +7,19 @@ starts them and waits, and gloo's thread copies; alone it copies itself. Target:
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support import option_parser, prepare_trainee, print_result, read_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import rank_data
-from llmb.engine.loop import build_passes, do_step, prepare_stages
-from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.alone import pretend_others
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.processes.ranks import words
@@ -61,25 +57,16 @@ def main() -> None:
         measure(options.layout, options.steps, options.out, options.rank)
         os._exit(0)  # as a worker ends
     found = [each for layout in LAYOUTS for each in compare(layout, options.steps)]
-    if options.json:
-        sys.stdout.write(json.dumps([asdict(each) for each in found], indent=2) + "\n")
-    else:
-        sys.stdout.writelines(f"{text(each)}\n" for each in found)
+    print_result(found, "".join(f"{text(each)}\n" for each in found), as_json=options.json)
     sys.exit(0 if all(1 / MOST <= each.ratio <= MOST for each in found) else 1)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=15, help="steps that are measured (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a few steps: shows that it works, not how fast")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser = option_parser(__doc__, steps=(15, "steps that are measured"))
     parser.add_argument("--layout", choices=LAYOUTS, help="of this process")
     parser.add_argument("--rank", type=int, help="the rank that this process runs alone")
     parser.add_argument("--out", type=Path, help="folder for the times of this process")
-    options = parser.parse_args()
-    if options.quick:
-        options.steps = 2
-    return options
+    return read_options(parser, steps=2)
 
 
 def compare(layout: str, steps: int) -> list[Compared]:
@@ -94,9 +81,9 @@ def compare(layout: str, steps: int) -> list[Compared]:
 
 def start(layout: str, steps: int, out: Path, processes: int, *more: str) -> None:
     out.mkdir(exist_ok=True)
-    own = (sys.executable, __file__, "--layout", layout, "--steps", str(steps), "--out", str(out), *more)
+    own = ["-m", "benchmarks.pretended_rank", "--layout", layout, "--steps", str(steps), "--out", str(out), *more]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words(1, processes), *own], env=environ, check=True)
+    subprocess.run([sys.executable, *words(1, processes), sys.executable, *own], env=environ, check=True)
 
 
 def read(folder: Path, rank: int) -> float:
@@ -107,14 +94,11 @@ def measure(layout: str, steps: int, out: Path, rank: int | None) -> None:
     """In this process, one rank: alone if it is given, else one of all."""
     plan = plan_of(layout, WARM_UPS + steps, rank)
     ranks = join_ranks(plan) if rank is None else pretend_others(plan)
-    stages = prepare_stages(plan, ranks)
-    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
-    passes = build_passes(stages, plan, ranks)
-    source = rank_data(build_data(plan), plan, ranks, varlen=False)
+    trainee = prepare_trainee(plan, ranks)
     times = []
     for number in range(plan.steps):
         began = time.thread_time()
-        do_step(number, plan, passes, optimizers, source, ranks)
+        trainee.step(number)
         times.append(time.thread_time() - began)
     (out / str(ranks.rank)).write_text(str(statistics.median(times[WARM_UPS:])))
 

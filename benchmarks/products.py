@@ -6,16 +6,15 @@ product of the same shape, each in CPU time, which other programs disturb less. 
 most 1.03, as the median over all shapes and dtypes.
 """
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
+from benchmarks.support import option_parser, print_result, read_options
 from llmb.bench.device_bench import gemm_cases
 from llmb.bench.protocol import CaseList, ProductCase, ProductDtype
 from llmb.bench.worker.timing import DTYPES, PreparedCall, product, timed
@@ -40,26 +39,12 @@ class Comparison:
 
 
 def main() -> None:
-    options = _options()
+    options = read_options(option_parser(__doc__, pairs=(15, "bursts of each")), pairs=2)
     torch.set_num_threads(1)
     exact_fp32()
     found = [compare(case, options.pairs) for case in cases()]
-    if options.json:
-        sys.stdout.write(json.dumps([asdict(one) for one in found], indent=2) + "\n")
-    else:
-        sys.stdout.write(text(found))
+    print_result(found, text(found), as_json=options.json)
     sys.exit(0 if middle(found) <= TARGET else 1)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=15, help="bursts of each (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a few: shows that it works, not how fast")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args()
-    if options.quick:
-        options.pairs = 2
-    return options
 
 
 def cases() -> list[ProductCase]:

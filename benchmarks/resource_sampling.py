@@ -8,7 +8,6 @@ Target: less than 0.5 % more CPU time, and less than 0.5 % of a core for the sam
 """
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -16,23 +15,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from scipy.stats import t as student
 
-from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import Overrides, Request, resolve
+from benchmarks.support import join_alone, option_parser, print_result, read_options, tiny_plan
+from llmb.catalogue.resolve import Overrides
 from llmb.engine.loop import train
-from llmb.engine.parallel.mesh import join_ranks
-from llmb.engine.watchdog.heartbeat import Progress
+from llmb.engine.watchdog import Progress
 from llmb.resources.host import host_name
 from llmb.resources.sampler import Sampler, start_sampler
-from llmb.runs.choices import Choices
 from llmb.runs.failure import Phase
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import EnginePlan, make_plan
+from llmb.runs.plan import EnginePlan
 
 THREADS = "OMP_NUM_THREADS"
 TARGET_PCT = 0.5
@@ -74,45 +71,36 @@ class Cost:
 def main() -> None:
     options = _options()
     if THREADS not in os.environ:  # libraries read it when they are loaded, which has already happened
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, THREADS: "1"})
-    plan = make_run(options)
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.resource_sampling", *sys.argv[1:]],
+            {**os.environ, THREADS: "1"},
+        )
+    steps = WARM_UPS + 2 * options.pairs * options.steps + 1
+    plan = tiny_plan(steps, Overrides(seq_len=options.seq_len, mbs=options.batch, gbs=options.batch))
     with tempfile.TemporaryDirectory(prefix="resource-sampling-") as folder:
         cost = measure(plan, RunFolder(Path(folder)), options)
-    sys.stdout.write(json.dumps(asdict(cost), indent=2) + "\n" if options.json else text(cost))
-    sys.stdout.flush()
+    print_result(cost, text(cost), as_json=options.json)
     # A miss is only one that the noise of a busy machine does not explain.
     fine = cost.cpu_time.ci95_pct[0] < TARGET_PCT and cost.sampler_pct < TARGET_PCT
     os._exit(0 if fine else 1)  # as a worker does
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=30, help="blocks of each kind (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=8, help="steps of a block (default: %(default)s)")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples (default: %(default)s)")
-    parser.add_argument("--seq-len", type=int, default=512, help="tokens per sequence (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=4, help="sequences per step (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a few small steps, to test the benchmark itself")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args()
-    if options.quick:
-        options.pairs, options.steps, options.interval, options.seq_len, options.batch = 3, 2, 0.05, 64, 1
-    return options
-
-
-def make_run(options: argparse.Namespace) -> EnginePlan:
-    overrides = Overrides(seq_len=options.seq_len, mbs=options.batch, gbs=options.batch)
-    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1, overrides=overrides)
-    steps = WARM_UPS + 2 * options.pairs * options.steps + 1
-    return make_plan(resolve(Catalogue(), request), Choices(steps=steps, window="all"), device="cpu")
+    parser = option_parser(
+        __doc__,
+        pairs=(30, "blocks of each kind"),
+        steps=(8, "steps of a block"),
+        interval=(1.0, "seconds between samples"),
+        seq_len=(512, "tokens per sequence"),
+        batch=(4, "sequences per step"),
+    )
+    return read_options(parser, pairs=3, steps=2, interval=0.05, seq_len=64, batch=1)
 
 
 def measure(plan: EnginePlan, folder: RunFolder, options: argparse.Namespace) -> Cost:
-    # Port 0 is any free one: a port that is looked for first may be another program's when it is opened.
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    os.environ.update(alone)
     blocks = Blocks(folder, options.steps, options.interval)
-    ranks = join_ranks(plan)
+    ranks = join_alone(plan)
     log, sys.stdout = sys.stdout, folder.log.open("w")
     try:
         train(plan, folder, ranks, blocks)

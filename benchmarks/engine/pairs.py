@@ -21,22 +21,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.data_loading import Premade
 from benchmarks.engine.engines import huggingface, torchtitan
 from benchmarks.engine.engines.job import Job
 from benchmarks.engine.engines.loop import Trainee
 from benchmarks.engine.engines.loop import do_step as step_of_others
 from benchmarks.engine.engines.registry import obstacle
+from benchmarks.support import Premade, join_alone, trainee_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.attention_backend import attention_kernel, choose_attention
-from llmb.engine.data.build import build_data
-from llmb.engine.data.steps import rank_data
-from llmb.engine.device import exact_fp32
-from llmb.engine.loop import build_passes, do_step, prepare_stages
-from llmb.engine.optimizer import build_optimizer
-from llmb.engine.parallel.mesh import join_ranks
+from llmb.engine.stages import prepare_stages
 from llmb.jobs.local_run import local_spec
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
@@ -175,20 +170,14 @@ def job_of(plan: EnginePlan, turns: int) -> Job:
 
 def own_steps(plan: EnginePlan) -> Iterator[None]:
     """Trains a step whenever asked for the next."""
-    # Port 0 is any free one: a port that is looked for first may be another program's when it is opened.
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    os.environ.update(alone)
-    exact_fp32()
-    ranks = join_ranks(plan)
+    ranks = join_alone(plan)
     stages = prepare_stages(plan, ranks)
     attention = choose_attention(stages, plan, ranks)
-    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
-    passes = build_passes(stages, plan, ranks)
-    source = rank_data(build_data(plan), plan, ranks, varlen=attention.backend == "varlen")
-    premade = Premade(source.step(0))
+    trainee = trainee_of(stages, plan, ranks, varlen=attention.backend == "varlen")
+    premade = Premade(trainee.source.step(0))
     with attention_kernel(attention.backend):  # for the other engines, too: on a CPU it is what torch would choose
         for number in range(plan.steps):
-            loss, norm, _ = do_step(number, plan, passes, optimizers, premade, ranks)
+            loss, norm, _ = trainee.step(number, premade)
             assert loss is not None
             loss.item(), norm.item()
             yield
