@@ -14,7 +14,7 @@ from llmb.errors import EnvironmentProblem
 
 
 def _names(module: str, names: str) -> Iterator[str]:
-    """Those of a module, of which the last parts are given."""
+    """Returns full names, from the last parts of those of a module."""
     return (f"{module}.{name}" for name in names.split())
 
 
