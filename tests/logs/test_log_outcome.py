@@ -14,7 +14,7 @@ from step_lines import step_line
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import CHUNK_BYTES, read_log
 from llmb.logs.step_line import LoadLine, format_load_line
-from llmb.metrics.steady_state import NO_STEADY_STATE
+from llmb.metrics.anomalies import NO_STEADY_STATE
 
 SAMPLES = Path(__file__).parent / "samples"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmb.errors import UsageError
 from llmb.logs.configuration import ARGUMENTS
 from llmb.logs.files import parse_file
-from llmb.logs.formats.known import FORMATS
+from llmb.logs.formats import FORMATS
 from llmb.logs.formats.nemo2 import Nemo2Reader
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_series import step_times
 
-from llmb.metrics.steady_state import steady_window
+from llmb.metrics.anomalies import steady_window
 
 
 def windows(make, count=100):

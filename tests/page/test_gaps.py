@@ -11,7 +11,7 @@ from called_here import Run
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.logs.files import parse_file
-from llmb.logs.formats.known import FORMATS
+from llmb.logs.formats import FORMATS
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
 

@@ -9,7 +9,7 @@ import pytest
 from fake_steps import steps_of
 from step_series import step_times
 
-from llmb.metrics.steady_state import NO_STEADY_STATE
+from llmb.metrics.anomalies import NO_STEADY_STATE
 from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.programs.engine.program import EngineProgram

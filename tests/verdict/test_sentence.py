@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from llmb.verdict.conditions import Condition, Reference, Verdict
-from llmb.verdict.sentence import headline, percent, with_sentence
+from llmb.verdict.judgement import headline, percent, with_sentence
 
 WINDOW = Condition(key="window", own="35-44", reference="last", effect="weakens")
 PROGRAM = Condition(key="program", own="engine", reference="NeMo 25.02.01", effect="weakens")

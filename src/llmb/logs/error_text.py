@@ -4,8 +4,8 @@
 import re
 from typing import Literal, NamedTuple
 
+from llmb.logs.formats import FORMATS
 from llmb.logs.formats.format import has, has_any
-from llmb.logs.formats.known import FORMATS
 
 _PREFIX = (
     rb"(?: {0,9}\d{1,7}: |[\w.-]{1,60}/\d{1,5} |\[(?:rank|default)\d{1,7}\]: ?"

@@ -11,10 +11,9 @@ from typing import Literal
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.error_text import describe_content, error_at_end, fault_at_end, find_recorder, last_error
+from llmb.logs.formats import format_called
 from llmb.logs.formats.format import Value
-from llmb.logs.formats.known import format_called
-from llmb.logs.logged_attempt import LoggedAttempt
-from llmb.logs.printed_work import GBS, GPUS
+from llmb.logs.logged_attempt import GBS, GPUS, LoggedAttempt
 from llmb.logs.reader import RunLog
 from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, clock_contradiction

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from llmb.logs.configuration import configuration_of
+from llmb.logs.formats import FORMATS
 from llmb.logs.formats.format import MAX_LINE_BYTES, Format, Reader, Value, has_any
-from llmb.logs.formats.known import FORMATS
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.step_line import StepLine
 
@@ -209,7 +209,7 @@ class RunLog:
     attempt: LoggedAttempt
     """The last attempt."""
     format: str | None
-    """Name of one of ``formats.known``; None without a step line."""
+    """Name of one of ``llmb.logs.formats``; None without a step line."""
     configuration: dict[str, Value]
     """What the log's beginning and its path tell about the run; see ``llmb.logs.configuration``."""
 

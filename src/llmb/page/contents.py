@@ -29,7 +29,7 @@ from llmb.runs.record import RunRecord
 from llmb.schedulers.lookup import LOCAL
 from llmb.shown_text import value_text
 from llmb.verdict.conditions import WORST, VerdictName
-from llmb.verdict.sentence import headline
+from llmb.verdict.judgement import headline
 
 MOST_DIFFERING = 3
 """Keys in the title of a recipe that has the same name as another."""

@@ -46,7 +46,7 @@ from llmb.runs.trace_reports import kept_breakdown
 from llmb.shown_text import counted
 from llmb.traces.breakdown import shares
 from llmb.verdict.conditions import rule_of
-from llmb.verdict.sentence import percent
+from llmb.verdict.judgement import percent
 
 STEP = "step"
 NO_STEPS = "the steps are not recorded one by one; a log has them as text"

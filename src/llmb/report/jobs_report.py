@@ -34,7 +34,7 @@ from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, RunRecord
 from llmb.runs.steps import StepNews
 from llmb.shown_text import printable
-from llmb.verdict.sentence import headline
+from llmb.verdict.judgement import headline
 
 LONGEST_REASON = 100
 """In a row; 'show' prints all of it."""

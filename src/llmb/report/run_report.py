@@ -34,7 +34,7 @@ from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
 from llmb.shown_text import listed
 from llmb.traces.breakdown import shares
-from llmb.verdict.sentence import headline
+from llmb.verdict.judgement import headline
 
 STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
 

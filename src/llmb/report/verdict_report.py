@@ -27,7 +27,7 @@ from llmb.runs.identity import Difference
 from llmb.shown_text import listed, printable
 from llmb.verdict.conditions import WORST, Condition, Verdict, title_of, worst, worth
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
-from llmb.verdict.sentence import headline, percent
+from llmb.verdict.judgement import headline, percent
 
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}

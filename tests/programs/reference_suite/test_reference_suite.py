@@ -24,7 +24,7 @@ from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
-from llmb.logs.formats.known import format_called
+from llmb.logs.formats import format_called
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.programs.foreign_log import judge_latest_attempt, result_of_log
 from llmb.programs.port import End
