@@ -330,9 +330,7 @@ def _written_s(path: Path) -> float | None:
 def _anomalies(outcome: LogOutcome) -> Anomalies | None:
     """None unless the steps of the window follow each other."""
     times, window = outcome.step_times_s, outcome.window
-    if not window or len(times) != window.size:
-        return None
-    return find_anomalies(times, window.first)
+    return find_anomalies(times, window.first) if window and len(times) == window.size else None
 
 
 def _network(path: Path) -> Network | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmb.catalogue.records import MIG, gpu_type_of
-from llmb.logs.formats.format import Value, has
+from llmb.logs.formats.format import Value
 from llmb.logs.formats.torchtitan import replica_groups
 
 if TYPE_CHECKING:
@@ -113,22 +113,22 @@ def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> di
 
 def _from_head(head: bytes) -> dict[str, Value]:
     found: dict[str, Value] = {}
-    if has(head, _ARGUMENTS_SIGN):
+    if _ARGUMENTS_SIGN in head:
         for name, value in _ARGUMENT.findall(head):
             if name in _ARGUMENTS:
                 found.setdefault(f"layout.{_ARGUMENTS[name]}", int(value))
-    if has(head, _MESH_SIGN) and (mesh := _MESH.search(head)):
+    if _MESH_SIGN in head and (mesh := _MESH.search(head)):
         sizes = {name: int(size) for name, size in _MESH_SIZE.findall(mesh[1])}
         found |= {f"layout.{ours}": sizes[theirs] for theirs, ours in _MESH_NAMES.items() if theirs in sizes}
         gpus = math.prod(sizes.get(name, 1) for name in (*_REPLICAS, b"pp", b"cp", b"tp"))
         found["layout.gpus"] = gpus * replica_groups(head)
     found |= {f"layout.{name}": size for name, size in _torchtitan_sizes(head).items()}
-    for name, value in _PARAMETER.findall(head) if has(head, _PARAMETER_SIGN) else ():
+    for name, value in _PARAMETER.findall(head) if _PARAMETER_SIGN in head else ():
         if name == b"model_name":
             found["workload"] = value.decode("utf-8", "replace")
         elif value.isdigit():
             found["layout.seq_len"] = int(value)
-    if has(head, _GPU_SIGN) and (gpu := _GPU.search(head)) and (kind := _gpu_type(gpu, head)):
+    if _GPU_SIGN in head and (gpu := _GPU.search(head)) and (kind := _gpu_type(gpu, head)):
         found["gpu_type"] = kind
     return found
 
@@ -150,9 +150,9 @@ def _gpus() -> "Mapping[str, Gpu]":
 
 
 def _torchtitan_sizes(head: bytes) -> dict[str, int]:
-    if has(head, _TITAN_SIGN) and (titan := _TITAN.search(head)):
+    if _TITAN_SIGN in head and (titan := _TITAN.search(head)):
         return dict(zip(_TITAN_NAMES, map(int, titan.groups()), strict=True))
-    if has(head, _TOKENS_SIGN) and (titan := _TITAN_TOKENS.search(head)):
+    if _TOKENS_SIGN in head and (titan := _TITAN_TOKENS.search(head)):
         per_rank, per_step, length = map(int, titan.groups())
         batches = {"mbs": divmod(per_rank, length), "gbs": divmod(per_step, length)}
         return {"seq_len": length} | {name: size for name, (size, rest) in batches.items() if not rest}

@@ -5,7 +5,7 @@ import re
 from typing import Literal, NamedTuple
 
 from llmb.logs.formats import FORMATS
-from llmb.logs.formats.format import has, has_any
+from llmb.logs.formats.format import has_any
 
 _PREFIX = (
     rb"(?: {0,9}\d{1,7}: |[\w.-]{1,60}/\d{1,5} |\[(?:rank|default)\d{1,7}\]: ?"
@@ -82,7 +82,7 @@ def error_at_end(tail: bytes) -> str:
 def fault_at_end(tail: bytes) -> str:
     """``error_at_end``, but for the scheduler's time limit and what that led to."""
     text = _after_steps(tail)
-    limit = _TIME_LIMIT.search(text) if has(text, b" DUE TO TIME LIMIT") else None
+    limit = _TIME_LIMIT.search(text) if b" DUE TO TIME LIMIT" in text else None
     return _error(text[: limit.start()] if limit else text)
 
 
@@ -94,7 +94,7 @@ def _after_steps(tail: bytes) -> bytes:
 
 
 def _error(text: bytes) -> str:
-    ended = _ENDED_BY_SLURM.search(text) if has(text, b" DUE TO ") else None
+    ended = _ENDED_BY_SLURM.search(text) if b" DUE TO " in text else None
     before = text[: ended.start()] if ended else text
     if has_any(before, _ERROR_SIGNS) and (errors := _ERROR.findall(before)):
         return _printable(errors[-1])

@@ -16,7 +16,6 @@ from typing import TypeVar
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.input_files import not_regular, open_file
 from llmb.logs.configuration import document_of_log
-from llmb.logs.formats.format import has
 from llmb.logs.outcome import LogOutcome, Status, judge_log
 from llmb.logs.reader import read_log
 from llmb.metrics.window import DEFAULT_RULE
@@ -184,7 +183,7 @@ def parse_file(path: Path, rule: str) -> ParsedFile:
         return ParsedFile(path, LogOutcome("unreadable", why))
     except OSError as error:
         return ParsedFile(path, LogOutcome("unreadable", f"cannot be read: {error.strerror}"))
-    return ParsedFile(path, judge_log(log), not log.is_in_head or has(log.head, NCCL))
+    return ParsedFile(path, judge_log(log), not log.is_in_head or NCCL in log.head)
 
 
 _BATCH_FILES = 64

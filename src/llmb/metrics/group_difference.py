@@ -16,22 +16,28 @@ from typing import Literal
 from llmb.metrics.statistics import student_t
 from llmb.shown_text import listed
 
-RunOnNodes = tuple[float, tuple[str, ...]]
-"""The mean step time of a run in seconds, and its nodes."""
 ERROR_RATE = 0.01
 """Probability that a node is named that has no effect, all nodes together."""
 MOST_NAMED = 3
 
 
-def node_effect(before: Sequence[RunOnNodes], after: Sequence[RunOnNodes]) -> str | None:
+@dataclass(frozen=True, slots=True)
+class RunMean:
+    mean_s: float
+    ci95_s: tuple[float, float] | None = None
+    """Interval of the mean of the run's steps."""
+    nodes: tuple[str, ...] = ()
+
+
+def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | None:
     """What has to be said of the nodes: which ran only one group, and which runs are slower with one node.
 
     None if both groups ran on the same nodes, which make no difference, and if the nodes of a run are unknown.
     """
     runs = (*before, *after)
-    if not all(nodes for _, nodes in runs):
+    if not all(run.nodes for run in runs):
         return None
-    used = [{node for _, nodes in group for node in nodes} for group in (before, after)]
+    used = [{node for run in group for node in run.nodes} for group in (before, after)]
     said = []
     if not used[0] & used[1]:
         nodes_of = "; ".join(listed(sorted(nodes), MOST_NAMED) for nodes in used)
@@ -46,17 +52,17 @@ def node_effect(before: Sequence[RunOnNodes], after: Sequence[RunOnNodes]) -> st
     return "; ".join((*said, *_slow_nodes(before, after))) or None
 
 
-def _slow_nodes(before: Sequence[RunOnNodes], after: Sequence[RunOnNodes]) -> list[str]:
+def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str]:
     """Nodes with which runs differ from the others of their group, more than chance explains."""
     from scipy.special import stdtr
 
     runs = (*before, *after)
-    nodes = sorted({node for _, names in runs for node in names})
+    nodes = sorted({node for run in runs for node in run.nodes})
     said = []
     for node in nodes:
         strata = [
-            ([math.log(mean) for mean, names in group if node in names],
-             [math.log(mean) for mean, names in group if node not in names])
+            ([math.log(run.mean_s) for run in group if node in run.nodes],
+             [math.log(run.mean_s) for run in group if node not in run.nodes])
             for group in (before, after)
         ]  # fmt: skip
         informative = [(own, others) for own, others in strata if own and others]
@@ -102,14 +108,6 @@ POWER_QUANTILE = 0.8416212335729143
 """Normal quantile of ``POWER``."""
 SINGLE_RUNS = f"one run on each side: how much repeats differ is not known, and {ASSUMED_SPREAD_PCT:g} % is allowed for"
 NO_INTERVAL = "the mean of a run of a single step has no interval"
-
-
-@dataclass(frozen=True, slots=True)
-class RunMean:
-    mean_s: float
-    ci95_s: tuple[float, float] | None = None
-    """Interval of the mean of the run's steps."""
-    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +200,7 @@ def group_difference(
         smallest_visible_change_pct=None if smallest is None else _percent(smallest),
         noise_pct=_percent(precision.spread) if precision else None,
         earlier_runs=used,
-        node_effect=node_effect(
-            [(run.mean_s, run.nodes) for run in before], [(run.mean_s, run.nodes) for run in after]
-        ),
+        node_effect=node_effect(before, after),
     )
 
 

@@ -79,20 +79,14 @@ SPIKE_NEIGHBORS = 3
 """On each side; up to as many outliers in a row are still a spike."""
 
 
-def middle_of(values: Floats) -> float:
-    """The median. NumPy's takes eight times as long for the few steps of a window, and is taken of each log."""
-    ordered, middle = np.sort(values), len(values) // 2
-    return float(ordered[middle] + ordered[~middle]) / 2
-
-
 def level_and_spread(values: Series) -> tuple[float, float, float]:
     """The median, and the spreads below and above it, as standard deviations of a normal distribution.
 
     Two spreads, because step times are skewed: a step can be late by more than it can be early.
     """
     array = np.asarray(values, float)
-    level = middle_of(array)
-    below, above = (middle_of(side) for side in (level - array[array <= level], array[array >= level] - level))
+    level = float(np.median(array))
+    below, above = (float(np.median(side)) for side in (level - array[array <= level], array[array >= level] - level))
     least = LEAST_SPREAD * abs(level)
     return level, max(MAD_TO_STD * below, least), max(MAD_TO_STD * above, least)
 
@@ -107,7 +101,7 @@ def despike(values: Series) -> Floats:
     others = np.sort(windows[:, [*range(half), *range(half + 1, 2 * half + 1)]], axis=1)
     rest = array - others[:, half - 1 : half + 1].mean(axis=1)
     level, below, above = level_and_spread(rest)
-    least = LEAST_SPREAD * abs(middle_of(array))
+    least = LEAST_SPREAD * abs(float(np.median(array)))
     low, high = OUTLIER_SPREADS * max(below, least), OUTLIER_SPREADS * max(above, least)
     spikes = (array < running + level - low) | (array > running + level + high)
     return np.where(spikes, running, array)
@@ -148,7 +142,7 @@ def describe(values: Sequence[float]) -> Statistics:
     array = np.asarray(values, float)
     if not np.isfinite(array).all():
         raise ValueError("statistics of values that are not finite")
-    low, high, middle = float(array.min()), float(array.max()), middle_of(array)
+    low, high, middle = float(array.min()), float(array.max()), float(np.median(array))
     mean = min(max(float(array.mean()), low), high)  # rounding gives equal values a mean beside them, and so a spread
     if count == 1:
         return Statistics(count, mean, middle, None, None, None, low, high)
@@ -175,7 +169,7 @@ def describe_means(values: Sequence[float], steps: Sequence[int], error: float =
     mean = float(np.average(array, weights=steps))
     half = error + (half_width(array - mean) if len(array) > 1 else 0.0)
     interval = (mean - half, mean + half) if half else None
-    middle, low, high = middle_of(array), float(array.min()), float(array.max())
+    middle, low, high = float(np.median(array)), float(array.min()), float(array.max())
     return Statistics(sum(steps), mean, middle, None, None, interval, low, high)
 
 

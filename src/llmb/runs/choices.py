@@ -329,9 +329,7 @@ class Choices(Record):
 
     def keeps_logits_of(self, recipe: Recipe) -> bool:
         """By default True where they fit."""
-        if self.keep_logits is not None:
-            return self.keep_logits
-        return keeps_logits(recipe)
+        return self.keep_logits if self.keep_logits is not None else keeps_logits(recipe)
 
     def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:
         """None for a run without FP8."""

@@ -237,6 +237,4 @@ def _unlike(title: str, groups: dict[str | None, list[str]]) -> str:
 
 
 def named_nodes(nodes: Sequence[str]) -> str:
-    if len(nodes) <= MOST_NAMED:
-        return ", ".join(nodes)
-    return f"{len(nodes)} nodes"
+    return ", ".join(nodes) if len(nodes) <= MOST_NAMED else f"{len(nodes)} nodes"

@@ -186,9 +186,7 @@ def _state(row: dict[str, str], node: str) -> GpuState:
 
 
 def _reasons(text: str) -> tuple[str, ...] | None:
-    if not re.fullmatch(r"0x[0-9a-fA-F]+", text):
-        return None
-    return reasons_of(int(text, 16))
+    return reasons_of(int(text, 16)) if re.fullmatch(r"0x[0-9a-fA-F]+", text) else None
 
 
 def _text(value: str) -> str | None:

@@ -74,9 +74,7 @@ class DeepSpeedReader:
             self.has_timers, number = True, self.announced or self.done + 1
             seconds = sum(float(match[name]) for name in ("fwd", "bwd", "step")) / 1000
             self.announced = None
-            if seconds == 0:
-                return None
-            return self._line(number, seconds)
+            return None if seconds == 0 else self._line(number, seconds)
         if match["rate"]:
             rate, number = float(match["rate"]), int(match["global"])
             if self.has_timers or not self.batch or not rate > 0:

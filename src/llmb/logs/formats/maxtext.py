@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from llmb.logs.formats.format import LEAST_PRINTED_S, NUMBER, Format, find_bad_loss, has, number_or_none, rank_before
+from llmb.logs.formats.format import LEAST_PRINTED_S, NUMBER, Format, find_bad_loss, number_or_none, rank_before
 from llmb.logs.step_line import StepLine
 
 STEP_HEAD = b"completed step: "
@@ -57,7 +57,7 @@ class MaxTextReader:
         """The number of steps, and steps without a time, between two with one."""
         for match in _STEPS.finditer(text, start, end):
             self.steps = int(match[1])
-        for match in _PROFILED.finditer(text, start, end) if has(text, PROFILER_HEAD, start, end) else ():
+        for match in _PROFILED.finditer(text, start, end) if text.find(PROFILER_HEAD, start, end) >= 0 else ():
             loss = find_loss(match[2])
             number, rank = int(match[1]), rank_before(text, match.start(), start)
             yield StepLine(number, self._last(number), math.nan, loss, None, rank=rank, profiled=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, find_bad_loss, has, has_any, rank_before
+from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, find_bad_loss, has_any, rank_before
 from llmb.logs.step_line import StepLine
 
 LAST_FIELD = b"number of nan iterations:"
@@ -126,7 +126,7 @@ class MegatronReader:
     def _look_between(self, text: bytes, start: int, end: int) -> None:
         """For what comes between the lines of iterations."""
         self.interrupted = self.interrupted or has_any(text, _INTERRUPTIONS, start, end)
-        for match in _LOADED.finditer(text, start, end) if has(text, LOADED, start, end) else ():
+        for match in _LOADED.finditer(text, start, end) if text.find(LOADED, start, end) >= 0 else ():
             self.loaded = int(match[1])
         for seconds, tflops in (match.groups() for match in _UTILIZATION.finditer(text, start, end)):
             self.waiting.append(_Utilization(float(seconds) if seconds else None, float(tflops)))
