@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from fake_steps import step_of
 
-from llmb.analysis.causes import Differing, Evidence, ReferenceTime, Throttle, Work, cause_rules
+from llmb.analysis.causes import Evidence, ReferenceTime, Throttle, Work, cause_rules
 from llmb.analysis.explain_run import Explanation, explain_evidence
 from llmb.runs.steps import Step
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
+from llmb.verdict.conditions import Condition
 
 WORDS = {
     "run": "/runs/1",
@@ -36,7 +37,11 @@ def evidence(work: Work = WORK, *, count: int = 8, **values: Any) -> Evidence:
     )
 
 
-def reference(*differing: Differing, step_time_s: float = 0.5, **values: Any) -> ReferenceTime:
+def differs(key: str, own: str, other: str) -> Condition:
+    return Condition(key=key, own=own, reference=other, effect="noted")
+
+
+def reference(*differing: Condition, step_time_s: float = 0.5, **values: Any) -> ReferenceTime:
     return ReferenceTime(step_time_s=step_time_s, source="the baseline", differing=differing, **values)
 
 
@@ -77,7 +82,7 @@ def test_the_network_is_named_before_other_work() -> None:
         evidence(data_wait_s=0.4), faults={"network_fault": ("NCCL used TCP sockets",), "other_work": ("another run",)}
     )
     assert names(explained(both)) == ["network", "other_work", "data_bound"]
-    slower = reference(Differing("fabric", "TCP sockets", "InfiniBand"))
+    slower = reference(differs("fabric", "TCP sockets", "InfiniBand"))
     first = explained(evidence(), slower).causes[0]
     assert (first.name, first.share_s) == ("network", pytest.approx(0.5))
 
@@ -261,7 +266,7 @@ def test_a_gap_without_a_cause_is_not_explained() -> None:
 
 
 def test_what_differs_takes_what_was_not_measured() -> None:
-    differing = Differing("layout.mbs", "1", "4")
+    differing = differs("layout.mbs", "1", "4")
     found = explained(evidence(data_wait_s=0.1), reference(differing, evidence=evidence()))
     assert [(cause.name, cause.share_s) for cause in found.causes] == [
         ("layout", pytest.approx(0.4)),
@@ -272,7 +277,7 @@ def test_what_differs_takes_what_was_not_measured() -> None:
 
 
 def test_several_differences_take_at_most_the_rest_each() -> None:
-    differing = (Differing("layout.mbs", "1", "4"), Differing("dtype", "bf16", "fp8"), Differing("nodes", "a", "b"))
+    differing = (differs("layout.mbs", "1", "4"), differs("dtype", "bf16", "fp8"), differs("nodes", "a", "b"))
     found = explained(evidence(), reference(*differing))
     assert [(cause.name, cause.bound, cause.share_s) for cause in found.causes] == [
         ("precision", "at most", 0.5),
@@ -282,13 +287,13 @@ def test_several_differences_take_at_most_the_rest_each() -> None:
 
 
 def test_other_nodes_or_software_take_the_rest_if_nothing_else_differs() -> None:
-    found = explained(evidence(), reference(Differing("software.driver", "2", "1")))
+    found = explained(evidence(), reference(differs("software.driver", "2", "1")))
     assert [(cause.name, cause.share_s) for cause in found.causes] == [("software", 0.5)]
 
 
 def test_recomputation_that_the_baseline_lacks_takes_all_that_it_costs() -> None:
     run = evidence(replace(WORK, recompute="full"))
-    against = reference(Differing("recompute", "full", "none"), evidence=evidence())
+    against = reference(differs("recompute", "full", "none"), evidence=evidence())
     (found,) = explained(run, against).causes
     assert (found.name, found.share_s) == ("recomputation", pytest.approx(0.5))
 
@@ -300,13 +305,13 @@ def test_the_steps_of_the_reference_window_tell_what_another_window_costs() -> N
 
 
 def test_another_convention_costs_no_time() -> None:
-    found = explained(evidence(), reference(Differing("convention", "full", "causal")))
+    found = explained(evidence(), reference(differs("convention", "full", "causal")))
     assert [(cause.name, cause.share_s) for cause in found.causes] == [("convention", None)]
     assert found.unexplained_s == pytest.approx(0.5)
 
 
 def test_a_run_faster_than_its_reference_is_not_slow_for_what_differs() -> None:
-    found = explained(evidence(), reference(Differing("layout.mbs", "1", "4"), step_time_s=2.0))
+    found = explained(evidence(), reference(differs("layout.mbs", "1", "4"), step_time_s=2.0))
     assert found.causes == ()
     assert found.gap_s == pytest.approx(-1)
 

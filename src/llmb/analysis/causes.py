@@ -21,7 +21,7 @@ from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
 from llmb.missing import Missing
 from llmb.runs.steps import Step
 from llmb.traces.breakdown import StepBreakdown
-from llmb.verdict.conditions import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Faults
+from llmb.verdict.conditions import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Faults
 
 DATA = Path(__file__).with_name("causes.yaml")
 CauseName = Literal[
@@ -147,24 +147,14 @@ class Evidence:
     """All steps of the run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Differing:
-    """A key of configuration or conditions with two values, as text; None is not known."""
-
-    key: str
-    own: str | None
-    reference: str | None
-    slower_pct: tuple[float, float] | None = None
-    """By how much the run is slower for it, in percent, where the reference tells that."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceTime:
     """The step time that a run is compared with, for the run's own number of sequences."""
 
     step_time_s: float
     source: str
-    differing: tuple[Differing, ...] = ()
+    differing: tuple[Condition, ...] = ()
+    """Keys of configuration or conditions with two values."""
     evidence: Evidence | None = None
     """Evidence of a baseline run."""
     window_mean_s: float | None = None

@@ -11,7 +11,6 @@ from llmb.analysis.causes import (
     Bound,
     CauseName,
     CauseRule,
-    Differing,
     Evidence,
     FoundCause,
     ReferenceTime,
@@ -34,7 +33,7 @@ from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import kept_breakdown
 from llmb.schedulers.lookup import LOCAL
 from llmb.traces.breakdown import StepBreakdown
-from llmb.verdict.conditions import Verdict, rule_of
+from llmb.verdict.conditions import Condition, Verdict, rule_of
 
 MOST_SHOWN = 4
 """Differences of one cause."""
@@ -168,11 +167,11 @@ def _window(run: Evidence, reference: ReferenceTime) -> dict[CauseName, FoundCau
 
 
 def _differing(
-    differing: tuple[Differing, ...], found: Mapping[CauseName, FoundCause], rest_s: float
+    differing: tuple[Condition, ...], found: Mapping[CauseName, FoundCause], rest_s: float
 ) -> dict[CauseName, FoundCause]:
     """The rest of the gap goes to what differs: all of it to one cause, at most all of it to each of several."""
     rules = cause_rules()
-    by_rule: dict[CauseName, list[Differing]] = {}
+    by_rule: dict[CauseName, list[Condition]] = {}
     for item in differing:
         rule = rules.rule_of_key(item.key)
         if rule and (rule.name not in found or rule.name == "recomputation"):
@@ -201,7 +200,7 @@ def _suspected(differing: Mapping[CauseName, FoundCause]) -> dict[CauseName, Fou
     }
 
 
-def _said(items: Sequence[Differing]) -> tuple[str, ...]:
+def _said(items: Sequence[Condition]) -> tuple[str, ...]:
     shown = [
         f"{item.key}: {item.own or 'none'}, reference {item.reference or 'none'}{_worth(item)}"
         for item in items[:MOST_SHOWN]
@@ -209,7 +208,7 @@ def _said(items: Sequence[Differing]) -> tuple[str, ...]:
     return (*shown, *([f"and {len(items) - MOST_SHOWN} more"] if len(items) > MOST_SHOWN else []))
 
 
-def _worth(item: Differing) -> str:
+def _worth(item: Condition) -> str:
     return f", worth {item.slower_pct[0]:g} to {item.slower_pct[1]:g} % of a step" if item.slower_pct else ""
 
 
@@ -381,9 +380,9 @@ def _kept(conditions: Mapping[str, Value]) -> dict[str, Value]:
     return {key: value for key, value in conditions.items() if key.startswith(CONDITIONS) or rule_of(key).important}
 
 
-def _as_text(item: Difference) -> Differing:
+def _as_text(item: Difference) -> Condition:
     own, reference = (None if value is None else str(value) for value in (item.after, item.before))
-    return Differing(item.key, own, reference)
+    return Condition(key=item.key, own=own, reference=reference, effect="noted")
 
 
 def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]) -> ReferenceTime | None:
@@ -394,7 +393,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
     return ReferenceTime(
         step_time_s=reference.step_time_s,
         source=reference.source,
-        differing=tuple(Differing(item.key, item.own, item.reference, item.slower_pct) for item in verdict.conditions),
+        differing=verdict.conditions,
         window_mean_s=_mean_in(window, steps),
         window_text=reference.window_text or _window_text(window),
     )

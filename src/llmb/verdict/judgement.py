@@ -4,7 +4,7 @@ them, and each as one line for a person. Pure but for its table of tolerances.""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -271,20 +271,6 @@ class Measured:
     """What is known to have disturbed it, by the key of its condition, the most important first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """How the step time differs from the reference, in percent of it, and what that would mean by itself."""
-
-    verdict: VerdictName
-    delta_pct: float | None = None
-    ci95_pct: Interval | None = None
-    smallest_visible_change_pct: float | None = None
-    soft: bool = False
-    more_runs: int | None = None
-    reason: str | None = None
-    """Why it is not clear, or soft."""
-
-
 def judge_against_figure(
     measured: Measured, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance
 ) -> Verdict:
@@ -296,25 +282,26 @@ def judge_against_figure(
     return judgement(finding, reference, all_conditions, tolerance)
 
 
-def _finding_against_figure(measured: Measured, reference: Reference, tolerance: Tolerance, *, alike: bool) -> Finding:
+def _finding_against_figure(measured: Measured, reference: Reference, tolerance: Tolerance, *, alike: bool) -> Verdict:
     """``alike``: the figure is the same statistic of the same steps, which may be one line of a log."""
     times = measured.step_time_s
     if times is None:
-        return Finding(verdict="invalid", reason=measured.flaw or "it has no statistics")
+        return Verdict(verdict="invalid", soft=False, reason=measured.flaw or "it has no statistics")
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
     if interval is None and alike and not measured.flaw:
         found = _decided(delta, _allowed((delta, delta), 2), tolerance.pct)
-        return replace(found, soft=True, reason="; ".join(filter(None, (_said(found), SINGLE_STEPS))))
+        return found.model_copy(update={"soft": True, "reason": "; ".join(filter(None, (_said(found), SINGLE_STEPS)))})
     found = _decided(delta, interval, tolerance.pct)
     if measured.flaw:
-        return replace(found, verdict="invalid", reason=measured.flaw)
+        return found.model_copy(update={"verdict": "invalid", "reason": measured.flaw})
     if interval is None or reference.kind != "expectation":
         return found
     allowed = _decided(delta, _allowed(interval), tolerance.pct)
-    return found if allowed.verdict == found.verdict else replace(found, soft=True, reason=SINGLE_RUN)
+    unsure = found.model_copy(update={"soft": True, "reason": SINGLE_RUN})
+    return found if allowed.verdict == found.verdict else unsure
 
 
-def _said(found: Finding) -> str | None:
+def _said(found: Verdict) -> str | None:
     """Its reason, if that says more than that the verdict is not clear."""
     return None if found.reason == UNDECIDED else found.reason
 
@@ -343,13 +330,14 @@ def _allowed(interval: Interval, values: int = 1) -> Interval:
     return (low + high) / 2 - half, (low + high) / 2 + half
 
 
-def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> Finding:
+def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> Verdict:
     if interval is None:
-        return Finding(verdict="inconclusive", delta_pct=delta, reason=NO_SPREAD)
+        return Verdict(verdict="inconclusive", soft=False, delta_pct=delta, reason=NO_SPREAD)
     smallest = smallest_change((interval[1] - interval[0]) / 2)
     clear = clear_decision(delta, interval, smallest, tolerance_pct)
-    return Finding(
+    return Verdict(
         verdict=clear or "inconclusive",
+        soft=False,
         delta_pct=delta,
         ci95_pct=interval,
         smallest_visible_change_pct=smallest,
@@ -377,7 +365,7 @@ def judge_against_runs(
     conditions = (*_disturbances(counted, baseline), *find_conditions(_side(counted), _side(baseline), reference.kind))
     if not valid:
         flaws = dict.fromkeys(run.flaw or "it has no statistics" for run in runs)
-        return judgement(Finding(verdict="invalid", reason="; ".join(flaws)), reference, conditions, limit)
+        return judgement(Verdict(verdict="invalid", soft=False, reason="; ".join(flaws)), reference, conditions, limit)
     difference = group_difference(means_of(baseline), means_of(valid), known)
     return judgement(_finding_against_runs(difference, limit), reference, conditions, limit)
 
@@ -392,13 +380,13 @@ def _side(runs: Sequence[Measured]) -> dict[str, str]:
     return merged(run.conditions for run in runs) | ({"nodes": ", ".join(nodes)} if nodes else {})
 
 
-def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance) -> Finding:
+def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance) -> Verdict:
     decision = decide(difference, tolerance.pct)
     interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
     why = NO_INTERVAL if interval is None or smallest is None else unseen(interval, smallest, tolerance.pct)
     notes = [why, spread_note(difference) if why != NO_INTERVAL else None, difference.node_effect]
     undecided = UNDECIDED if decision.more_runs else TOO_MANY_RUNS
-    return Finding(
+    return Verdict(
         verdict=decision.verdict,
         delta_pct=difference.delta_pct,
         ci95_pct=difference.ci95_pct,
@@ -418,9 +406,9 @@ def means_of(runs: Iterable[Measured]) -> list[RunMean]:
 
 
 def judgement(
-    finding: Finding, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance | None
+    finding: Verdict, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance | None
 ) -> Verdict:
-    """The finding as far as the conditions allow it."""
+    """``finding``, what the difference would mean by itself, as far as the conditions allow it."""
     verdict, reason = finding.verdict, finding.reason
     prevented = [condition for condition in conditions if condition.effect == "prevents"]
     if prevented and verdict != "invalid":
@@ -428,21 +416,17 @@ def judgement(
     if verdict in BETTER and (doubts := [said for one in conditions for said in _doubts(one)]):
         verdict, reason = "inconclusive", "; ".join(filter(None, (reason, *dict.fromkeys(doubts))))
     weakened = any(condition.effect == "weakens" for condition in conditions)
-    return with_sentence(
-        Verdict(
-            verdict=verdict,
-            soft=finding.soft or weakened or reference.kind == "published",
-            delta_pct=finding.delta_pct,
-            ci95_pct=finding.ci95_pct,
-            smallest_visible_change_pct=finding.smallest_visible_change_pct,
-            tolerance_pct=tolerance.pct if tolerance else None,
-            tolerance_source=tolerance.source if tolerance else None,
-            reference=reference,
-            conditions=tuple(conditions),
-            more_runs=finding.more_runs if verdict == "inconclusive" else None,
-            reason=reason,
-        )
-    )
+    known = {
+        "verdict": verdict,
+        "soft": finding.soft or weakened or reference.kind == "published",
+        "tolerance_pct": tolerance.pct if tolerance else None,
+        "tolerance_source": tolerance.source if tolerance else None,
+        "reference": reference,
+        "conditions": tuple(conditions),
+        "more_runs": finding.more_runs if verdict == "inconclusive" else None,
+        "reason": reason,
+    }
+    return with_sentence(finding.model_copy(update=known))
 
 
 def _doubts(condition: Condition) -> Iterator[str]:
