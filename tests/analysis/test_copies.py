@@ -70,7 +70,7 @@ def test_roots_that_were_moved_linked_or_copied_hold_the_same_runs(root: Path) -
     (root.parent / "link").symlink_to(root)
     shutil.copytree(root, root.parent / "moved")
     selectors = [str(root), str(root.parent / "link"), str(root.parent / "moved")]
-    done = CliRunner().invoke(judge, [*selectors, "--against", str(root), "--json"])
+    done = CliRunner().invoke(judge, ["judge", *selectors, "--against", str(root), "--json"])
     document = json.loads(done.stdout)
     assert [len(one["runs"]) for one in document["judged"]] == [2]
     copies = {one["reason"].partition(",")[0] for one in document["left_out"]}
@@ -135,7 +135,7 @@ def cut_copy(folder: RunFolder) -> Path:
 
 
 def judged_as(*words: Path | str) -> tuple[list[str], str]:
-    done = CliRunner().invoke(judge, [*map(str, words), "--json"])
+    done = CliRunner().invoke(judge, ["judge", *map(str, words), "--json"])
     document = json.loads(done.stdout)
     return [one["verdict"] for one in document["judged"]], done.stdout
 

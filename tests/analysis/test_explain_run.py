@@ -191,7 +191,7 @@ def test_a_hung_run_is_judged_by_what_its_ranks_and_nccl_said(tmp_path: Path, mo
     said = "rank 3 on node1 has hung for 300 s at step 3, in no collective; NCCL: rank 3 on node1 (process 4103, GPU 3)"
     folder.log.write_text(f"llmb: stall: {said} has launched 40 AllReduce operations, 1 fewer than others\n")
     finish_run(folder, read_record(folder), End(1))
-    printed = CliRunner().invoke(app, [str(folder.path), "--explain"]).stdout
+    printed = CliRunner().invoke(app, ["judge", str(folder.path), "--explain"]).stdout
     assert said in " ".join(printed.split())
 
 
@@ -216,16 +216,16 @@ def test_the_command_explains_each_verdict(tmp_path: Path, monkeypatch: pytest.M
     run(tmp_path / "slow", data_wait_s=1.0, host_ahead_s=0.0)
     run(tmp_path / "base", mean_s=12.0)
     words = [str(tmp_path / "slow"), "--against", str(tmp_path / "base"), "--explain"]
-    (judged,) = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["judged"]
+    (judged,) = json.loads(CliRunner().invoke(app, ["judge", *words, "--json"]).stdout)["judged"]
     found = judged["explanation"]
     assert [cause["name"] for cause in found["causes"]] == ["data_bound", "host_bound"]
     assert found["gap_s"] == pytest.approx(1.15)
     assert found["unexplained_s"] == pytest.approx(0.15)
     assert {"share_s", "share_pct", "bound", "evidence", "confirm"} <= found["causes"][0].keys()
-    printed = CliRunner().invoke(app, words).stdout
+    printed = CliRunner().invoke(app, ["judge", *words]).stdout
     assert "why slow" in printed
     assert "waiting for data" in printed
-    without = json.loads(CliRunner().invoke(app, [*words[:-1], "--json"]).stdout)
+    without = json.loads(CliRunner().invoke(app, ["judge", *words[:-1], "--json"]).stdout)
     assert without["judged"][0]["explanation"] is None
 
 

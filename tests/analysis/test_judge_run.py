@@ -42,7 +42,7 @@ def judge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Judge:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
 
     def call(*words: object) -> tuple[dict[str, Any], int]:
-        result = CliRunner().invoke(app, [*map(str, words), "--json"])
+        result = CliRunner().invoke(app, ["judge", *map(str, words), "--json"])
         if result.exception is not None and not isinstance(result.exception, LlmbError):
             raise result.exception
         if isinstance(result.exception, UsageError):
@@ -107,7 +107,7 @@ def test_of_several_runs_the_worst_verdict_counts_and_is_at_the_top(judge: Judge
 def test_several_verdicts_end_in_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
     write_run(tmp_path / "runs", gpu_record(), times_around(12.3, steps=20), exit_code=1)
-    lines = CliRunner().invoke(app, [str(runs(tmp_path / "runs", 12.15, 13.15))]).stdout.splitlines()
+    lines = CliRunner().invoke(app, ["judge", str(runs(tmp_path / "runs", 12.15, 13.15))]).stdout.splitlines()
     assert lines[-5] == "3 verdicts, the worst: regressed"
     shown = [line.split()[-5:] for line in lines[-3:]]
     assert shown[0][-3:] == ["12.27", "n/a", "invalid"]
@@ -155,7 +155,7 @@ def test_measured_runs_become_expectations(judge: Judge, tmp_path: Path) -> None
     before = runs(tmp_path / "before", 12.29, 12.3, 12.31)
     write_run(before, gpu_record(), times_around(50, steps=20), exit_code=1)
     file = tmp_path / "expected.yaml"
-    written = CliRunner().invoke(app, [str(before), "--write-expectations", str(file)])
+    written = CliRunner().invoke(app, ["judge", str(before), "--write-expectations", str(file)])
     assert written.exit_code == 0, written.exception
     (entry,) = yaml.safe_load(file.read_text())["expectations"]
     assert (entry["workload"], entry["size"], entry["scale"], entry["runs"]) == ("pretrain_llama3.1", "8b", 8, 3)
@@ -195,7 +195,7 @@ def test_the_advice_is_not_what_was_given(
 ) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
     own = str(write_run(tmp_path / "tiny", queued_record(tiny_plan(), ()), times_around(0.5)))
-    errors = [CliRunner().invoke(app, words).exception for words in ([own], [own, "--against", own])]
+    errors = [CliRunner().invoke(app, ["judge", *words]).exception for words in ([own], [own, "--against", own])]
     assert [isinstance(error, NoVerdict) and error.do for error in errors] == ["give --against or --expect", None]
 
 
@@ -346,7 +346,7 @@ def test_options_that_cannot_be(judge: Judge, tmp_path: Path, options: tuple[str
 
 def test_a_table_has_the_sentence_first_and_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
-    result = CliRunner().invoke(app, [str(runs(tmp_path / "runs", 13.15))])
+    result = CliRunner().invoke(app, ["judge", str(runs(tmp_path / "runs", 13.15))])
     assert isinstance(result.exception, Regressed)
     first, second, *rest = result.stdout.splitlines()
     assert first.startswith("REGRESSED (soft): pretrain_llama3.1 8b bf16 on 8 x h100, run ")
@@ -358,7 +358,7 @@ def test_a_table_has_the_sentence_first_and_fits_80_columns(tmp_path: Path, monk
     assert any(line.split() == ["step", "time", "s", "13.15", "12.27"] for line in rest)
     assert any(re.search(r"NeMo 25\.02\.01 +makes it soft", line) for line in rest)
     assert "tolerance: 5.3 %: 95 % of the published throughput" in result.stdout
-    failed = CliRunner().invoke(app, [str(tmp_path / "runs"), "--tolerance", "7.2"])
+    failed = CliRunner().invoke(app, ["judge", str(tmp_path / "runs"), "--tolerance", "7.2"])
     assert isinstance(failed.exception, NoVerdict)
 
 

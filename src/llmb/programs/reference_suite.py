@@ -18,8 +18,8 @@ from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.errors import UsageError, itemized
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import Launch, VariableLayer, read_spec
-from llmb.logs.formats.format import Format
 from llmb.logs.formats import format_called
+from llmb.logs.formats.format import Format
 from llmb.metrics.window import resolve_window, rule_of_document
 from llmb.missing import Missing
 from llmb.predict.prediction import predicted_step
