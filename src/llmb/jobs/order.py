@@ -2,6 +2,7 @@
 """Turns requests into jobs: what settings and options give each job, the checks of a run, and its folder."""
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -134,35 +135,82 @@ BEGIN = (PYTHON, "-P", "-m", "llmb.jobs.begin", RUN_FOLDER)
 FINISH = (PYTHON, "-P", "-m", "llmb.jobs.finish", RUN_FOLDER)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job whose files are written, but which is not submitted yet."""
+
+    spec: JobSpec
+    folder: RunFolder
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """What the history is to say of it."""
+    again: bool = False
+    """It was submitted before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class JobOrder(ABC):
     """A job that can be queued: everything is decided except its folder."""
+
+    options: JobOptions
+    site: Site
+
+    @abstractmethod
+    def place(self) -> tuple[Path, str]:
+        """The folder of all jobs like it, and the name that the job's own folder begins with."""
+
+    @abstractmethod
+    def spec(self, folder: RunFolder) -> JobSpec:
+        """The job in ``folder``, which need not exist. Raises UsageError if it is not possible."""
+
+    @abstractmethod
+    def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
+        """Writes what only jobs of this kind have; returns what the history is to say of it."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return scheduler_of(self.site)
+
+    def sample_folder(self) -> RunFolder:
+        parent, name = self.place()
+        return RunFolder(parent / f"{name}_SECONDS" / name)
+
+    def sample(self) -> JobSpec:
+        """The job in a folder that need not exist. Raises UsageError if it is not possible."""
+        return self.spec(self.sample_folder())
+
+    def script(self) -> str:
+        """The batch script in such a folder. Raises UsageError if the job is not possible."""
+        return self.scheduler.script(self.sample(), self.sample_folder())
+
+    def write(self, folder: RunFolder) -> Prepared:
+        """Writes all files of the job. Raises UsageError if it is not possible, EnvironmentProblem."""
+        spec = self.spec(folder)
+        script = self.scheduler.script(spec, folder)
+        with writing(folder.path):
+            folder.path.mkdir(parents=True, exist_ok=True)
+            row = self.record(folder, spec)
+            write_spec(folder, spec)
+            write_atomically(folder.batch_script, script)
+        return Prepared(spec, folder, row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order(JobOrder):
+    """A job that runs a plan."""
 
     plan: Plan
     defaults: JobDefaults
-    options: JobOptions
-    site: Site
     program: str = ENGINE
     choices: Choices = field(default_factory=Choices)
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     missing: NotPrepared | None = None
     """What has to be prepared before the job can be queued; only for a dry run."""
 
-    @property
-    def scheduler(self) -> Scheduler:
-        return scheduler_of(self.site)
-
-    @property
-    def experiment(self) -> str:
-        return experiment_name(self.plan, self.program, self.framework.arguments)
-
-    @property
-    def parent(self) -> Path:
-        """The folder of all runs of the experiment."""
-        return run_parent(self.site.install, self.plan, self.experiment)
+    def place(self) -> tuple[Path, str]:
+        experiment = experiment_name(self.plan, self.program, self.framework.arguments)
+        return run_parent(self.site.install, self.plan, experiment), experiment
 
     def spec(self, folder: RunFolder) -> JobSpec:
-        """The job in ``folder``, which need not exist. Raises UsageError if it is not possible."""
         plan, defaults, options, site = self.plan, self.defaults, self.options, self.site
         recipe, program = plan.recipe, find_program(self.program)
         chosen = self.scheduler.defaults(site, options, recipe.gpu_type)
@@ -212,16 +260,18 @@ class Order:
             given=given,
         )
 
-    def sample_folder(self) -> RunFolder:
-        return RunFolder(self.parent / f"{self.experiment}_SECONDS" / self.experiment)
-
-    def sample(self) -> JobSpec:
-        """The job in a folder that need not exist. Raises UsageError if it cannot be requested."""
-        return self.spec(self.sample_folder())
-
-    def script(self) -> str:
-        """The batch script in such a folder. Raises UsageError if the job cannot be requested."""
-        return self.scheduler.script(self.sample(), self.sample_folder())
+    def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
+        record = queued_record(
+            self.plan,
+            self.scheduler.handing_over(folder, spec),
+            spec.retries,
+            self.program,
+            label=self.choices.label,
+            image=spec.container.image,
+            arguments=self.framework.arguments,
+        )
+        write_record(folder, record)
+        return row_of_record(record)
 
 
 def _mounts(plan: Plan, site: Site) -> Iterator[str]:
@@ -288,26 +338,13 @@ def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen
     return scale
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A job whose files are written, but which is not submitted yet."""
-
-    spec: JobSpec
-    folder: RunFolder
-    row: Mapping[str, Any] = field(default_factory=dict)
-    """What the history is to say of it."""
-    again: bool = False
-    """It was submitted before."""
-
-
 def prepare(order: Order) -> Prepared:
     """Writes everything that the job needs into its run folder. Raises UsageError, EnvironmentProblem."""
-    plan = order.plan
-    check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else order.parent)
-    folder = create_run_folder(order.site.install, plan, order.experiment)
-    spec = order.spec(folder)
-    with removed_if_refused(folder, plan), writing(folder.path):
-        return Prepared(spec, folder, _write(order, spec, folder))
+    plan, (parent, experiment) = order.plan, order.place()
+    check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else parent)
+    folder = create_run_folder(order.site.install, plan, experiment)
+    with removed_if_refused(folder, plan):
+        return order.write(folder)
 
 
 def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> SubmittedJob:
@@ -339,20 +376,3 @@ def removed_if_refused(folder: RunFolder, plan: Plan | None = None) -> Iterator[
             release_checkpoints(folder, plan)
         shutil.rmtree(folder.path.parent, ignore_errors=True)
         raise
-
-
-def _write(order: Order, spec: JobSpec, folder: RunFolder) -> dict[str, Any]:
-    """Writes the files of the job; what the history is to say of its run."""
-    record = queued_record(
-        order.plan,
-        order.scheduler.handing_over(folder, spec),
-        spec.retries,
-        order.program,
-        label=order.choices.label,
-        image=spec.container.image,
-        arguments=order.framework.arguments,
-    )
-    write_record(folder, record)
-    write_spec(folder, spec)
-    write_atomically(folder.batch_script, order.scheduler.script(spec, folder))
-    return row_of_record(record)

@@ -63,7 +63,7 @@ def submit_task(store: Store, order: TaskOrder, environ: Mapping[str, str], fold
     with submission_lock(order.site.install) as descriptor:
         own = folder or stamped_folder(order.parent, order.name)
         with removed_if_refused(own):
-            prepared = Prepared(order.write(own), own, order.task.row())
+            prepared = order.write(own)
             return _add(store, prepared, new_job(prepared, new_key()), environ, descriptor)
 
 

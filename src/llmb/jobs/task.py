@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmb.catalogue.record import Record
-from llmb.jobs.order import mounted_folders, on_site
-from llmb.jobspec.options import ContainerSettings, JobOptions, StartMode
-from llmb.jobspec.spec import JobSpec, Placement, Word, write_spec
+from llmb.jobs.order import JobOrder, mounted_folders, on_site
+from llmb.jobspec.options import ContainerSettings, StartMode
+from llmb.jobspec.spec import JobSpec, Placement, Word
 from llmb.runs.failure import tail
-from llmb.runs.folder import RunFolder, write_atomically, writing
+from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.record import JobEnd
 from llmb.runs.record_file import read_record_file
-from llmb.schedulers.lookup import scheduler_of
-from llmb.schedulers.port import Scheduler
-from llmb.site.site import Site
 from llmb.trust import STATE_FOLDER, WORKLOADS
 
 PREPARATIONS = "preparations"
@@ -58,8 +55,8 @@ class TaskRecord(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOrder:
-    """A job that can be queued: everything is decided except its folder."""
+class TaskOrder(JobOrder):
+    """A job that trains nothing."""
 
     task: TaskRecord
     name: str
@@ -83,15 +80,11 @@ class TaskOrder:
     in_container: bool = True
     measured: bool = False
     """It has what decides a run's speed: network, boost, bindings."""
-    options: JobOptions
-    site: Site
 
-    @property
-    def scheduler(self) -> Scheduler:
-        return scheduler_of(self.site)
+    def place(self) -> tuple[Path, str]:
+        return self.parent, self.name
 
     def spec(self, folder: RunFolder) -> JobSpec:
-        """Raises UsageError if the job is not possible."""
         task, site, options = self.task, self.site, self.options
         own = {"LLMB_INSTALL": str(site.install), "PYTHONUNBUFFERED": "1"}
         mounts = [str(site.install), *self.sources]
@@ -116,29 +109,11 @@ class TaskOrder:
         )
         return on_site(spec, site, options, workload=task.workload, own=own, measured=self.measured)
 
-    def sample_folder(self) -> RunFolder:
-        return RunFolder(self.parent / f"{self.name}_SECONDS" / self.name)
-
-    def sample(self) -> JobSpec:
-        """The job in a folder that need not exist. Raises UsageError if it is not possible."""
-        return self.spec(self.sample_folder())
-
-    def script(self) -> str:
-        """The batch script in such a folder. Raises UsageError if the job is not possible."""
-        return self.scheduler.script(self.sample(), self.sample_folder())
-
-    def write(self, folder: RunFolder) -> JobSpec:
-        """Writes all files of the job. Raises UsageError if it is not possible, EnvironmentProblem."""
-        spec = self.spec(folder)
-        script = self.scheduler.script(spec, folder)
-        with writing(folder.path):
-            folder.path.mkdir(parents=True, exist_ok=True)
-            for name, text in self.files.items():
-                write_atomically(folder.path / name, text)
-            write_atomically(folder.task, self.task.model_dump_json(indent=2) + "\n")
-            write_spec(folder, spec)
-            write_atomically(folder.batch_script, script)
-        return spec
+    def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:  # noqa: ARG002 (as of all jobs)
+        for name, text in self.files.items():
+            write_atomically(folder.path / name, text)
+        write_atomically(folder.task, self.task.model_dump_json(indent=2) + "\n")
+        return self.task.row()
 
 
 def read_task(folder: RunFolder) -> TaskRecord:
