@@ -32,7 +32,7 @@ import fork_client
 STAND_IN = Path(__file__).with_name("fork_client.py")
 LOCK = "lock"
 """Held by who starts the server or begins to use it, and by the server when it ends."""
-COMMANDS = ("run", "submit", "jobs", "checkpoint")
+COMMANDS = ("run", "submit", "jobs")
 LOADED = (
     "llmb.engine.worker",
     "llmb.engine.loop",
