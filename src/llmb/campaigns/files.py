@@ -175,7 +175,6 @@ def _values(node: yaml.Node, column: int) -> list[_Cell]:
 
 
 def unquoted(text: str) -> str:
-    """Removes quotes."""
     return re.sub(r"""\"([^\"]*)\"|'([^']*)'""", lambda match: match[1] if match[1] is not None else match[2], text)
 
 
@@ -256,8 +255,6 @@ class FileDefaults(Task):
 
 
 class CampaignFile(Record):
-    """A complete file; every key except these three is a recipe."""
-
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, RecipeTasks] = Field(init=False)
 

@@ -75,7 +75,6 @@ class CampaignContext:
         return scheduler_of(self.site).defaults(self.site, options).gpu_type
 
     def order(self, request: JobRequest) -> Order:
-        """Raises UsageError."""
         return make_order(
             self.catalogue,
             request.request,
@@ -87,7 +86,6 @@ class CampaignContext:
         )
 
     def order_of(self, job: CampaignJob) -> Order:
-        """Raises UsageError."""
         return self.order(job.wanted)
 
 

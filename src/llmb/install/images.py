@@ -118,7 +118,6 @@ def has_image(target: Path) -> bool:
 
 
 def _check_file(source: Path, runtime: str) -> None:
-    """Raises UsageError."""
     if not has_image(source):
         raise UsageError("there is no such file, or it is empty", where=str(source))
     taken = (SUFFIXES[runtime], *([ARCHIVE] if runtime == "apptainer" else []))

@@ -150,7 +150,6 @@ def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[
 
 
 def planned(steps: Sequence[InstallStep]) -> list[StepResult]:
-    """What would be done."""
     return [
         StepResult(step.name, "kept", "done before") if step.is_done() else StepResult(step.name, "open", step.title)
         for step in steps

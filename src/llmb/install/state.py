@@ -108,7 +108,6 @@ class Journal:
         self.root, self.state = root, state
 
     def save(self, **changes: object) -> None:
-        """Writes the state if it changes."""
         changed = self.state.model_copy(update=changes)
         if changed != self.state:
             self.state = changed

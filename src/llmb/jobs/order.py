@@ -358,7 +358,6 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
 
 
 def write_job(folder: RunFolder, handle: SubmittedJob) -> None:
-    """Raises EnvironmentProblem."""
     with writing(folder.path):
         write_atomically(folder.job, handle.model_dump_json(indent=2) + "\n")
 

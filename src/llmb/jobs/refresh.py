@@ -34,8 +34,6 @@ NOT_CONCLUDED = "not concluded"
 
 
 class FaultTable(Record):
-    """The whole file."""
-
     faults: tuple[FaultPattern, ...]
 
 
@@ -121,7 +119,6 @@ def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list
 
 
 def refresh_job(store: Store, job: Job) -> None:
-    """Brings one job up to date."""
     asked_s, query = time.time(), store.next_query()
     answers = find_scheduler(job.scheduler).states([job], TIME_OUT_S)
     _apply(store, [job], answers.states, asked_s, query)

@@ -141,7 +141,6 @@ PYTHON = Placeholder(slot="python")
 
 
 def filled(word: Word, run_folder: str, python: str) -> str:
-    """The word as text."""
     if isinstance(word, str):
         return word
     return word.before + {"run_folder": run_folder, "python": python}[word.slot] + word.after

@@ -40,7 +40,6 @@ class SignalGate:
             raise Interrupted(self.name)
 
     def let_through(self) -> None:
-        """Raises Interrupted if a signal has already arrived."""
         self.open = True
         if self.name:
             raise Interrupted(self.name)

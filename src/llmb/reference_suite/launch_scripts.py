@@ -126,8 +126,6 @@ class LaunchScript(Record):
 
 
 class LaunchScriptsFile(Record):
-    """``launch_scripts.yaml``."""
-
     scripts: tuple[LaunchScript, ...] = Field(min_length=1)
 
 

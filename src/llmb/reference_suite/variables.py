@@ -243,7 +243,6 @@ class _Readings:
 
 
 def _read(variable: LaunchVariable, use: VariableUse, text: str, options: Mapping[str, Option]) -> Value:
-    """Raises ValueError."""
     if not use.values:
         return variable.value(text, options)
     if text.lower() not in use.values:

@@ -203,7 +203,6 @@ def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str)
 
 
 def _vboost(text: str | None) -> Vboost | None:
-    """Raises UsageError."""
     if text is None:
         return None
     word = str(convert(options_of(SlurmChoices)["vboost"], "--vboost", (text,)))

@@ -111,8 +111,6 @@ FAULTS = Path(__file__).with_name("faults.yaml")
 
 
 class FaultFile(Record):
-    """``faults.yaml``."""
-
     faults: tuple[FaultPattern, ...]
 
 
