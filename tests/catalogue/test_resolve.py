@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which recipe a request resolves to, and how a wrong request is refused."""
+"""Which recipe a request resolves to, what it leaves open, and how a wrong request is refused."""
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Dtype, Layout, Recipe
+from llmb.catalogue.layout_check import check_layout, rank_stages, stage_layers
+from llmb.catalogue.load import Catalogue, layout_of
+from llmb.catalogue.model_name import model_of
+from llmb.catalogue.records import Dtype, Layout, Recipe, Unspecified, unspecified_text
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
+from llmb.jobs.local_run import recipe_for
+from llmb.runs.choices import Choices
+from llmb.runs.experiment import experiment_name
+from llmb.runs.plan import make_plan
+from llmb.site.site import Machine
 
 
 def ask(catalogue: Catalogue, size: str = "8b", workload: str = "pretrain_llama3.1", **fields: object) -> Recipe:
@@ -222,3 +230,124 @@ def test_only_sequence_parallelism_needs_a_length_that_divides(catalogue: Catalo
     assert check_layout(model, layout.model_copy(update={"seq_len": 35, "cp": 1})) == [
         "sequence length 35 is not divisible by TP 2"
     ]
+
+
+CATALOGUE = Catalogue()
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("pretrain_llama3.1_8b", None), ("pretrain_llama3.1_8b", "8b"), ("pretrain_llama3.1", "8b")]
+)
+def test_a_size_is_given_in_the_name_or_by_itself(name: str, size: str | None) -> None:
+    assert model_of(CATALOGUE, name, size) == ("pretrain_llama3.1", "8b")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "what", "choices"),
+    [
+        ("pretrain_llama3.1", None, "the size of pretrain_llama3.1 is not specified", ("8b", "70b", "405b", "tiny")),
+        ("pretrain_llama3.1_8b", "70b", "'pretrain_llama3.1_8b' has size 8b, but --size is 70b", ()),
+        ("pretrain_llama3.1_9b", None, "unknown size of pretrain_llama3.1 '9b'", ("8b", "70b", "405b", "tiny")),
+    ],
+)
+def test_two_sizes_and_none_are_errors(name: str, size: str | None, what: str, choices: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        model_of(CATALOGUE, name, size)
+    assert caught.value.what.startswith(what)
+    assert tuple(caught.value.choices) == choices
+
+
+def test_a_misspelled_name_has_the_closest_one() -> None:
+    with pytest.raises(UsageError, match=r"did you mean 'pretrain_llama3\.1_8b'"):
+        model_of(CATALOGUE, "pretrain_lama3.1_8b", None)
+
+
+LLAMA_405B: dict[str, Any] = {"workload": "pretrain_llama3.1", "size": "405b"}
+
+
+def left_open(**fields: Any) -> dict[str, Unspecified]:
+    recipe = resolve(Catalogue(), Request(**LLAMA_405B | fields))
+    return {choice.name: choice for choice in recipe.unspecified}
+
+
+def test_a_release_that_is_not_specified_is_named_with_the_other() -> None:
+    found = left_open(scale=32)
+    assert (found["release"].value, found["release"].others) == ("25.04", ("24.11",))
+    assert "release" not in left_open(scale=32, release="24.11")
+    assert "scale" not in found
+
+
+def test_the_gpu_type_is_named_with_every_other_one() -> None:
+    lora = left_open(workload="finetune_llama3", size="70b")
+    assert lora["GPU type"].value == "gb200"
+    assert {"b200", "h100"} <= set(lora["GPU type"].others)
+    assert "GPU type" not in left_open(gpu_type="h100")
+
+
+def test_the_other_scales_say_which_are_proxies() -> None:
+    others = left_open(release="25.04")["scale"].others
+    assert others[:2] == ("1024", "2048")
+    assert {"32 (proxy)", "doublings of 2048"} <= set(others)
+
+
+def test_nothing_is_left_open_by_a_complete_request() -> None:
+    assert left_open(dtype="bf16", scale=512, gpu_type="h100", release="25.04") == {}
+
+
+def test_what_a_machine_decides_is_detected() -> None:
+    machine = Machine(gpu_names=("NVIDIA H100 80GB HBM3",) * 8, cores=64)
+    recipe = recipe_for(Catalogue(), Request(workload="pretrain_llama3.1", size="8b"), machine)
+    origins = {choice.name: choice.origin for choice in recipe.unspecified}
+    assert origins == {"GPU type": "detected", "scale": "detected", "dtype": "default"}
+    assert "GPU type h100 (detected; or h200," in unspecified_text(recipe.unspecified)
+
+
+def test_a_proxy_says_so_in_its_title_its_name_and_its_record() -> None:
+    one_layer = Overrides(layers=1, gbs=1)
+    recipe = resolve(Catalogue(), Request(**LLAMA_405B, scale=1, gpu_type="h100", overrides=one_layer))
+    assert recipe.title() == "pretrain_llama3.1 405b PROXY (1 of 126 layers) bf16 on 1 x h100"
+    assert recipe.full_layers == 126
+    assert experiment_name(make_plan(recipe, Choices(), device="cuda")).endswith("_gbs1_h100_proxy1of126")
+
+
+def test_the_model_itself_is_no_proxy() -> None:
+    recipe = resolve(Catalogue(), Request(**LLAMA_405B, scale=512))
+    assert recipe.title() == "pretrain_llama3.1 405b bf16 on 512 x h100"
+    assert "proxy" not in experiment_name(make_plan(recipe, Choices(), device="cuda"))
+
+
+def test_a_wrong_scale_is_told_which_valid_ones_are_proxies() -> None:
+    with pytest.raises(UsageError, match="no layout for 33 GPUs") as error:
+        resolve(Catalogue(), Request(**LLAMA_405B, scale=33, release="24.11"))
+    assert error.value.choices[:2] == ("576", "1152")
+    assert {"1 (proxy)", "32 (proxy)"} <= set(error.value.choices)
+
+
+def test_every_published_layout_puts_each_layer_in_one_stage() -> None:
+    for workload in Catalogue().workloads.values():
+        for table in workload.layouts:
+            for row in table.rows:
+                layout = layout_of(table, row)
+                stages = stage_layers(layout)
+                assert len(stages) == layout.pp * layout.vp
+                assert [layer for stage in stages for layer in stage] == list(range(layout.layers))
+
+
+def test_embedding_and_loss_take_the_place_of_a_layer() -> None:
+    layout = Layout(
+        gpus=512, tp=8, pp=8, vp=8, cp=2, mbs=1, gbs=256, seq_len=8192, layers=126, counts_embedding_and_loss=True
+    )
+    sizes = [len(stage) for stage in stage_layers(layout)]
+    assert sizes == [1, *[2] * 62, 1]
+
+
+def test_a_proxy_may_leave_the_ends_without_layers() -> None:
+    layout = Layout(
+        gpus=64, tp=8, pp=4, vp=8, cp=2, mbs=1, gbs=64, seq_len=8192, layers=30, counts_embedding_and_loss=True
+    )
+    assert [len(stage) for stage in stage_layers(layout)] == [0, *[1] * 30, 0]
+
+
+def test_a_rank_has_every_pp_th_stage() -> None:
+    layout = Layout(gpus=4, pp=4, vp=2, mbs=1, gbs=4, seq_len=128, layers=8)
+    assert [rank_stages(layout, rank) for rank in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]

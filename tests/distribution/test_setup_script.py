@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which triton scripts/setup.sh lets pip install, and what it says where there is no torch."""
+"""Scripts: which triton setup.sh installs, what the Containerfile asks of its base, which Pythons are tried."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from try_pythons import chosen, closed_folder, promised, pythons
 
 SCRIPT = Path(__file__).parents[2] / "scripts/setup.sh"
 
@@ -81,3 +84,63 @@ def test_a_python_for_which_there_is_no_torch_is_told_from_a_failure(tmp_path, s
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == code, (done.stdout, done.stderr)
     assert ("there is no torch" in done.stderr) is (code == 4)
+
+
+CONTAINERFILE = Path(__file__).resolve().parents[2] / "Containerfile"
+
+
+@pytest.mark.parametrize(
+    ("version", "kept"), [("2.10.0a0+b4e4ee81d3", False), ("2.11.0a0", True), ("2.12.0a0+1.nv26", True), ("3.0", True)]
+)
+def test_a_torch_of_the_base_that_is_too_old_ends_the_build(tmp_path: Path, version: str, kept: bool) -> None:
+    (check,) = re.findall(r'python -c "([^"]*torch\.__version__[^"]*)"', CONTAINERFILE.read_text())
+    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}")
+    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode == 0) is kept
+    assert kept or version in done.stderr
+
+
+def put(folder: Path, name: str, version: tuple[int, ...] | None, implementation: str = "cpython") -> None:
+    """An interpreter that only says what it is; without ``version`` one that fails, as stand-ins of pyenv do."""
+    said = json.dumps([version, implementation, str(folder)])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("#!/bin/sh\nexit 127\n" if version is None else f"#!/bin/sh\necho '{said}'\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    on_path, of_pyenv = tmp_path / "bin", tmp_path / "pyenv"
+    put(on_path, "python3.9", (3, 9, 2))
+    put(on_path, "python3.11", (3, 11, 2))
+    put(on_path, "python3.11-config", (3, 11, 1))
+    put(on_path, "python3.12", None)
+    put(of_pyenv / "versions" / "pypy" / "bin", "python3", (3, 11, 3), "pypy")
+    put(of_pyenv / "versions" / "3.12.1" / "bin", "python3", (3, 12, 1))
+    put(of_pyenv / "versions" / "3.13.0" / "bin", "python3", (3, 13, 0))
+    put(of_pyenv / "versions" / "3.99.0" / "bin", "python3", (3, 99, 0))
+    return {"PATH": f"{on_path}{os.pathsep}{tmp_path / 'nowhere'}", "PYENV_ROOT": str(of_pyenv)}
+
+
+def test_the_oldest_and_the_newest_that_are_promised_are_tried(environ: dict[str, str]) -> None:
+    here = pythons(environ)
+    assert [one.name for one in here] == ["3.11.2", "3.12.1", "3.13.0"]
+    assert [one.name for one in chosen(here, (3, 12, 4))] == ["3.11.2", "3.13.0"]
+    assert [one.name for one in chosen(here, (3, 11, 7))] == ["3.13.0"]
+    assert chosen(here[:1], (3, 11, 7)) == chosen([], (3, 11, 7)) == []
+
+
+def test_the_python_of_these_tests_is_promised_and_found() -> None:
+    assert sys.version_info.minor in promised()
+    environ = {"PATH": str(Path(sys.base_prefix) / "bin"), "PYENV_ROOT": "/nowhere"}
+    assert sys.version_info[:3] in [one.version for one in pythons(environ)]
+
+
+def test_a_folder_of_root_alone_is_found_on_the_way(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "own" / "versions" / "3.13.0").mkdir(parents=True)
+    (tmp_path / "own").chmod(0o700)
+    found = closed_folder(tmp_path / "own" / "versions" / "3.13.0")
+    assert found is not None
+    assert found in (tmp_path / "own", *tmp_path.parents)
+    assert closed_folder(Path("/usr/bin")) is None

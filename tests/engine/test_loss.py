@@ -2,19 +2,34 @@
 """The loss that never holds logits whole is the one from whole logits, in a fraction of the memory."""
 
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.engine.data.build import SyntheticData
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.loss import IGNORED, LARGEST_CHUNK, Head, Softmax, chunk_bytes, chunk_length, chunk_slices
+from llmb.engine.model.loss import (
+    IGNORED,
+    LARGEST_CHUNK,
+    SMALLEST_BYTES,
+    Head,
+    Softmax,
+    chunk_bytes,
+    chunk_length,
+    chunk_slices,
+)
 
 IN_ONE, IN_PIECES = math.inf, 0
 SO_FEW = 50
@@ -147,3 +162,109 @@ def test_small_logits_are_one_piece_and_large_ones_even_pieces() -> None:
     # 9 pieces: an eighth is no multiple of 64.
     assert chunk_length(128256, 8192, 2, chunk_bytes(8192, 128256)) == 14272 == 223 * 64
     assert LARGEST_CHUNK == 1 / 16
+
+
+class StorageTracker(TorchDispatchMode):
+    """Notes when the storages come and go that operators make while it is active; each counts once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.changes: list[tuple[int, int]] = []
+        """Number of a storage, bytes that it takes or gives back."""
+        self.numbers: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self.known.setdefault(id(tensor.untyped_storage()), weakref.ref(tensor.untyped_storage()))
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._note(tensor.untyped_storage())
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)
+        if key in self.known and self.known[key]() is storage:
+            return
+        number = len(self.numbers) and max(self.numbers.values()) + 1
+        self.numbers[key], size = number, storage.nbytes()
+        self.changes.append((number, size))
+        self.known[key] = weakref.ref(storage, lambda _: self.changes.append((number, -size)))
+
+    def peak_bytes(self, without: Sequence[Tensor]) -> int:
+        """The most that lived at a time, of storages that ``without`` does not have."""
+        left_out = {self.numbers[id(tensor.untyped_storage())] for tensor in without}
+        now = peak = 0
+        for number, size in self.changes:
+            now += 0 if number in left_out else size
+            peak = max(peak, now)
+        return peak
+
+
+class Shape(NamedTuple):
+    """Of one rank: rows are MBS x sequence / CP, columns vocabulary / TP."""
+
+    rows: int
+    columns: int
+    hidden: int
+
+
+def shape_of(model: str, rows: int, tp: int = 1) -> Shape:
+    record = Catalogue().models[tuple(model.split())]
+    return Shape(rows, record.vocab_size // tp, record.hidden_size)
+
+
+SHAPES = {
+    "llama3.1 8b, one GPU": shape_of("llama3.1 8b", 8192),
+    "llama3.1 8b, CP2": shape_of("llama3.1 8b", 4096),
+    "llama3.1 70b, TP4 CP2": shape_of("llama3.1 70b", 4096, tp=4),
+    "llama3.1 405b, one GPU": shape_of("llama3.1 405b", 8192),
+    "llama3.1 405b, TP8 CP2": shape_of("llama3.1 405b", 4096, tp=8),
+    "nemotron4 15b, MBS4": shape_of("nemotron4 15b", 4 * 4096),
+    "nemotron4 340b, TP8": shape_of("nemotron4 340b", 4096, tp=8),
+    "llama4 maverick, TP8": shape_of("llama4-maverick 400b", 8192, tp=8),
+}
+
+
+EVERY_TIME = ("llama3.1 8b, CP2", "llama3.1 405b, TP8 CP2")
+
+
+def memory_of(
+    shape: Shape, loss: Callable[[Head, Tensor, Tensor], Tensor], smallest_bytes: float = SMALLEST_BYTES
+) -> int:
+    """Bytes that the passes of the loss take at most, beyond hidden states, weight and the gradients of both."""
+    with FakeTensorMode():
+        head = Head(1, 1)
+        head.smallest_bytes = smallest_bytes
+        head.weight = nn.Parameter(torch.empty(shape.columns, shape.hidden, dtype=torch.bfloat16))
+        hidden = torch.empty(1, shape.rows, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+        labels = torch.empty(1, shape.rows, dtype=torch.int64)
+        with StorageTracker() as tracker:
+            made = torch.autograd.grad(loss(head, hidden, labels), [hidden, head.weight])
+        return tracker.peak_bytes(without=made)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.measured] * (name not in EVERY_TIME)) for name in SHAPES]
+)
+def test_the_loss_takes_less_than_an_eighth_of_the_whole_logits(name: str) -> None:
+    shape = SHAPES[name]
+    whole = 4 * shape.rows * shape.columns
+    share = memory_of(shape, lambda head, hidden, labels: head(hidden, labels, float(shape.rows))) / whole
+    assert 1 / 16 < share < 1 / 8
+
+
+def test_kept_logits_take_half_of_the_whole_ones_and_little_more() -> None:
+    shape = SHAPES["llama3.1 8b, CP2"]
+    whole = 4 * shape.rows * shape.columns
+    assert 0.5 < memory_of(shape, lambda head, hidden, labels: head(hidden, labels, 1.0), math.inf) / whole < 0.53
+
+
+def test_whole_logits_are_seen_by_the_tracker() -> None:
+    shape = SHAPES["llama3.1 8b, CP2"]
+    used = memory_of(shape, lambda head, hidden, labels: functional.cross_entropy(head(hidden)[0].float(), labels[0]))
+    assert used > 4 * shape.rows * shape.columns

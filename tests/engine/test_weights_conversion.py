@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from killed_writer import write_or_die, write_or_fail
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM
@@ -20,11 +21,11 @@ from llmb.checkpoints.files import damaged_files
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.huggingface.tensors import format_of
 from llmb.weights.protocol import IMPORTED, ExportJob, ImportJob, finished_files
 from llmb.weights.worker import chunk_files, weights_export, weights_import
-from llmb.weights.worker.chunk_files import Parameter, chunks_of
+from llmb.weights.worker.chunk_files import Parameter, WeightFile, chunks_of, write_in_processes
 from llmb.weights.worker.weights_export import export_weights, stored_parts
 from llmb.weights.worker.weights_import import import_weights, open_files, parameter_shapes
 
@@ -396,3 +397,30 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_named(models, source, t
     monkeypatch.setattr(weights_import, "open_files", open_then_cut)
     with pytest.raises(UsageError, match=r"^model\.\S+ in model\.safetensors cannot be read"):
         import_small(models, source, tmp_path / "new", [])
+
+
+def files(*names):
+    return [WeightFile(name, (), 10) for name in names]
+
+
+def test_every_file_is_written_once_and_its_bytes_are_counted():
+    names, finished, counted = [str(number) for number in range(7)], [], []
+    write_in_processes(write_or_die, files(*names), 1, finished.append, counted.append)
+    assert sorted(file.name for file in finished) == names
+    assert counted == [10] * 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("write", "kind", "text"),
+    [
+        (write_or_die, RunFailed, "a process that was writing weights was killed"),
+        # Conversions whose processes reject a value are tested for every change.
+        pytest.param(write_or_fail, KeyError, "fatal", marks=pytest.mark.measured),
+    ],
+)
+def test_the_first_error_is_raised_and_its_file_is_not_finished(write, kind, text):
+    finished = []
+    with pytest.raises(kind, match=text):
+        write_in_processes(write, files("first", "fatal", *"abcdefgh"), 2, finished.append, lambda _: None)
+    assert "fatal" not in [file.name for file in finished]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installations that are repeated, extended, moved, undone, and met by files of others."""
+"""Installations that are repeated, extended, moved, killed, undone, and met by files of others."""
 
 import fcntl
 import json
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import killed_installer
 import pytest
 from killed_installer import tree
 
@@ -191,3 +192,36 @@ def test_a_full_disk_is_an_error_and_what_follows_resumes(
     assert "code 3" in done.stdout
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "kept" / "root" / "cluster_config.yaml").exists()
+
+
+measured = pytest.mark.measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "distance", "least_changes"),
+    [
+        ("install", 3, 30),
+        pytest.param("install", 1, 30, marks=measured),
+        pytest.param("install in a folder that exists", 1, 30, marks=measured),
+        pytest.param("extend", 1, 3, marks=measured),
+        pytest.param("remove", 1, 10, marks=measured),
+    ],
+)
+def test_killed_before_any_change_and_repeated_it_ends_the_same(
+    case: str, distance: int, least_changes: int, tmp_path: Path, small_python: Path
+) -> None:
+    command = [
+        sys.executable,
+        killed_installer.__file__,
+        str(tmp_path / "work"),
+        str(small_python),
+        str(distance),
+        case,
+    ]
+    (tmp_path / "work").mkdir()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found[case]["different"] == {}
+    assert found[case]["changes"] >= least_changes

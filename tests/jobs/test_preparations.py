@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that prepare something, on a real Slurm: their states, their logs and their rows in the history."""
+"""Jobs that prepare something, on a real Slurm: states, logs, rows in the history, and runs on what they made."""
 
 import json
+from pathlib import Path
 
 import pytest
 from slurm_client import Client
-
-WORKLOAD = "finetune_llama3"
-MODEL = ("--checkpoint-source", "/data/model")
+from small_finetuning import write_small_finetuning
 
 pytestmark = pytest.mark.slurm
+WORKLOAD = "finetune_llama3"
+MODEL = ("--checkpoint-source", "/data/model")
 
 
 def with_command(client: Client, script: str) -> None:
@@ -65,3 +66,24 @@ def test_what_is_being_prepared_is_not_submitted_again_and_can_be_cancelled(clie
     (row,) = client.json("jobs", "wait", job["job_id"], code=None)["jobs"]
     assert (row["status"], row["subject"]) == ("cancelled", "checkpoint")
     assert submitted(client, "--skip-dataset"), "an ended job does not hinder the next"
+
+
+LORA, MAVERICK = "finetune_llama3", "finetune_llama4-maverick"
+
+
+@pytest.mark.parametrize("workload", [LORA, MAVERICK])
+@pytest.mark.measured
+def test_a_launch_trains_on_what_jobs_prepared(workload: str, client: Client, tmp_path: Path) -> None:
+    samples, model = write_small_finetuning(tmp_path, workload)
+    sources = ("--dataset-source", str(samples), "--checkpoint-source", str(model))
+    jobs = client.json("prepare", "submit", workload, "-s", "tiny", *sources)["jobs"]
+    ended = client.json("jobs", "wait", *(job["job_id"] for job in jobs))["jobs"]
+    assert [(row["subject"], row["status"]) for row in ended] == [("dataset", "success"), ("checkpoint", "success")]
+    assert client.json("prepare", "verify", "-w", workload, "-s", "tiny")["complete"]
+    # How far the loss falls in all steps is tests/prepare/test_end_to_end.py's.
+    variables = {"JOB_TOTAL_GPUS": "2", "MODEL_SIZE": "tiny", "MAX_STEPS": "5"}
+    result = client.json("launch", workload, "--wait", **variables)
+    assert (result["status"], result["steps"]) == ("success", 5)
+    assert 6.5 < result["loss"]["first"] < 7.5
+    assert result["origin"]["weights"]["kind"] == "checkpoint"
+    assert result["origin"]["data"]["name"] == "squad-tiny packed 128"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of jobs beside a real Slurm, with a line of shell in place of the workers."""
+"""The history of jobs beside a real Slurm, mostly with a line of shell in place of the workers."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from quick_order import QuickOrder
+from slowed_runs import Slow, slowed
 from slurm_client import LLMB, WITHIN_S, Client, ended, run_out_of_time, up, wait_until
 from slurm_cluster import SEARCHED
 
@@ -283,3 +284,97 @@ def test_retries_have_an_end_and_happen_once(submit: Submit, store: Store, shell
     assert (last.key, last.retries, last.status, last.nodes) == ("a#2", 0, "failed", "node2")
     assert list(retry_failed(store, shell.install, shell.cluster.environ, time.time())) == []
     shell.run("jobs", "wait", str(last.job_id), code=7)
+
+
+TINY = ("-w", "pretrain_llama3.1", "-s", "tiny")
+OPTIONS = ("--steps", "10", "--checkpoint-interval", "4", "--gpus-per-node", "1")
+
+
+def losses(path: Path) -> dict[int, float]:
+    return {step["step"]: step["loss"] for step in map(json.loads, path.read_text().splitlines())}
+
+
+@pytest.mark.slow
+def test_a_run_whose_node_is_lost_goes_on_from_its_checkpoint(client: Client) -> None:
+    # So that the node is lost some steps behind a checkpoint, and before the next one.
+    pace = slowed(Slow("pace", ms=1000))
+    (job,) = client.json("submit", *TINY, "--scale", "2", *OPTIONS, "--retries", "2", **pace)["jobs"]
+    client.wait_for_steps(job["run_dir"], 6)
+    client.cluster.run("scontrol", "update", "nodename=node2", "state=down", "reason=test")
+    (ended,) = client.json("jobs", "wait", job["job_id"])["jobs"]
+    assert (ended["state"], ended["status"], ended["restarts"]) == ("COMPLETED", "success", 1)
+    run = Path(job["run_dir"])
+    record = json.loads((run / "run.json").read_text())
+    first, second = record["attempts"]
+    assert (first["number"], second["number"], second["job"]["restarts"]) == (1, 2, 1)
+    assert second["first_step"] in (4, 8)
+    assert sorted(record["environment"]["nodes"]) == ["node1", "node2"]
+    after, before = losses(run / "metrics.jsonl"), losses(run / "metrics-attempt1.jsonl")
+    assert list(after) == list(range(10))
+    assert max(before) >= second["first_step"], "something was done twice"
+    assert {number: after[number] for number in before} == before
+    log = (run / f"log-{run.name}.out").read_text()
+    assert log.count("iteration 0/9") == 1
+    assert f"llmb: attempt 2 begins at step {second['first_step']} on node[1-2]" in log
+
+
+STEPS = '"$1" >> "$0/metrics.jsonl"'
+IN_TWO_PARTS = f'head -n 5 {STEPS}; while ! test -e "$0/go"; do sleep 0.2; done; tail -n 5 {STEPS}'
+
+
+def watching(client: Client, *options: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [client.python, *LLMB, "watch", *options],
+        env={**client.cluster.environ, "LLMB_INSTALL": str(client.install)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def read_until(watcher: "subprocess.Popen[str]", beginning: str) -> list[str]:
+    assert watcher.stderr
+    seen = []
+    while not (seen and seen[-1].startswith(f"llmb: {beginning}")):
+        line = watcher.stderr.readline()
+        assert line, (seen, watcher.stdout and watcher.stdout.read())
+        seen.append(line)
+    return seen
+
+
+@pytest.mark.slow
+def test_a_job_is_watched_from_the_queue_to_its_end(submit: Submit, shell: Client) -> None:
+    job = submit(IN_TWO_PARTS)
+    watcher = watching(shell, str(job.job_id), "--expect", "0.1")
+    read_until(watcher, "step 5/10 ")
+    (Path(job.run_dir) / "go").touch()
+    out, err = watcher.communicate(timeout=300)
+    assert watcher.returncode == 0, (out, err)
+    assert "step 10/10 " in err and "step time s, mean" in out
+    document = shell.json("watch", str(job.job_id))
+    assert (document["nodes"], document["result"]["status"]) == ("node1", "success")
+
+
+@pytest.mark.slow
+def test_a_job_that_is_held_and_then_cancelled(submit: Submit, shell: Client) -> None:
+    job = submit(IN_TWO_PARTS, flags={"hold": None})
+    before = shell.json("watch", str(job.job_id), "--once")
+    assert (before["state"], before["steps_done"]) == ("queued", 0)
+    assert "held" in before["reason"]
+    watcher = watching(shell)
+    read_until(watcher, "queued")
+    shell.cluster.run("scancel", str(job.job_id))
+    out, err = watcher.communicate(timeout=300)
+    assert watcher.returncode == 130, (out, err)
+    assert "cancelled" in err
+
+
+@pytest.mark.slow
+def test_the_time_limit_of_a_job(submit: Submit, shell: Client) -> None:
+    job = submit(f"head -n 5 {STEPS}; exec sleep 300", flags={"time": "5"})
+    steps = RunFolder(Path(job.run_dir)).steps
+    wait_until(lambda: steps.exists() and steps.read_text().count("\n") == 5, job.run_dir)
+    seen = shell.json("watch", str(job.job_id), "--once")
+    assert 0 < seen["time_limit_left_s"] <= 300
+    assert (seen["state"], seen["steps_done"], seen["steps_total"]) == ("running", 5, 10)

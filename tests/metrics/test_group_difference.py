@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences between groups of runs: intervals, decisions and what they rest on."""
+"""Differences of groups of runs, and of one run from a figure."""
 
 import math
 
@@ -18,6 +18,8 @@ from llmb.metrics.group_difference import (
     more_runs,
     smallest_change,
 )
+from llmb.metrics.statistics import describe
+from llmb.verdict.judgement import single_difference
 
 
 def group(*means, nodes=()):
@@ -228,3 +230,31 @@ def test_unknown_nodes_say_nothing():
 def test_rounding_does_not_hide_why_it_is_inconclusive(interval, tolerance, text):
     found = GroupDifference(3, 3, 10.0, 10.2, sum(interval) / 2, interval, 3.04, 0.3, None)
     assert decide(found, tolerance).reason == text
+
+
+TIMES = [12.9, 12.95, 12.91, 12.88, 12.92, 12.9, 12.93, 12.89, 12.94, 12.9]
+
+
+def test_the_interval_is_that_of_the_mean():
+    statistics = describe(TIMES)
+    delta, interval = single_difference(statistics, 12.27)
+    assert delta == pytest.approx(100 * (statistics.mean / 12.27 - 1))
+    assert interval == pytest.approx([100 * (end / 12.27 - 1) for end in statistics.ci95])
+
+
+def test_the_spread_of_the_reference_widens_it():
+    statistics = describe(TIMES)
+    delta, (low, high) = single_difference(statistics, 12.27, (12.17, 12.37))
+    own = (statistics.ci95[1] - statistics.mean) / 12.27
+    half = 100 * math.hypot(own, statistics.mean / 12.27 * 0.1 / 12.27)
+    assert (low, high) == pytest.approx((delta - half, delta + half))
+
+
+def test_a_single_step_has_no_interval():
+    assert single_difference(describe([2.0]), 1.0) == (100.0, None)
+
+
+@pytest.mark.parametrize("reference", [0.0, -1.0, math.nan])
+def test_a_reference_has_to_be_above_0(reference):
+    with pytest.raises(ValueError, match="above 0"):
+        single_difference(describe(TIMES), reference)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON documents of commands keep their keys and types: programs of users read them."""
+"""JSON documents of commands keep their keys and types: programs of users read them."""
 
 import json
+import math
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 import freeze_schemas
 import json_types
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recorded_runs import gpu_record, times_around, write_run
 from step_lines import step_line
 from typer.testing import CliRunner
@@ -15,6 +19,7 @@ from typer.testing import CliRunner
 from llmb.cli.main import app, exit_code_of
 from llmb.cli.parse import app as parse_app
 from llmb.programs.conclude import read_ended_run
+from llmb.report.output import json_text
 from llmb.report.run_report import run_document
 from llmb.runs.folder import RunFolder
 
@@ -150,3 +155,35 @@ def test_the_document_of_a_command_is_of_the_schema(
         paths[1] = str(next((tmp_path / "one").rglob("run.json")).parent)
     assert exit_code_of(app, [*paths, "--json"]) in (0, 4, 5, 6)
     assert json_types.violations(json.loads(capsys.readouterr().out), freeze_schemas.frozen(schema)) == []
+
+
+class Color(StrEnum):
+    RED = "r\u00e9d"
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+DOCUMENTS = st.recursive(
+    LEAVES | st.just(Color.RED),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(DOCUMENTS)
+def test_a_document_is_read_as_it_was(document):
+    assert json.loads(json_text(document)) == json.loads(json.dumps(document))
+
+
+def test_a_document_is_indented_and_ascii():
+    document = {"%s": 1, "100 %": {"%%": []}, 3: {"a": {}, "b": (0.5, None, True)}, "\u00e9": "\n NaN \U0001f600"}
+    assert json_text(document) == json.dumps(document, indent=2)
+
+
+def test_half_of_a_surrogate_pair_is_escaped():
+    assert json_text({"a": "\udc80"}) == json.dumps({"a": "\udc80"}, indent=2)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_json_has_no_number_that_is_not_finite(number):
+    for document in (number, [number], {"a": number}):
+        with pytest.raises(ValueError, match=r"finite|compliant"):
+            json_text(document)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of the PyTorch profiler, made by hand so that every number is known."""
+"""Traces of the PyTorch profiler, made by hand so that every number is known, and the arithmetic of intervals."""
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmb.errors import UsageError
 from llmb.traces import chrome
@@ -13,6 +16,7 @@ from llmb.traces.breakdown import PARTS, StepBreakdown, break_down, shares, summ
 from llmb.traces.chrome import read_chrome
 from llmb.traces.classify import Activity, Rules
 from llmb.traces.files import find_traces, read_trace, read_traces
+from llmb.traces.timeline import clip, intersect, subtract, total, union
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 FLASH = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>(flash::Flash_fwd_params)"
@@ -406,3 +410,40 @@ def test_reports_and_empty_folders_are_refused(tmp_path: Path) -> None:
         read_trace(report, Rules())
     with pytest.raises(UsageError, match="no such file"):
         read_trace(tmp_path / "missing.json", Rules())
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
+
+
+def points(spans: list[tuple[int, int]]) -> set[int]:
+    return {point for start, end in spans for point in range(start, end)}
+
+
+def is_tidy(spans: list[tuple[int, int]]) -> bool:
+    """Sorted, none empty, none touching the next."""
+    return all(start < end for start, end in spans) and all(before[1] < after[0] for before, after in pairwise(spans))
+
+
+@given(SPANS)
+def test_a_union_covers_what_any_span_covers(spans: list[tuple[int, int]]) -> None:
+    merged = union(spans)
+    assert points(merged) == points(spans)
+    assert is_tidy(merged)
+    assert total(merged) == len(points(spans))
+
+
+@given(SPANS, SPANS)
+def test_intersection_and_difference_are_those_of_sets(
+    left: list[tuple[int, int]], right: list[tuple[int, int]]
+) -> None:
+    a, b = union(left), union(right)
+    assert points(intersect(a, b)) == points(left) & points(right)
+    assert points(subtract(a, b)) == points(left) - points(right)
+    assert total(intersect(a, b)) + total(subtract(a, b)) == total(a)
+    assert is_tidy(subtract(a, b))
+
+
+@given(SPANS, st.integers(0, 40), st.integers(0, 40))
+def test_clipping_keeps_what_is_inside(spans: list[tuple[int, int]], first: int, width: int) -> None:
+    window = (first, first + width)
+    assert points(clip(union(spans), window)) == points(spans) & points([window])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine has decides what is run by default. Machines are given, so that any test machine can play them."""
+"""What a machine has decides what is run by default, and whether a run fits. Machines are given."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +8,14 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import gpu_type_of
-from llmb.catalogue.resolve import Request
+from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.local_run import local_spec, recipe_for
-from llmb.programs.engine.program import SHIPPED
+from llmb.predict.memory import clearly_fits, estimate
+from llmb.programs.engine.program import SHIPPED, check_memory, memory_warnings
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.schedulers.local import THREADS, local_command, local_variables
 from llmb.site.site import Machine, check_machine, this_machine
 
@@ -147,3 +148,52 @@ def test_the_command_names_the_folder_and_nothing_secret(tiny_plan: Callable[...
     command = local_command(local_spec(tiny_plan(scale=4), Path("/data"), {}, run), run)
     assert command[1:6] == ("-P", "-m", "llmb.processes.ranks", "1", "4")
     assert command[-1] == "/data/with space/run"
+
+
+def planned(layers: int = 2, sequences: int = 1, **choices: str) -> EnginePlan:
+    """A run of one micro-batch in each step."""
+    overrides = Overrides(layers=layers, mbs=sequences, gbs=sequences)
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=1, overrides=overrides)
+    return make_plan(resolve(Catalogue(), request), Choices(**choices), device="cuda")
+
+
+def test_a_run_that_fits_is_not_counted() -> None:
+    said: list[str] = []
+    check_memory(planned(), said.append, force=False)
+    assert said == []
+    assert list(memory_warnings(planned())) == []
+
+
+def test_a_run_on_a_cpu_is_not_checked() -> None:
+    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu")
+    plan = make_plan(resolve(Catalogue(), request), Choices(), device="cpu")
+    said: list[str] = []
+    check_memory(plan, said.append, force=False)
+    assert said == []
+    assert list(memory_warnings(plan)) == []
+
+
+def test_a_run_is_forced_without_a_count() -> None:
+    said: list[str] = []
+    check_memory(planned(24), said.append, force=True)
+    assert len(said) == 1
+    assert "needs about" in said[0]
+    assert "--force" in said[0]
+    (warning,) = memory_warnings(planned(24))
+    assert "may not fit" in warning
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
+def test_a_run_that_does_not_fit_is_refused_once_it_is_counted() -> None:
+    """One of few layers and many sequences needs some GiB more than there are, and recomputes them if told to."""
+    plan = planned(4, 13)
+    use = estimate(plan)
+    assert not use.fits
+    assert not clearly_fits(use)
+    said: list[str] = []
+    with pytest.raises(UsageError, match=r"does not fit: rank 0 needs [\d.]+ of 80 GiB on stage 0") as raised:
+        check_memory(plan, said.append, force=False)
+    assert "--recompute" in str(raised.value.do)
+    assert "counting" in said[0]
+    check_memory(planned(4, 13, recompute="full"), said.append, force=False)
