@@ -76,7 +76,6 @@ class RunFolder:
     """NCCL's own logs, one a process."""
     nccl_network = Inside(NETWORK_FOLDER)
     """What NCCL said of the network, one file a node; of the engine on several nodes."""
-    """What NCCL said when the run made no progress; written by the worker that ends it."""
     breakdown = Inside("breakdown.json")
     """Where the time of a profiled step went."""
     resources = Inside("resources")

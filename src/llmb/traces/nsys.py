@@ -127,14 +127,17 @@ class _Export:
         query = f"SELECT r.start, r.end, {thread}, {text} FROM {RANGES} r {name_of} WHERE r.end IS NOT NULL"  # noqa: S608
         yield from self.connection.execute(query)
 
+    def _owner(self, table: str) -> tuple[str, str, str]:
+        """The thread of a launch, the process of what it launched, and the condition that they belong together."""
+        if not (self.has(LAUNCHES, "globalTid") and self.has(table, "globalPid")):
+            return "NULL", "NULL", ""
+        return "l.globalTid", "globalPid", "AND k.process = (l.globalTid & :mask)"
+
     def launched(self, table: str) -> Iterator[Row]:
         """For each launch its start and thread, and the end of what it launched."""
         if not self.has(LAUNCHES, "start", "correlationId") or not self.has(table, "end", "correlationId"):
             return
-        by_process = self.has(LAUNCHES, "globalTid") and self.has(table, "globalPid")
-        thread = "l.globalTid" if by_process else "NULL"
-        process = "globalPid" if by_process else "NULL"
-        own = "AND k.process = (l.globalTid & :mask)" if by_process else ""
+        thread, process, own = self._owner(table)
         query = f"""SELECT l.start, {thread}, k.done FROM {LAUNCHES} l JOIN
             (SELECT correlationId AS id, {process} AS process, MAX(end) AS done FROM {table} GROUP BY 1, 2) k
             ON k.id = l.correlationId {own}"""  # noqa: S608
@@ -145,10 +148,7 @@ class _Export:
         known = self.has(LAUNCHES, "start", "correlationId", "nameId") and self.has(KERNELS, "correlationId")
         if not known:
             return
-        by_process = self.has(LAUNCHES, "globalTid") and self.has(KERNELS, "globalPid")
-        thread = "l.globalTid" if by_process else "NULL"
-        process = "globalPid" if by_process else "NULL"
-        own = "AND k.process = (l.globalTid & :mask)" if by_process else ""
+        thread, process, own = self._owner(KERNELS)
         query = f"""SELECT l.start, {thread}, s.value, k.id FROM {LAUNCHES} l JOIN {STRINGS} s ON s.id = l.nameId
             LEFT JOIN (SELECT DISTINCT correlationId AS id, {process} AS process FROM {KERNELS}) k
             ON k.id = l.correlationId {own} WHERE s.value LIKE '%Launch%Kernel%'"""  # noqa: S608

@@ -35,8 +35,8 @@ _HEADER = re.compile(
     rb"|Building \d-D device mesh with \[(?P<names>[^\]\r\n]{0,200})\], \[(?P<mesh>[\d, ]{1,60})\]"
     rb"|Training starts at step (?P<start>\d{1,9}))" + LINE_ENDS_SOON
 )
-_SIZE = re.compile(rb"\b(pp|dp_replicate|dp_shard|cp|tp)=([1-9]\d{0,6})\b")
-_REPLICAS = b"dp"
+_SIZE = re.compile(rb"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=([1-9]\d{0,6})\b")
+_REPLICAS = "dp"
 """Beginning of the names of a mesh's dimensions along which the tokens of a step are divided."""
 _VALIDATION = re.compile(rb"validate step: ")
 """Its time is between the time stamps, and not in ``tps``."""
@@ -51,7 +51,11 @@ class TorchtitanReader:
         """Tokens of one step."""
         self.own: int | None = None
         """Tokens of one data-parallel rank in one step."""
-        self.mesh: list[tuple[bytes, int]] = []
+        self.sizes: dict[str, int] = {}
+        """Batch sizes and the length of sequences, if the header has both batch sizes."""
+        self.parallelism: dict[str, int] = {}
+        """By name, with the expert-parallel size, along which no tokens are divided."""
+        self.mesh: list[tuple[str, int]] = []
         self.validated = False
         """There was a validation since the line before."""
         self.previous: tuple[int, float | None] = (0, None)
@@ -77,15 +81,21 @@ class TorchtitanReader:
             if match["steps"]:
                 self.steps = int(match["steps"])
                 self.tokens = int(match["tokens"] or 0) or int(match["gbs"]) * int(match["length"])
-                own = int(match["own"] or 0) or int(match["mbs"] or 0) * int(match["length"])
+                length = int(match["length"])
+                own = int(match["own"] or 0) or int(match["mbs"] or 0) * length
+                batches = {"mbs": divmod(own, length), "gbs": divmod(self.tokens, length)} if own and length else {}
+                self.sizes = {name: size for name, (size, rest) in batches.items() if not rest}
+                self.sizes |= {"seq_len": length} if batches else {}
                 self.own = own * int(match["passes"]) if own and match["passes"] else None
             elif match["start"]:
                 self.previous = int(match["start"]) - 1, None
             elif match["sizes"]:
-                self.mesh = [(name, int(size)) for name, size in _SIZE.findall(match["sizes"])]
+                self.parallelism = {name.decode(): int(size) for name, size in _SIZE.findall(match["sizes"])}
+                self.mesh = [(name, size) for name, size in self.parallelism.items() if name != "ep"]
             else:
                 names, sizes = (re.findall(rb"\w{1,40}", match[part]) for part in ("names", "mesh"))
-                self.mesh = [(name, int(size)) for name, size in zip(names, sizes, strict=False) if int(size)]
+                pairs = zip(names, map(int, sizes), strict=False)
+                self.mesh = [(name.decode(), size) for name, size in pairs if size]
 
     @property
     def replica_groups(self) -> int:
@@ -128,11 +138,15 @@ class TorchtitanReader:
         )
 
 
-def replica_groups(head: bytes) -> int:
-    """By the header of a log, as ``TorchtitanReader.replica_groups``."""
+def layout_of(head: bytes) -> dict[str, int]:
+    """Sizes of a run's layout by the header of its log, by the names that layouts have."""
     reader = TorchtitanReader()
     reader.find_header(head)
-    return reader.replica_groups
+    found, sizes = dict(reader.sizes), reader.parallelism
+    if sizes:
+        found |= {name: sizes[name] for name in ("pp", "cp", "tp", "ep") if name in sizes}
+        found["gpus"] = math.prod(size for name, size in sizes.items() if name != "ep") * reader.replica_groups
+    return found
 
 
 def _time_before(text: bytes, at: int, start: int) -> float | None:
