@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from llmb.logs.step_line import StepLine
@@ -96,6 +97,15 @@ def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
     line = max(text.rfind(b"\n", begin, at), text.rfind(b"\r", begin, at), begin - 1) + 1
     match = _RANK.match(text, line, at)
     return int(match[1] or match[2]) if match else None
+
+
+def moment_before(stamp: re.Pattern[bytes], text: bytes, at: int, start: int = 0) -> float | None:
+    """When the line at ``at`` was written, by the time stamp that is found before; None without one."""
+    match = stamp.search(text, max(start, at - _PREFIX_BYTES), at)
+    try:
+        return datetime.fromisoformat(match[1].decode().replace(",", ".")).timestamp() if match else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def find_bad_loss(text: bytes) -> float | None:

@@ -16,10 +16,9 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime
 from typing import NamedTuple
 
-from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, find_bad_loss, has_any, rank_before
+from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, find_bad_loss, has_any, moment_before, rank_before
 from llmb.logs.step_line import StepLine
 
 LAST_FIELD = b"number of nan iterations:"
@@ -46,7 +45,6 @@ _GRAD_NORM = re.compile(rb" grad norm: (%s) \|" % NUMBER, re.IGNORECASE)
 _SKIPPED = re.compile(rb" number of (?:skipped|nan) iterations: {1,9}(\d{1,9}) \|")
 """An iteration that is skipped because its loss is not finite is counted in both."""
 _CLOCK = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] {1,4}\Z")
-_CLOCK_BYTES = 40
 _CLOCK_ERROR_S, _CLOCK_ERROR = 1.0, 0.05
 """By which time stamps, some of whole seconds, and a sum of step times may differ."""
 LOADED = b"successfully loaded checkpoint from"
@@ -92,8 +90,10 @@ class MegatronReader:
             self._look_between(text, place, match.start())
             place = match.end()
             if step := self._read(match, rank_before(text, match.start(), start)):
-                logged_s, interrupted, self.interrupted = _clock_before(text, match.start()), self.interrupted, False
-                yield self._of_its_own(step._replace(logged_s=logged_s, interrupted=interrupted))
+                logged_s = moment_before(_CLOCK, text, match.start())
+                step = step._replace(logged_s=logged_s, interrupted=self.interrupted)
+                self.interrupted = False
+                yield self._of_its_own(step)
         self._look_between(text, place, end)
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
@@ -164,15 +164,6 @@ class MegatronReader:
         for _ in range(index):
             self.waiting.popleft()
         return self.waiting.popleft().tflops_per_gpu
-
-
-def _clock_before(text: bytes, at: int) -> float | None:
-    """The time stamp before an iteration, if there is one."""
-    match = _CLOCK.search(text, max(0, at - _CLOCK_BYTES), at)
-    try:
-        return datetime.fromisoformat(match[1].decode()).timestamp() if match else None
-    except (ValueError, OverflowError):
-        return None
 
 
 FORMAT = Format(

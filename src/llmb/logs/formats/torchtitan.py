@@ -13,9 +13,16 @@ import math
 import re
 import sys
 from collections.abc import Iterator
-from datetime import datetime
 
-from llmb.logs.formats.format import LEAST_PRINTED_S, LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
+from llmb.logs.formats.format import (
+    LEAST_PRINTED_S,
+    LINE_ENDS_SOON,
+    NUMBER,
+    Format,
+    moment_before,
+    number_or_none,
+    rank_before,
+)
 from llmb.logs.step_line import StepLine
 
 _GROUPED = rb"\d[\d,]{0,19}(?:\.\d{1,9})?"
@@ -41,7 +48,6 @@ _REPLICAS = "dp"
 _VALIDATION = re.compile(rb"validate step: ")
 """Its time is between the time stamps, and not in ``tps``."""
 _BEGUN = re.compile(rb"(?<!validate )step: {1,9}\d{1,9}  loss: ")
-_LINE_BYTES = 200
 
 
 class TorchtitanReader:
@@ -113,7 +119,7 @@ class TorchtitanReader:
 
     def _read(self, match: "re.Match[bytes]", text: bytes, start: int) -> StepLine | None:
         """None if there is no way to tell the step time."""
-        step, now = int(match["step"]), _time_before(text, match.start(), start)
+        step, now = int(match["step"]), moment_before(_TIME, text, match.start(), start)
         before, then = self.previous
         steps = step - before if step > before else 1
         if step > before:  # else another rank is behind
@@ -147,14 +153,6 @@ def layout_of(head: bytes) -> dict[str, int]:
         found |= {name: sizes[name] for name in ("pp", "cp", "tp", "ep") if name in sizes}
         found["gpus"] = math.prod(size for name, size in sizes.items() if name != "ep") * reader.replica_groups
     return found
-
-
-def _time_before(text: bytes, at: int, start: int) -> float | None:
-    match = _TIME.search(text, max(start, at - _LINE_BYTES), at)
-    try:
-        return datetime.fromisoformat(match[1].decode().replace(",", ".")).timestamp() if match else None
-    except (ValueError, OverflowError):
-        return None
 
 
 FORMAT = Format(
