@@ -16,6 +16,7 @@ from typing import Any
 
 from killed_installer import in_a_process
 
+from llmb import scratch
 from llmb.analysis.find_runs import find_all_runs
 from llmb.exchange.imported import import_archive
 from llmb.jobs.history import open_history
@@ -25,6 +26,7 @@ from llmb.jobs.store import Store
 
 def main() -> None:
     os.fsync = lambda descriptor: None  # a kill loses nothing that the kernel holds
+    scratch.NEW_S = 0.0  # else what a killed process left is taken for new for a minute
     archive, folder, distance = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     restore = Store.restore
 
