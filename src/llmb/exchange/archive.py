@@ -15,7 +15,7 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from tarfile import GNU_FORMAT, REGTYPE, HeaderError, TarInfo
-from typing import BinaryIO, Literal, Protocol
+from typing import Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -234,26 +234,22 @@ def _searched(path: Path) -> Iterator[tuple[bytes, bool]]:
     """A file part by part, and whether each is hidden: lines of logs; in a record only what is a secret by its form."""
     with open_regular(path, buffering=CHUNK) as file:
         if path.suffix == ".out":
-            yield from _searched_lines(file)
+            in_key = False
+            while line := file.readline(CHUNK):
+                text = line.decode(*_ENCODING)
+                begins = "PRIVATE KEY-----" in text
+                if in_key or begins or has_secret_in_log(text):
+                    bare = line.rstrip(b"\n")
+                    yield bare, True
+                    yield line[len(bare) :], False
+                else:
+                    yield line, False
+                in_key = (in_key or begins) and _KEY_END not in text
         elif path.name == "run.json":
             yield from _searched_text(file.read().decode(*_ENCODING))
         else:
             while block := file.read(CHUNK):
                 yield block, False
-
-
-def _searched_lines(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    in_key = False
-    while line := file.readline(CHUNK):
-        text = line.decode(*_ENCODING)
-        begins = "PRIVATE KEY-----" in text
-        if in_key or begins or has_secret_in_log(text):
-            bare = line.rstrip(b"\n")
-            yield bare, True
-            yield line[len(bare) :], False
-        else:
-            yield line, False
-        in_key = (in_key or begins) and _KEY_END not in text
 
 
 def _searched_text(text: str) -> Iterator[tuple[bytes, bool]]:
@@ -362,7 +358,12 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
                 _unpack_files(stream, {one.path: one for one in manifest.files}, into)
         except zstandard.ZstdError as error:
             raise _Refused(f"it is not compressed by zstd, or damaged: {error}") from error
-        _check_records(manifest, into)
+        for run in manifest.runs:
+            record = read_record(RunFolder(into / run.folder))
+            if record.run_id != run.run_id or record.plan.recipe.workload != run.folder.split("/")[1]:
+                raise _Refused(f"the record is of another run: '{run.folder}'")
+            if record.status in ("queued", "running"):
+                raise _Refused(f"a run has not ended: '{run.folder}'")
     return manifest
 
 
@@ -405,26 +406,23 @@ def _unpack_files(stream: _Stream, expected: Mapping[str, ArchivedFile], into: P
             raise _Refused(f"an entry is repeated, or not in the manifest: {entry.name!r}")
         if entry.size != described.size:
             raise _Refused(f"a file has another size than the manifest has: {entry.name!r}")
-        _unpack_file(stream, described, into / described.path)
+        target = into / described.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        digest, left = hashlib.sha256(), described.size
+        with target.open("xb") as file:
+            while left:
+                block = _exactly(stream, min(left, CHUNK))
+                digest.update(block)
+                file.write(block)
+                left -= len(block)
+        if digest.hexdigest() != described.sha256:
+            raise _Refused(f"a file has another checksum than the manifest has: {described.path!r}")
+        _exactly(stream, -described.size % BLOCK)
     if missing:
         raise _Refused(f"{len(missing)} files of the manifest are missing, such as {next(iter(missing))!r}")
     rest = _at_most(stream, TAR_RECORD + 1)
     if len(rest) > TAR_RECORD or any(rest):
         raise _Refused("something follows its end")
-
-
-def _unpack_file(stream: _Stream, described: ArchivedFile, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digest, left = hashlib.sha256(), described.size
-    with target.open("xb") as file:
-        while left:
-            block = _exactly(stream, min(left, CHUNK))
-            digest.update(block)
-            file.write(block)
-            left -= len(block)
-    if digest.hexdigest() != described.sha256:
-        raise _Refused(f"a file has another checksum than the manifest has: {described.path!r}")
-    _exactly(stream, -described.size % BLOCK)
 
 
 def _next_entry(stream: _Stream) -> TarInfo | None:
@@ -470,13 +468,3 @@ def _at_most(stream: _Stream, size: int) -> bytes:
         blocks.append(block)
         size -= len(block)
     return b"".join(blocks)
-
-
-def _check_records(manifest: Manifest, into: Path) -> None:
-    """Each record is of the run that the manifest says, which has ended."""
-    for run in manifest.runs:
-        record = read_record(RunFolder(into / run.folder))
-        if record.run_id != run.run_id or record.plan.recipe.workload != run.folder.split("/")[1]:
-            raise _Refused(f"the record is of another run: '{run.folder}'")
-        if record.status in ("queued", "running"):
-            raise _Refused(f"a run has not ended: '{run.folder}'")

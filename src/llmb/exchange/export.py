@@ -8,10 +8,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llmb.errors import EnvironmentProblem
 from llmb.exchange.tables import (
@@ -24,6 +25,7 @@ from llmb.exchange.tables import (
     write_jsonl,
     write_openmetrics,
     write_parquet,
+    write_tables,
 )
 from llmb.programs.conclude import read_ended_run
 from llmb.runs.conditions import identity_of
@@ -52,35 +54,31 @@ def write_mlflow(runs: RunSource, folder: Path) -> Iterator[Path]:
         # Where artifacts would be, of which there are none: by default a folder of this machine.
         experiment = client.create_experiment(PROJECT, artifact_location="mlflow-artifacts:/")
         for run in runs():
-            _log_to_mlflow(client, experiment, run)
+            from mlflow.entities import Metric, Param, RunTag
+
+            record = run.run.record
+            ended_ms = _milliseconds(record.ended_at or record.started_at)
+            begun = client.create_run(experiment, start_time=_milliseconds(record.started_at), run_name=run.id)
+            settings, texts, figures = _settings(run), _texts(run), _figures(run)
+            metrics = (
+                *(Metric(name, value, ended_ms, 0) for name, value in figures.items()),
+                *(
+                    Metric(name, value, round(1000 * step.ended_s), step.step)
+                    for step in run.steps
+                    for name, value in scalars_of(run, step)
+                ),
+            )
+            client.log_batch(
+                begun.info.run_id,
+                params=[Param(name, str(value)) for name, value in settings.items()],
+                tags=[RunTag(name, text) for name, text in texts.items()],
+            )
+            rest = iter(metrics)
+            while some := list(islice(rest, METRICS_AT_ONCE)):
+                client.log_batch(begun.info.run_id, metrics=some)
+            status = MLFLOW_STATUSES.get(run.run.result.status, "FAILED")
+            client.set_terminated(begun.info.run_id, status, end_time=ended_ms)
     yield path
-
-
-def _log_to_mlflow(client: Any, experiment: str, run: ExportedRun) -> None:  # noqa: ANN401 (may not be installed)
-    from mlflow.entities import Metric, Param, RunTag
-
-    record = run.run.record
-    ended_ms = _milliseconds(record.ended_at or record.started_at)
-    begun = client.create_run(experiment, start_time=_milliseconds(record.started_at), run_name=run.id)
-    settings, texts, figures = _settings(run), _texts(run), _figures(run)
-    metrics = (
-        *(Metric(name, value, ended_ms, 0) for name, value in figures.items()),
-        *(
-            Metric(name, value, round(1000 * step.ended_s), step.step)
-            for step in run.steps
-            for name, value in scalars_of(run, step)
-        ),
-    )
-    client.log_batch(
-        begun.info.run_id,
-        params=[Param(name, str(value)) for name, value in settings.items()],
-        tags=[RunTag(name, text) for name, text in texts.items()],
-    )
-    rest = iter(metrics)
-    while some := list(islice(rest, METRICS_AT_ONCE)):
-        client.log_batch(begun.info.run_id, metrics=some)
-    status = MLFLOW_STATUSES.get(run.run.result.status, "FAILED")
-    client.set_terminated(begun.info.run_id, status, end_time=ended_ms)
 
 
 def write_wandb(runs: RunSource, folder: Path) -> Iterator[Path]:
@@ -175,7 +173,9 @@ def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
         with new_file(path) as partial, partial.open("wb") as file:
             records = RecordWriter(file)
             first = run.steps[0]
-            records.write(Event(wall_time=_began_s(first), file_version=EVENTS_VERSION).SerializeToString())
+            records.write(
+                Event(wall_time=first.ended_s - first.step_time_s, file_version=EVENTS_VERSION).SerializeToString()
+            )
             for step in run.steps:
                 scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(run, step)]
                 event = Event(wall_time=step.ended_s, step=step.step, summary=Summary(value=scalars))
@@ -191,10 +191,6 @@ def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
             yield column.name, float(value)
 
 
-def _began_s(step: Step) -> float:
-    return step.ended_s - step.step_time_s
-
-
 class ExportForm(NamedTuple):
     """How runs are written, and what this needs beside llmb: libraries, and the extra that has them."""
 
@@ -205,9 +201,9 @@ class ExportForm(NamedTuple):
 
 
 FORMS = {
-    "csv": ExportForm(write_csv),
-    "parquet": ExportForm(write_parquet, "export", ("pyarrow",)),
-    "jsonl": ExportForm(write_jsonl),
+    "csv": ExportForm(partial(write_tables, "csv", write_csv)),
+    "parquet": ExportForm(partial(write_tables, "parquet", write_parquet), "export", ("pyarrow",)),
+    "jsonl": ExportForm(partial(write_tables, "jsonl", write_jsonl)),
     "openmetrics": ExportForm(write_openmetrics),
     "tensorboard": ExportForm(write_tensorboard, "export", ("tensorboard",)),
     "mlflow": ExportForm(write_mlflow, "mlflow", ("mlflow", "sqlalchemy", "alembic")),

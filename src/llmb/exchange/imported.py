@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from llmb.catalogue.records import Record
-from llmb.exchange.archive import ArchivedRun, Manifest, unpack_archive
+from llmb.exchange.archive import Manifest, unpack_archive
 from llmb.jobs.history import open_history, run_folders_below
 from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
@@ -75,7 +75,17 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
                 if run.run_id in there:
                     known.append(there[run.run_id])
                 else:
-                    there[run.run_id] = _add(run, staging, install, store)
+                    source = RunFolder(staging / run.folder)
+                    record, submitted = read_record(source), read_job(source)
+                    assert submitted is not None, "it was written when the archive was unpacked"
+                    group = install / Path(run.folder).parent
+                    check_links(group)
+                    group.mkdir(parents=True, exist_ok=True)
+                    taken = os.path.lexists(group / source.name)
+                    target = (create_numbered(group.parent, group.name, Path.mkdir) if taken else group) / source.name
+                    source.path.rename(target)
+                    store.restore([_row(record, submitted, target)])
+                    there[run.run_id] = target
                     added.append(there[run.run_id])
     return Import(tuple(added), tuple(known))
 
@@ -124,26 +134,6 @@ def _unpack(path: Path, into: Path) -> Manifest:
         write_atomically(folder.job, job.model_dump_json(indent=2) + "\n")
         write_atomically(folder.imported, origin.model_dump_json(indent=2) + "\n")
     return manifest
-
-
-def _add(run: ArchivedRun, staging: Path, install: Path, store: Store) -> Path:
-    """Moves a run to its place, and adds it to the history."""
-    source = RunFolder(staging / run.folder)
-    record, submitted = read_record(source), read_job(source)
-    assert submitted is not None, "it was written when the archive was unpacked"
-    group = install / Path(run.folder).parent
-    check_links(group)
-    target = _free_place(group, source.name)
-    source.path.rename(target)
-    store.restore([_row(record, submitted, target)])
-    return target
-
-
-def _free_place(group: Path, name: str) -> Path:
-    """A path for a run in its group, or in a new one with a number if the group has it already."""
-    group.mkdir(parents=True, exist_ok=True)
-    taken = os.path.lexists(group / name)
-    return (create_numbered(group.parent, group.name, Path.mkdir) if taken else group) / name
 
 
 def _row(record: RunRecord, submitted: SubmittedJob, target: Path) -> Job:

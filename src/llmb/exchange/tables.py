@@ -189,18 +189,26 @@ STEPS: tuple[ExportColumn[StepRow], ...] = (
 """What is exported of each step, as ``metrics.jsonl`` has it."""
 
 
-def write_csv(runs: RunSource, folder: Path) -> Iterator[Path]:
+def write_tables(
+    ending: str,
+    write: Callable[[Path, Sequence[ExportColumn[Any]], Iterator[Any]], None],
+    runs: RunSource,
+    folder: Path,
+) -> Iterator[Path]:
+    """Two files of a form, ``results`` and ``steps``; yields each when it is complete."""
+    for name, columns, rows in (("results", RESULTS, runs()), ("steps", STEPS, step_rows(runs()))):
+        path = folder / f"{name}.{ending}"
+        with new_file(path) as partial:
+            write(partial, columns, rows)
+        yield path
+
+
+def write_csv(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> None:
     """A value that is not known is empty; a number that is not finite is ``nan``, ``inf`` or ``-inf``."""
-    yield _csv_file(folder / "results.csv", RESULTS, runs())
-    yield _csv_file(folder / "steps.csv", STEPS, step_rows(runs()))
-
-
-def _csv_file(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> Path:
-    with new_file(path) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, [column.name for column in columns], lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows_of(columns, rows))
-    return path
 
 
 def data_frame(columns: Sequence[ExportColumn[Row]], rows: Iterable[Row]) -> "pandas.DataFrame":
@@ -220,39 +228,26 @@ def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas
     return pandas.DataFrame(rows, columns=list(names))
 
 
-def write_jsonl(runs: RunSource, folder: Path) -> Iterator[Path]:
-    yield _jsonl_file(folder / "results.jsonl", RESULTS, runs())
-    yield _jsonl_file(folder / "steps.jsonl", STEPS, step_rows(runs()))
-
-
-def _jsonl_file(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> Path:
-    with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
-        file.writelines(f"{json.dumps(_finite(row), allow_nan=False)}\n" for row in rows_of(columns, rows))
-    return path
-
-
-def _finite(row: dict[str, Scalar | None]) -> dict[str, Any]:
+def write_jsonl(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> None:
     """JSON has no NaN: as in ``metrics.jsonl`` such a value is null, and ``not_finite`` has it as text."""
-    spoiled = {name: str(value) for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {**row, **dict.fromkeys(spoiled), "not_finite": spoiled} if spoiled else row
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows_of(columns, rows):
+            numbers = ((name, value) for name, value in row.items() if isinstance(value, float))
+            spoiled = {name: str(value) for name, value in numbers if not math.isfinite(value)}
+            shown = {**row, **dict.fromkeys(spoiled), "not_finite": spoiled} if spoiled else row
+            file.write(f"{json.dumps(shown, allow_nan=False)}\n")
 
 
-def write_parquet(runs: RunSource, folder: Path) -> Iterator[Path]:
-    yield _parquet_file(folder / "results.parquet", RESULTS, runs())
-    yield _parquet_file(folder / "steps.parquet", STEPS, step_rows(runs()))
-
-
-def _parquet_file(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> Path:
+def write_parquet(path: Path, columns: Sequence[ExportColumn[Row]], rows: Iterator[Row]) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
     types = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
     schema = arrow.schema([(column.name, types[column.kind]) for column in columns])
     found = rows_of(columns, rows)
-    with new_file(path) as partial, parquet.ParquetWriter(partial, schema) as writer:
+    with parquet.ParquetWriter(path, schema) as writer:
         while some := list(islice(found, ROWS_AT_ONCE)):
             writer.write_table(arrow.Table.from_pylist(some, schema=schema))
-    return path
 
 
 def write_openmetrics(runs: RunSource, folder: Path) -> Iterator[Path]:
@@ -279,12 +274,9 @@ def _lines(rows: Sequence[Mapping[str, Scalar | None]]) -> Iterator[str]:
 
 
 def _labels(row: Mapping[str, Scalar | None], names: Sequence[str]) -> str:
-    known = {name: value for name in names if (value := row[name]) is not None}
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in known.items()) + "}"
-
-
-def _escaped(value: Scalar) -> str:
-    return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    texts = {name: str(value).translate(escapes) for name in names if (value := row[name]) is not None}
+    return "{" + ",".join(f'{name}="{text}"' for name, text in texts.items()) + "}"
 
 
 def _number(value: Scalar) -> str:

@@ -4,10 +4,9 @@
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,13 +23,8 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, PAPER = "#222222", "#666666", "#dddddd", "#ffffff"
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7"
 """Distinguishable by colorblind people: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
-NAMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
-    BLUE: "blue",
-    ORANGE: "orange",
-    GREEN: "green",
-    RED: "red",
-    PURPLE: "purple",
-}
+NAMED = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"}
+NAMED |= {BLUE: "blue", ORANGE: "orange", GREEN: "green", RED: "red", PURPLE: "purple"}
 """The variables of the page's style that the colors become."""
 WIDTH, HEIGHT, UNITS_PER_INCH = 480, 200, 72
 STYLE: Mapping[Any, Any] = {
@@ -85,23 +79,18 @@ class Drawing:
 
     @contextmanager
     def _canvas(self) -> Iterator["Canvas"]:
-        with _style(self.name):
+        try:
+            from matplotlib import rc_context
+        except ImportError as error:
+            do = "install it: pip install 'llmb[report]', in a clone pip install -e '.[report]'"
+            raise EnvironmentProblem("plots need matplotlib, which is not installed", do=do) from error
+        with rc_context({**STYLE, "svg.hashsalt": self.name}):
             from matplotlib.figure import Figure
 
             size = (WIDTH / UNITS_PER_INCH, self.height / UNITS_PER_INCH)
             canvas = Figure(figsize=size, dpi=UNITS_PER_INCH, layout="constrained")
             self.draw(canvas)
             yield canvas
-
-
-def _style(salt: str) -> AbstractContextManager[None]:
-    try:
-        from matplotlib import rc_context
-    except ImportError as error:
-        do = "install it: pip install 'llmb[report]', in a clone pip install -e '.[report]'"
-        raise EnvironmentProblem("plots need matplotlib, which is not installed", do=do) from error
-    style: AbstractContextManager[None] = rc_context({**STYLE, "svg.hashsalt": salt})
-    return style
 
 
 def slim(svg: str) -> str:
@@ -112,12 +101,12 @@ def slim(svg: str) -> str:
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = svg.replace("xlink:href", "href")
     svg = re.sub(r"(font-size: [\d.]+px; )font-family: [^;\"]*;? ?", r"\1", svg)
-    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"\d+\.\d{3,}", _rounded, tag[0]), svg)
+    svg = re.sub(
+        r"<[^>]+>",
+        lambda tag: re.sub(r"\d+\.\d{3,}", lambda digits: f"{float(digits[0]):.2f}".rstrip("0").rstrip("."), tag[0]),
+        svg,
+    )
     return re.sub(r"\s*\n\s*", "\n", svg).strip()
-
-
-def _rounded(digits: re.Match[str]) -> str:
-    return f"{float(digits[0]):.2f}".rstrip("0").rstrip(".")
 
 
 def themed(svg: str) -> str:
@@ -226,75 +215,65 @@ def series_chart(
 
     With ``doubling``, each doubling of x is as wide, and each point has its x beside the axis.
     """
-    fewer = [replace(line, points=thinned(line.points)) for line in lines]
-    return Drawing(name, partial(_draw_series, fewer, axes, marked, window, level, dict(beside), doubling))
+
+    def draw(canvas: "Canvas") -> None:
+        plot = canvas.add_subplot()
+        if window:
+            plot.axvspan(*window, color=BLUE, alpha=0.1, linewidth=0)
+        if level is not None:
+            plot.axhline(level, color=INK, linewidth=0.8, dashes=(4, 3))
+        for kind, value in beside.items():
+            color, _, _, dashes = BESIDE[kind]
+            plot.axhline(value, color=color, linewidth=1.6, dashes=dashes, label=kind)
+        drawn = [*(line.points for line in lines), *(one.points for one in marked)]
+        for line in lines:
+            x, y = _coordinates(thinned(line.points))
+            plot.plot(x, y, "-" if len(x) > 1 else "o", color=line.color, label=line.label)
+        for one in marked:
+            x, y = _coordinates(one.points)
+            size = one.size
+            plot.plot(x, y, one.shape, color=one.color, label=one.label, ms=size, markeredgecolor=PAPER, zorder=3)
+        if doubling:
+            x, y = _coordinates([point for points in drawn for point in points])
+            plot.set_xscale("log", base=2)
+            plot.set_xticks(sorted({*x}), [f"{place:g}" for place in sorted({*x})])
+            plot.set_ylim(0, 1.1 * max(y))
+        _name_axes(plot, axes)
+        if len(lines) + len(marked) + len(beside) > 1:
+            plot.legend(**ABOVE)
+
+    return Drawing(name, draw)
 
 
-def _draw_series(
-    lines: Sequence[Line],
-    axes: tuple[str, str],
-    marked: Sequence[Marked],
-    window: tuple[float, float] | None,
-    level: float | None,
-    beside: Mapping[str, float],
-    doubling: bool,
-    canvas: "Canvas",
-) -> None:
-    plot = canvas.add_subplot()
-    if window:
-        plot.axvspan(*window, color=BLUE, alpha=0.1, linewidth=0)
-    if level is not None:
-        plot.axhline(level, color=INK, linewidth=0.8, dashes=(4, 3))
-    for kind, value in beside.items():
-        color, _, _, dashes = BESIDE[kind]
-        plot.axhline(value, color=color, linewidth=1.6, dashes=dashes, label=kind)
-    for line in lines:
-        x, y = [x for x, _ in line.points], [y for _, y in line.points]
-        plot.plot(x, y, "-" if len(x) > 1 else "o", color=line.color, label=line.label)
-    for one in marked:
-        x, y = [x for x, _ in one.points], [y for _, y in one.points]
-        plot.plot(
-            x, y, one.shape, color=one.color, label=one.label, markersize=one.size, markeredgecolor=PAPER, zorder=3
-        )
-    if doubling:
-        _double([point for one in (lines, marked) for series in one for point in series.points], plot)
-    _name_axes(plot, axes)
-    if len(lines) + len(marked) + len(beside) > 1:
-        _legend(plot)
-
-
-def _double(points: Sequence[tuple[float, float]], plot: "Axes") -> None:
-    places = sorted({x for x, _ in points})
-    plot.set_xscale("log", base=2)
-    plot.set_xticks(places, [f"{x:g}" for x in places])
-    plot.set_ylim(0, 1.1 * max(y for _, y in points))
+def _coordinates(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def estimates_chart(estimates: Sequence[Estimate]) -> Drawing:
     """Differences with their intervals, one below the other with their labels."""
-    return Drawing("differences", partial(_draw_estimates, estimates), 60 + 24 * len(estimates))
-
-
-def _draw_estimates(estimates: Sequence[Estimate], canvas: "Canvas") -> None:
-    plot = canvas.add_subplot()
     by_mark: dict[tuple[str, str], list[tuple[int, Estimate]]] = {}
     for place, one in enumerate(estimates):
         by_mark.setdefault(MARKS[one.verdict] if one.verdict else ("o", BLUE), []).append((place, one))
-    for (shape, color), some in by_mark.items():
-        plot.errorbar(
-            [one.value for _, one in some],
-            [place for place, _ in some],
-            xerr=_distances([one for _, one in some]),
-            fmt=shape,
-            color=color,
-            markersize=6,
-            elinewidth=1.2,
-            markeredgecolor=PAPER,
-        )
-    plot.axvline(0, color=INK, linewidth=0.8)
-    plot.set_yticks(range(len(estimates)), [one.label for one in estimates])
-    plot.set_ylim(len(estimates) - 0.5, -0.5)
-    plot.set_xlabel("% longer steps than the reference")
+
+    def draw(canvas: "Canvas") -> None:
+        plot = canvas.add_subplot()
+        for (shape, color), some in by_mark.items():
+            plot.errorbar(
+                [one.value for _, one in some],
+                [place for place, _ in some],
+                xerr=_distances([one for _, one in some]),
+                fmt=shape,
+                color=color,
+                markersize=6,
+                elinewidth=1.2,
+                markeredgecolor=PAPER,
+            )
+        plot.axvline(0, color=INK, linewidth=0.8)
+        plot.set_yticks(range(len(estimates)), [one.label for one in estimates])
+        plot.set_ylim(len(estimates) - 0.5, -0.5)
+        plot.set_xlabel("% longer steps than the reference")
+
+    return Drawing("differences", draw, 60 + 24 * len(estimates))
 
 
 def _distances(estimates: Sequence[Estimate]) -> list[list[float]]:
@@ -305,45 +284,47 @@ def _distances(estimates: Sequence[Estimate]) -> list[list[float]]:
 def history_chart(
     name: str, estimates: Sequence[Estimate], changes: Sequence[str], levels: Sequence["Level"]
 ) -> Drawing:
-    """Values with their intervals from left to right; ``changes`` are dotted lines, and several levels full ones."""
-    return Drawing(name, partial(_draw_history, estimates, changes, levels))
+    """Values with their intervals from left to right; ``changes`` are dotted lines, and several levels full ones.
 
+    The last value has its label, and at equal distances as many before it as there is space for.
+    """
 
-def _draw_history(
-    estimates: Sequence[Estimate], changes: Sequence[str], levels: Sequence["Level"], canvas: "Canvas"
-) -> None:
-    plot = canvas.add_subplot()
-    places, values = range(len(estimates)), [one.value for one in estimates]
-    plot.errorbar(places, values, yerr=_distances(estimates), fmt="o", color=BLUE, markersize=6, markeredgecolor=PAPER)
-    for place, change in enumerate(changes):
-        if change:
-            plot.axvline(place - 0.5, color=PURPLE, linewidth=1, dashes=(2, 2))
-    for before, after in pairwise(levels):
-        mark = "v" if after.mean_s > before.mean_s else "^"
-        middle = (before.mean_s * after.mean_s) ** 0.5
-        plot.plot(after.runs.start - 0.5, middle, mark, color=RED, markersize=9, markeredgecolor=PAPER, zorder=3)
-    for level in levels if len(levels) > 1 else ():
-        plot.hlines(level.mean_s, level.runs.start - 0.5, level.runs.stop - 0.5, color=INK, linewidth=1)
-    _name_axes(plot, ("runs, the newest last", "step time, s"))
-    _label_some(plot, [one.label for one in estimates])
+    def draw(canvas: "Canvas") -> None:
+        plot, count = canvas.add_subplot(), len(estimates)
+        values, errors = [one.value for one in estimates], _distances(estimates)
+        plot.errorbar(range(count), values, yerr=errors, fmt="o", color=BLUE, markersize=6, markeredgecolor=PAPER)
+        for place, change in enumerate(changes):
+            if change:
+                plot.axvline(place - 0.5, color=PURPLE, linewidth=1, dashes=(2, 2))
+        for before, after in pairwise(levels):
+            mark = "v" if after.mean_s > before.mean_s else "^"
+            middle = (before.mean_s * after.mean_s) ** 0.5
+            plot.plot(after.runs.start - 0.5, middle, mark, color=RED, markersize=9, markeredgecolor=PAPER, zorder=3)
+        for level in levels if len(levels) > 1 else ():
+            plot.hlines(level.mean_s, level.runs.start - 0.5, level.runs.stop - 0.5, color=INK, linewidth=1)
+        _name_axes(plot, ("runs, the newest last", "step time, s"))
+        labeled = range(count - 1, -1, -math.ceil(count / MOST_LABELS))
+        plot.set_xticks(labeled, [estimates[place].label for place in labeled])
+        plot.set_xlim(-0.5, count - 0.5)
+
+    return Drawing(name, draw)
 
 
 def parts_chart(name: str, parts: Sequence[tuple[str, str, float]]) -> Drawing:
     """Parts of a step, which are names, colors and values, one below the other so that each has its name beside it."""
-    return Drawing(name, partial(_draw_parts, parts), 60 + 22 * len(parts))
 
+    def draw(canvas: "Canvas") -> None:
+        plot, places = canvas.add_subplot(), range(len(parts))
+        plot.barh(places, [value for _, _, value in parts], color=[color for _, color, _ in parts], height=0.7)
+        for place, (_, _, value) in enumerate(parts):
+            plot.annotate(f"{value:.1f}", (value, place), (4, 0), textcoords="offset points", va="center", fontsize=10)
+        plot.set_yticks(places, [label for label, _, _ in parts])
+        plot.set_ylim(len(parts) - 0.5, -0.5)
+        plot.set_xlabel("% of the step")
+        plot.grid(visible=False, axis="y")
+        plot.margins(x=0.1)
 
-def _draw_parts(parts: Sequence[tuple[str, str, float]], canvas: "Canvas") -> None:
-    plot = canvas.add_subplot()
-    places = range(len(parts))
-    plot.barh(places, [value for _, _, value in parts], color=[color for _, color, _ in parts], height=0.7)
-    for place, (_, _, value) in enumerate(parts):
-        plot.annotate(f"{value:.1f}", (value, place), (4, 0), textcoords="offset points", va="center", fontsize=10)
-    plot.set_yticks(places, [label for label, _, _ in parts])
-    plot.set_ylim(len(parts) - 0.5, -0.5)
-    plot.set_xlabel("% of the step")
-    plot.grid(visible=False, axis="y")
-    plot.margins(x=0.1)
+    return Drawing(name, draw, 60 + 22 * len(parts))
 
 
 def grid_chart(
@@ -357,55 +338,29 @@ def grid_chart(
     ordered = sorted(value for row in rows for value in row)
     least, most = STRONGEST_PCT
     strongest = min(most, max(least, ordered[len(ordered) * 99 // 100]))
-    return Drawing(name, partial(_draw_grid, rows, extent, axes, strongest))
 
+    def draw(canvas: "Canvas") -> None:
+        import numpy as np
+        from matplotlib.colors import to_rgb
+        from matplotlib.patches import Patch
+        from matplotlib.ticker import MaxNLocator
 
-def _draw_grid(
-    rows: Sequence[Sequence[float]],
-    extent: tuple[float, float, float, float],
-    axes: tuple[str, str],
-    strongest: float,
-    canvas: "Canvas",
-) -> None:
-    import numpy as np
-    from matplotlib.colors import to_rgb
-    from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator
+        plot = canvas.add_subplot()
+        image = np.zeros((len(rows), len(rows[0]), 4))
+        image[..., :3] = to_rgb(ANY_PAPER)
+        image[..., 3] = np.clip(np.array(rows) / strongest, 0, 1)
+        plot.imshow(image, aspect="auto", extent=extent, interpolation="none")
+        texts = {shade: f"{strongest * shade:.2g} %" for shade in (0.25, 0.5)} | {1.0: f"{strongest:.2g} % or more"}
+        handles = [Patch(color=ANY_PAPER, alpha=shade, label=text) for shade, text in texts.items()]
+        plot.legend(handles=handles, **ABOVE)
+        plot.grid(visible=False)
+        for axis in (plot.xaxis, plot.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        _name_axes(plot, axes)
 
-    plot = canvas.add_subplot()
-    image = np.zeros((len(rows), len(rows[0]), 4))
-    image[..., :3] = to_rgb(ANY_PAPER)
-    image[..., 3] = np.clip(np.array(rows) / strongest, 0, 1)
-    plot.imshow(image, aspect="auto", extent=extent, interpolation="none")
-    shades = (0.25, 0.5, 1.0)
-    labels = [f"{strongest * shade:.2g} %" for shade in shades]
-    labels[-1] += " or more"
-    plot.legend(
-        handles=[Patch(color=ANY_PAPER, alpha=shade, label=text) for shade, text in zip(shades, labels, strict=True)],
-        **ABOVE,
-    )
-    plot.grid(visible=False)
-    for axis in (plot.xaxis, plot.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    _name_axes(plot, axes)
+    return Drawing(name, draw)
 
 
 def _name_axes(plot: "Axes", axes: tuple[str, str]) -> None:
     plot.set_xlabel(axes[0])
     plot.set_ylabel(axes[1])
-
-
-def _legend(plot: "Axes") -> None:
-    plot.legend(**ABOVE)
-
-
-def _label_some(plot: "Axes", labels: Sequence[str]) -> None:
-    """The last label, and at equal distances as many before it as there is space for."""
-    places = range(len(labels) - 1, -1, -math.ceil(len(labels) / MOST_LABELS))
-    plot.set_xticks(places, [labels[place] for place in places])
-    plot.set_xlim(-0.5, len(labels) - 0.5)
-
-
-def points_of(values: Iterable[tuple[float, float | None]]) -> Iterator[tuple[float, float]]:
-    """Points whose value is known."""
-    return ((x, y) for x, y in values if y is not None)

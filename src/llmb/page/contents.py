@@ -18,7 +18,7 @@ from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
 from llmb.report.plan_report import plan_title
 from llmb.report.run_report import machine_table, run_table
-from llmb.report.table import Column, Table, known, number_column, result_table, table_of
+from llmb.report.table import Column, Table, known, number_column, result_table, rows_table, table_of
 from llmb.report.trace_report import network_table
 from llmb.report.verdict_report import explanation_tables, verdict_table
 from llmb.runs.folder import RunFolder
@@ -76,7 +76,17 @@ class Section:
     @property
     def advice(self) -> str | None:
         """The command that helps with the verdict; None if none is needed."""
-        return _advice(self.judged, self.shown)
+        shown = self.shown
+        verdict = self.judged.verdict
+        if verdict.verdict in ("pass", "improved"):
+            return None
+        if verdict.verdict == "invalid" or shown.record is None:
+            return _look_at(shown)
+        if verdict.verdict == "not comparable" and verdict.reference is None:
+            return f"llmb judge {shown.id} --against RUNS"
+        if verdict.verdict == "inconclusive" and (again := _same_run(shown.record, verdict.more_runs or 3)):
+            return again
+        return f"llmb judge {shown.id} --explain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +207,9 @@ def _result_tables(run: AnalyzedRun) -> Iterator[Table]:
     if run.record is not None:
         yield run_table(run.record.plan, read_ended_run(RunFolder(run.path)).result)
     elif times := run.step_time_s:
-        table = result_table(f"{run.path.name}", "metric", "measured", right=("measured",))
-        for name in ("count", "mean", "median", "std"):
-            table.add_row(f"step time s, {name}" if name != "count" else "steps", known(getattr(times, name)))
-        yield table
+        names = {"steps": "count"} | {f"step time s, {name}": name for name in ("mean", "median", "std")}
+        rows = ((shown, known(getattr(times, name))) for shown, name in names.items())
+        yield rows_table(run.path.name, ("metric", "measured"), rows, right=("measured",))
 
 
 def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
@@ -208,7 +217,27 @@ def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
     yield _values_table("Configuration: equal in all runs of this recipe", run.identity.configuration)
     yield _values_table("Conditions: may differ between runs", run.conditions)
     if run.record is not None:
-        yield _record_table(run.record)
+        record = run.record
+        table = result_table("Record", "key", "value")
+        values = {
+            "run": record.id,
+            "program": record.program,
+            "started": record.started_at,
+            "ended": record.ended_at,
+            "exit code": record.exit_code,
+            "command": " ".join(record.command),
+            "image": record.image,
+            "weights": record.origin.weights.text,
+            "data": record.origin.data.text,
+            "scheduler's job": record.job.job_id if record.job else None,
+            "attempts": len(record.attempts) or None,
+        }
+        for name, value in values.items():
+            if value is not None:
+                table.add_row(name, str(value))
+        for name, value in record.variables.items():
+            table.add_row(f"variable {name}", value)
+        yield table
         if run.record.result and (network := run.record.result.network):
             yield network_table(network)
         if run.record.result and (machine := run.record.result.machine):
@@ -216,33 +245,8 @@ def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
 
 
 def _values_table(title: str, values: Mapping[str, Value]) -> Table:
-    table = result_table(title, "key", "value")
-    for key, value in sorted(values.items()):
-        table.add_row(key, "unknown" if value is None else value_text(value))
-    return table
-
-
-def _record_table(record: RunRecord) -> Table:
-    table = result_table("Record", "key", "value")
-    values = {
-        "run": record.id,
-        "program": record.program,
-        "started": record.started_at,
-        "ended": record.ended_at,
-        "exit code": record.exit_code,
-        "command": " ".join(record.command),
-        "image": record.image,
-        "weights": record.origin.weights.text,
-        "data": record.origin.data.text,
-        "scheduler's job": record.job.job_id if record.job else None,
-        "attempts": len(record.attempts) or None,
-    }
-    for name, value in values.items():
-        if value is not None:
-            table.add_row(name, str(value))
-    for name, value in record.variables.items():
-        table.add_row(f"variable {name}", value)
-    return table
+    rows = ((key, "unknown" if value is None else value_text(value)) for key, value in sorted(values.items()))
+    return rows_table(title, ("key", "value"), rows)
 
 
 def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
@@ -274,25 +278,7 @@ def _result(run: AnalyzedRun, name: str) -> object:
 def _conventions(runs: Sequence[AnalyzedRun]) -> Table | None:
     """How figures are counted, by the records; None if there are only logs."""
     values = {name: text for run in runs if run.record for name, text in run.record.conventions.items()}
-    if not values:
-        return None
-    table = result_table("Conventions", "figure", "meaning")
-    for name, text in values.items():
-        table.add_row(name, text)
-    return table
-
-
-def _advice(judged: Judged, shown: AnalyzedRun) -> str | None:
-    verdict = judged.verdict
-    if verdict.verdict in ("pass", "improved"):
-        return None
-    if verdict.verdict == "invalid" or shown.record is None:
-        return _look_at(shown)
-    if verdict.verdict == "not comparable" and verdict.reference is None:
-        return f"llmb judge {shown.id} --against RUNS"
-    if verdict.verdict == "inconclusive" and (again := _same_run(shown.record, verdict.more_runs or 3)):
-        return again
-    return f"llmb judge {shown.id} --explain"
+    return rows_table("Conventions", ("figure", "meaning"), values.items()) if values else None
 
 
 def _same_run(record: RunRecord, repeats: int) -> str | None:

@@ -9,7 +9,7 @@ from statistics import median, median_low
 
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.analysis.judge_run import Judged
-from llmb.metrics.anomalies import Level, changes_pct, find_anomalies, find_levels
+from llmb.metrics.anomalies import changes_pct, find_anomalies, find_levels
 from llmb.metrics.statistics import Statistics
 from llmb.missing import Missing
 from llmb.page.charts import (
@@ -32,7 +32,6 @@ from llmb.page.charts import (
     grid_chart,
     history_chart,
     parts_chart,
-    points_of,
     series_chart,
 )
 from llmb.report.jobs_report import local_time, short_time
@@ -421,7 +420,7 @@ def _marks(others: Mapping[int, Mapping[str, Beside]]) -> Iterator[Marked]:
     """By what kind of figure it is, those of each scale."""
     for kind, (color, shape, size, _) in BESIDE.items():
         found = [(float(gpus), one[kind].tokens_per_s_per_gpu) for gpus, one in others.items() if kind in one]
-        if points := list(points_of(found)):
+        if points := [(gpus, value) for gpus, value in found if value is not None]:
             yield Marked(kind, shape, color, points, size)
 
 
@@ -441,7 +440,11 @@ def history_figure(section: str, runs: Sequence[AnalyzedRun]) -> Figure | Missin
     found = [run for run, _ in measured]
     changes = ["", *(_changed(*pair) for pair in pairwise(found))]
     levels = find_levels([times.mean for _, times in measured])
-    steps = _steps(levels)
+    sizes = changes_pct(levels)
+    steps = {
+        level.runs.start: f"▼ {percent(size)} % slower" if size > 0 else f"▲ {percent(-size)} % faster"
+        for level, size in zip(levels[1:], sizes, strict=True)
+    }
     name = f"history-{section}"
     drawing = history_chart(name, [_estimate(*one) for one in measured], changes, levels)
     headers = ("run", "started", "step time s", "95 % interval", "changed", "step")
@@ -457,15 +460,6 @@ def history_figure(section: str, runs: Sequence[AnalyzedRun]) -> Figure | Missin
     if others := [change for place, change in enumerate(changes) if change and place not in steps]:
         captions.append(f"without a step: {', '.join(dict.fromkeys(others))}")
     return Figure("History", "; ".join(captions), drawing, table)
-
-
-def _steps(levels: Sequence[Level]) -> dict[int, str]:
-    """The size of each step in words, by the place of the first run after it."""
-    sizes = changes_pct(levels)
-    return {
-        level.runs.start: f"▼ {percent(size)} % slower" if size > 0 else f"▲ {percent(-size)} % faster"
-        for level, size in zip(levels[1:], sizes, strict=True)
-    }
 
 
 def _estimate(run: AnalyzedRun, times: Statistics) -> Estimate:

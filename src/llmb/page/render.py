@@ -5,9 +5,9 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from getpass import getuser
 from importlib.resources import files
 from pathlib import Path
@@ -156,14 +156,27 @@ def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]
     hosts = dict.fromkeys(name for run in runs for name in _hosts(run) if name)
     hosts |= dict.fromkeys((socket.gethostname(), socket.getfqdn()))
     named = {name: f"host-{number}" for number, name in enumerate((h for h in hosts if h not in NO_HOST), start=1)}
-    user = _user()
-    if user and user not in SYSTEM_USERS:
-        named[user] = "user"
+    with suppress(KeyError, OSError):  # a user without a name
+        if (user := getuser()) not in SYSTEM_USERS:
+            named[user] = "user"
     home = str(Path.home())
     folders = dict.fromkeys((str(root), str(root.resolve())), "$LLMB_INSTALL")
     if home != "/root":  # which other paths have in them, such as data/root; as a home, _HOME finds it
         folders[home] = "~"
-    return partial(_hidden, folders, _names(named), named)
+    places = _any_of((folder for folder in folders if len(folder) > 1), before="")
+    names = _any_of(named, before=r"(?<![\w-])")
+
+    def hide(text: str) -> str:
+        text = _HOME.sub("~", places.sub(lambda found: folders[found[0]], full_text(text)))
+        return names.sub(lambda found: named[found[0]], text)
+
+    return hide
+
+
+def _any_of(texts: Iterable[str], *, before: str) -> re.Pattern[str]:
+    """Finds any of the texts where a word ends, the longest first; before it is what ``before`` matches."""
+    ordered = sorted(texts, key=len, reverse=True)
+    return re.compile(rf"{before}(?:{'|'.join(map(re.escape, ordered))})(?![\w-])" if ordered else r"(?!)")
 
 
 def full_text(text: str) -> str:
@@ -177,25 +190,3 @@ def _hosts(run: AnalyzedRun) -> Iterator[str]:
         yield run.record.job.nodes
     if run.record and run.record.result and (network := run.record.result.network):
         yield from (name for group in network.nodes for name in group.nodes)
-
-
-def _user() -> str | None:
-    try:
-        return getuser()
-    except (KeyError, OSError):
-        return None
-
-
-def _names(named: Mapping[str, str]) -> re.Pattern[str]:
-    """Finds any of the names as a word, the longest first."""
-    ordered = sorted(named, key=len, reverse=True)
-    return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, ordered))})(?![\w-])" if ordered else r"(?!)")
-
-
-def _hidden(folders: Mapping[str, str], names: re.Pattern[str], named: Mapping[str, str], text: str) -> str:
-    text = full_text(text)
-    for folder in sorted(folders, key=len, reverse=True):
-        if len(folder) > 1:
-            text = re.sub(rf"{re.escape(folder)}(?![\w-])", lambda _: folders[folder], text)  # noqa: B023
-    text = _HOME.sub("~", text)
-    return names.sub(lambda found: named[found[0]], text)
