@@ -78,7 +78,7 @@ def test_advice_names_pages_that_exist() -> None:
     ],
 )
 def test_pages_that_have_the_words_in_their_title_come_first(words: str, page: str) -> None:
-    assert page in [one.page.name for one in search_pages(words)[:2]]
+    assert page in [found.name for found, _ in search_pages(words)[:2]]
 
 
 def test_a_search_lists_pages_that_have_all_words_with_their_headings(llmb: Run) -> None:

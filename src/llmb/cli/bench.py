@@ -2,6 +2,7 @@
 """``llmb bench``."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -58,13 +59,6 @@ Dtypes = Annotated[
         "--dtype", help="bf16, fp16, fp32 or fp8, or several with commas between them. Default: the recipe's."
     ),
 ]
-DeviceOption = Annotated[
-    DeviceChoice, typer.Option("--device", help="'auto': the first GPU that is visible, else the CPU.")
-]
-Repeat = Annotated[
-    int | None,
-    typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 200, by the time they take."),
-]
 Seconds = Annotated[
     float,
     typer.Option(
@@ -74,20 +68,65 @@ Seconds = Annotated[
 Sizes = Annotated[list[str] | None, typer.Option("--size", help="Bytes with a unit, such as 64MiB or 1GB. Repeatable.")]
 
 
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What the commands that measure have in common."""
+
+    repeat: Annotated[
+        int | None,
+        typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 200, by the time they take."),
+    ] = None
+    json: Json = False
+
+    def run(self, device: Device, cases: Sequence[TimedCase], title: str, recipe: Recipe | None = None) -> None:
+        """Raises RunFailed, after the result, if memory ran out or nothing could be measured."""
+        install, settings = install_here(), BenchSettings(device, self.repeat, command_line())
+        with CaseProgress() as progress:
+            measured = measure(Catalogue(), cases, settings, progress.case, recipe)
+        (path,) = save_and_show(
+            install,
+            [measured],
+            lambda: print_output(measurement_document(measured) if self.json else measurement_tables(measured, title)),
+        )
+        say(f"saved to {path}")
+        raise_if_missing(measured)
+
+    def recipe(self, device: Device, shapes: dict[str, Any], dtypes: Sequence[ProductDtype]) -> Recipe:
+        """The one that was asked for, or a default one, which the first line names."""
+        catalogue, values, by_default = Catalogue(), dict(shapes), not shapes["workload"]
+        if by_default and values["size"]:
+            raise UsageError("--size needs --workload", do="name the workload too; see 'llmb list'")
+        model = DEFAULT_MODEL[device]
+        if not by_default:
+            model = model_of(catalogue, values["workload"].lower(), values["size"] and values["size"].lower())
+        values["workload"], values["size"] = model
+        recipe = recipe_of(catalogue, build(Request, values), dtypes, device, this_machine())
+        if not self.json:
+            print_line(f"shapes of {recipe_text(recipe)}{' (the default; see -w and -s)' if by_default else ''}")
+            print_unspecified([] if by_default else [one for one in recipe.unspecified if one.name != "dtype"])
+        return recipe
+
+
+@dataclass(frozen=True, slots=True)
+class OneDevice:
+    choice: Annotated[
+        DeviceChoice, typer.Option("--device", help="'auto': the first GPU that is visible, else the CPU.")
+    ] = "auto"
+
+    @property
+    def device(self) -> Device:
+        return device_here(self.choice, this_machine())
+
+
 @app.callback()
 def bench() -> None:
     """Speed of this machine's parts, each alone."""
 
 
 @app.command()
-@takes(SHAPES)
+@takes(SHAPES, OneDevice, Measuring)
 def gemm(
-    shapes: dict[str, Any],
-    dtype: Dtypes = None,
-    device: DeviceOption = "auto",
-    repeat: Repeat = None,
-    seconds: Seconds = SECONDS,
-    json: Json = False,
+    shapes: dict[str, Any], one: OneDevice, measuring: Measuring, dtype: Dtypes = None, seconds: Seconds = SECONDS
 ) -> None:
     """Matrix products of a recipe: those of one GPU for one micro-batch, forward and both gradients.
 
@@ -102,23 +141,16 @@ def gemm(
 
     - `llmb bench gemm -w pretrain_llama3.1 -s 405b --gpu-type h100 --json`
     """
-    measured = _Measurement(device, repeat, json=json)
-    dtypes = dtypes_asked(dtype)
-    recipe = measured.recipe(shapes, dtypes)
-    wanted: Sequence[ProductDtype] = dtypes or (recipe.dtype.value,)
-    cases = gemm_cases(recipe, wanted, measured.device, seconds)
-    measured.run(cases, f"Matrix products of {recipe.model_name}", recipe)
+    device, dtypes = one.device, dtypes_asked(dtype)
+    recipe = measuring.recipe(device, shapes, dtypes)
+    cases = gemm_cases(recipe, dtypes or (recipe.dtype.value,), device, seconds)
+    measuring.run(device, cases, f"Matrix products of {recipe.model_name}", recipe)
 
 
 @app.command()
-@takes(SHAPES)
+@takes(SHAPES, OneDevice, Measuring)
 def attention(
-    shapes: dict[str, Any],
-    dtype: Dtypes = None,
-    device: DeviceOption = "auto",
-    repeat: Repeat = None,
-    seconds: Seconds = SECONDS,
-    json: Json = False,
+    shapes: dict[str, Any], one: OneDevice, measuring: Measuring, dtype: Dtypes = None, seconds: Seconds = SECONDS
 ) -> None:
     """Attention of a recipe, forward and backward, with the backend that the engine chooses for it.
 
@@ -128,23 +160,16 @@ def attention(
 
     - `llmb bench attention -w pretrain_llama3.1 -s 70b --seq-len 4096`
     """
-    measured = _Measurement(device, repeat, json=json)
-    dtypes = dtypes_asked(dtype)
+    device, dtypes = one.device, dtypes_asked(dtype)
     if "fp8" in dtypes:
         raise UsageError("attention is not computed in fp8", do="choose bf16: recipes in fp8 compute attention in bf16")
-    recipe = measured.recipe(shapes, dtypes)
-    cases = list(attention_cases(recipe, dtypes, seconds))
-    measured.run(cases, f"Attention of {recipe.model_name}", recipe)
+    recipe = measuring.recipe(device, shapes, dtypes)
+    measuring.run(device, list(attention_cases(recipe, dtypes, seconds)), f"Attention of {recipe.model_name}", recipe)
 
 
 @app.command()
-def memory(
-    size: Sizes = None,
-    device: DeviceOption = "auto",
-    repeat: Repeat = None,
-    seconds: Seconds = SECONDS,
-    json: Json = False,
-) -> None:
+@takes(OneDevice, Measuring)
+def memory(one: OneDevice, measuring: Measuring, size: Sizes = None, seconds: Seconds = SECONDS) -> None:
     """Copies within the memory of the GPU, or of the host; bytes read and bytes written both count.
 
     Examples:
@@ -153,12 +178,13 @@ def memory(
 
     - `llmb bench memory --device cpu --size 1GiB --seconds 0`
     """
-    measured = _Measurement(device, repeat, json=json)
-    measured.run(list(memory_cases(measured.device, _bytes(size), seconds)), "Copies within memory")
+    device = one.device
+    measuring.run(device, list(memory_cases(device, _bytes(size), seconds)), "Copies within memory")
 
 
 @app.command()
-def transfer(size: Sizes = None, repeat: Repeat = None, json: Json = False) -> None:
+@takes(Measuring)
+def transfer(measuring: Measuring, size: Sizes = None) -> None:
     """Copies from the host to the GPU and back, from pinned and from pageable memory.
 
     Examples:
@@ -167,15 +193,16 @@ def transfer(size: Sizes = None, repeat: Repeat = None, json: Json = False) -> N
 
     - `llmb bench transfer --size 256MiB --repeat 50`
     """
-    measured = _Measurement("auto", repeat, json=json)
-    if measured.device == "cpu":
+    device = device_here("auto", this_machine())
+    if device == "cpu":
         do = "'llmb bench memory' measures copies within the host's memory"
         raise EnvironmentProblem("transfers need a GPU, and this machine has none that nvidia-smi shows", do=do)
-    measured.run(list(transfer_cases(_bytes(size))), "Copies between host and GPU")
+    measuring.run(device, list(transfer_cases(_bytes(size))), "Copies between host and GPU")
 
 
 @app.command()
-def launch(device: DeviceOption = "auto", repeat: Repeat = None, json: Json = False) -> None:
+@takes(OneDevice, Measuring)
+def launch(one: OneDevice, measuring: Measuring) -> None:
     """The time that starting work costs: one addition to one number, alone, in a queue, and in a CUDA graph.
 
     Examples:
@@ -184,8 +211,8 @@ def launch(device: DeviceOption = "auto", repeat: Repeat = None, json: Json = Fa
 
     - `llmb bench launch --device cpu --repeat 20`
     """
-    measured = _Measurement(device, repeat, json=json)
-    measured.run(list(launch_cases(measured.device)), "Starting work")
+    device = one.device
+    measuring.run(device, list(launch_cases(device)), "Starting work")
 
 
 app.command("collectives")(collectives)
@@ -213,44 +240,6 @@ def list_(
     install = install_here()
     kept = read_measurements(install, node)
     print_output(history_document(kept, benchmark) if json else history_tables(kept, benchmark, bench_folder(install)))
-
-
-class _Measurement:
-    """What the commands that measure have in common."""
-
-    def __init__(self, device: DeviceChoice, repeats: int | None, *, json: bool) -> None:
-        self.catalogue, self.machine, self.json = Catalogue(), this_machine(), json
-        self.device: Device = device_here(device, self.machine)
-        self.settings = BenchSettings(self.device, repeats, command_line())
-
-    def recipe(self, shapes: dict[str, Any], dtypes: Sequence[ProductDtype]) -> Recipe:
-        """The one that was asked for, or a default one, which the first line names."""
-        values, by_default = dict(shapes), not shapes["workload"]
-        if by_default:
-            if values["size"]:
-                raise UsageError("--size needs --workload", do="name the workload too; see 'llmb list'")
-            values["workload"], values["size"] = DEFAULT_MODEL[self.device]
-        else:
-            model = model_of(self.catalogue, values["workload"].lower(), values["size"] and values["size"].lower())
-            values["workload"], values["size"] = model
-        recipe = recipe_of(self.catalogue, build(Request, values), dtypes, self.device, self.machine)
-        if not self.json:
-            print_line(f"shapes of {recipe_text(recipe)}{' (the default; see -w and -s)' if by_default else ''}")
-            print_unspecified([] if by_default else [one for one in recipe.unspecified if one.name != "dtype"])
-        return recipe
-
-    def run(self, cases: Sequence[TimedCase], title: str, recipe: Recipe | None = None) -> None:
-        """Raises RunFailed, after the result, if memory ran out or nothing could be measured."""
-        install = install_here()
-        with CaseProgress() as progress:
-            measured = measure(self.catalogue, cases, self.settings, progress.case, recipe)
-        (path,) = save_and_show(
-            install,
-            [measured],
-            lambda: print_output(measurement_document(measured) if self.json else measurement_tables(measured, title)),
-        )
-        say(f"saved to {path}")
-        raise_if_missing(measured)
 
 
 def _bytes(sizes: Sequence[str] | None) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +40,7 @@ from llmb.bench.measurements import JOB as GPUS_FILE
 from llmb.bench.measurements import PROGRAM as GPUS_PROGRAM
 from llmb.bench.measurements import MeasurementFile, write_measurements
 from llmb.bench.pair_rounds import SCHEDULE, expected_s, limit_s, schedule
-from llmb.bench.pairs import LEAST_NODES, PairwiseResult, pair_files
+from llmb.bench.pairs import LEAST_NODES, pair_files
 from llmb.bench.protocol import COLLECTIVES_JOB, COLLECTIVES_PROGRAM
 from llmb.catalogue.load import Catalogue
 from llmb.cli.common import Json
@@ -49,7 +49,6 @@ from llmb.cli.progress import CaseProgress, JobStates
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.jobs.history import open_history
-from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
@@ -71,7 +70,6 @@ from llmb.resources.host import Device
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options
-from llmb.schedulers.port import Scheduler
 from llmb.shown_text import listed
 from llmb.site.site import this_machine
 
@@ -97,27 +95,44 @@ OF_JOBS: dict[str, Option] = {
     name: replace(item, **SAID_HERE.get(name, {})) for name, item in scheduler_options().items() if name not in OF_RUNS
 }
 JOB = value_options(OF_JOBS.values(), envvar=False)
-Ranks = Annotated[
-    int | None, typer.Option("--ranks", min=1, help="Processes, for a job on each node. Default: one per GPU.")
-]
-Wait = Annotated[bool, typer.Option("--wait", help="For a job: wait for its end and print the result.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="For a job: print the batch script, queue nothing.")]
 
 
-def check_is_job(given: Mapping[str, Any], *, wait: bool, dry_run: bool) -> bool:
-    """Any option of the scheduler makes a measurement a job. Raises UsageError for options of a job without one."""
-    for flag, chosen in {"--wait": wait, "--dry-run": dry_run}.items():
-        if chosen and not given:
-            raise UsageError(f"{flag} is for jobs that are queued", do="add --nodes, such as --nodes 2")
-    return bool(given)
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where several devices are measured: on this machine, or in a job."""
+
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, help="Processes, for a job on each node. Default: one per GPU.")
+    ] = None
+    device: Annotated[DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")] = "auto"
+    wait: Annotated[bool, typer.Option("--wait", help="For a job: wait for its end and print the result.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="For a job: print the batch script, queue nothing.")] = (
+        False
+    )
+    json: Json = False
+
+    def is_job(self, given: Mapping[str, Any]) -> bool:
+        """Any option of the scheduler makes a measurement a job. Raises UsageError for options of a job without one."""
+        for flag, chosen in {"--wait": self.wait, "--dry-run": self.dry_run}.items():
+            if chosen and not given:
+                raise UsageError(f"{flag} is for jobs that are queued", do="add --nodes, such as --nodes 2")
+        return bool(given)
+
+    def here(self, on_cpu: int) -> tuple[Device, int]:
+        """The device and the processes of a measurement on this machine. Raises EnvironmentProblem for too few GPUs."""
+        machine = this_machine()
+        device = device_here(self.device, machine)
+        here = len(machine.gpu_names) if device == "cuda" else on_cpu
+        if device == "cuda" and self.ranks and self.ranks > here:
+            what = f"{self.ranks} ranks need as many GPUs, and this machine has {here}"
+            raise EnvironmentProblem(what, do="lower --ranks")
+        return device, here if self.ranks is None else self.ranks
 
 
 class BenchJobRequest:
     """A job that a command asks for."""
 
-    def __init__(
-        self, values: Mapping[str, Any], device: DeviceChoice, ranks: int | None, here: JobOptions | None = None
-    ) -> None:
+    def __init__(self, values: Mapping[str, Any], placed: Placed, here: JobOptions | None = None) -> None:
         """``here``: of the job that this process runs in, whose nodes are to be measured. Raises UsageError."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
@@ -127,29 +142,29 @@ class BenchJobRequest:
         if here:
             gpus, flags = here.gpus_per_node or self.options.gpus_per_node, {**self.options.flags, **here.flags}
             self.options = replace(self.options, nodes=here.nodes, gpus_per_node=gpus, flags=flags)
-        self.nodes = job_nodes(catalogue, self.site, self.options, device, ranks)
+        self.nodes = job_nodes(catalogue, self.site, self.options, placed.device, placed.ranks)
         self.device: Device = self.nodes.device
 
     def order(self, program: BenchProgram, title: str) -> TaskOrder:
-        request = BenchRequest(
-            install=str(self.install),
-            command=command_line(),
-            measured_at=now(),
-        )
+        request = BenchRequest(install=str(self.install), command=command_line(), measured_at=now())
         return bench_order(request, program, title, self.nodes, self.options, self.site)
 
 
-def queue(order: TaskOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[BenchEnd, RunFolder] | None:
+def queue(order: TaskOrder, placed: Placed) -> tuple[BenchEnd, RunFolder] | None:
     """What the job measured and its folder, if it was waited for; else the job is shown. Raises RunFailed."""
     script, install = order.script(), order.site.install
-    if dry_run:
-        print_output({"script": script} if json else script)
+    if placed.dry_run:
+        print_output({"script": script} if placed.json else script)
         return None
     say(f"the job requests {flags_text(order.sample().flags)}")
     with open_history(install, say) as store, unanswered_is_explained():
         job = submit_task(store, order, os.environ)
-    if not wait:
-        _show_job(job, json=json)
+    if not placed.wait:
+        if placed.json:
+            print_output({"job_id": job.job_id, "run_dir": job.run_dir})
+        else:
+            do = f"'llmb jobs log {job.job_id} --follow' follows it, 'llmb bench list' shows its result"
+            print_line(f"queued as job {job.job_id} in {job.run_dir}; {do}")
         return None
     say(f"job {job.job_id}: {job.run_dir}")
     end = end_of(wait_for_one(install, job, os.environ, say, Watch(JobStates(say), lambda _: None)))
@@ -167,43 +182,19 @@ def job_here() -> JobOptions | None:
     return here if here.nodes else None
 
 
-def _show_job(job: Job, *, json: bool) -> None:
-    if json:
-        print_output({"job_id": job.job_id, "run_dir": job.run_dir})
-    else:
-        do = f"'llmb jobs log {job.job_id} --follow' follows it, 'llmb bench list' shows its result"
-        print_line(f"queued as job {job.job_id} in {job.run_dir}; {do}")
-
-
-def ranks_here(choice: DeviceChoice, ranks: int | None, *, on_cpu: int) -> tuple[Device, int]:
-    """The device and the processes of a measurement on this machine. Raises EnvironmentProblem for too few GPUs."""
-    machine = this_machine()
-    device = device_here(choice, machine)
-    here = len(machine.gpu_names) if device == "cuda" else on_cpu
-    if device == "cuda" and ranks and ranks > here:
-        raise EnvironmentProblem(f"{ranks} ranks need as many GPUs, and this machine has {here}", do="lower --ranks")
-    return device, here if ranks is None else ranks
-
-
 def command_line() -> tuple[str, ...]:
     """As it is kept beside what was measured."""
     return ("llmb", *sys.argv[1:])
 
 
-@takes(JOB)
+@takes(JOB, Placed)
 def gpus(
     values: dict[str, Any],
+    placed: Placed,
     ctx: typer.Context,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, help="How long the product is repeated; the last third counts.")
     ] = 5.0,
-    ranks: Ranks = None,
-    device: Annotated[
-        DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")
-    ] = "auto",
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    json: Json = False,
 ) -> None:
     """Find slow GPUs: the same matrix product on every GPU at once.
 
@@ -220,29 +211,22 @@ def gpus(
 
     - `llmb bench gpus --nodes 16 --partition batch --wait`
     """
-    if check_is_job(given_of(ctx, values), wait=wait, dry_run=dry_run):
-        request = BenchJobRequest(values, device, ranks)
+    if placed.is_job(given_of(ctx, values)):
+        request = BenchJobRequest(values, placed)
         job = gpus_job(request.device, seconds)
         program = BenchProgram("gpus", GPUS_PROGRAM, "task-per-gpu", {GPUS_FILE: job.model_dump_json()})
         title = f"a product on {request.nodes.placement.processes} devices, by llmb"
-        done = queue(request.order(program, title), dry_run=dry_run, wait=wait, json=json)
-        if done:
+        if done := queue(request.order(program, title), placed):
             parts = compare_parts(done[0].measured, done[0].missing_nodes, outlier_rule())
-            _show_parts(parts, json=json)
+            _show_parts(parts, json=placed.json)
             _conclude_parts(parts, done[0].kept)
-    else:
-        install = install_here()
-        files = _measured_here(device, ranks, seconds)
-        parts = compare_parts(files, (), outlier_rule())
-        _conclude_parts(parts, save_and_show(install, files, lambda: _show_parts(parts, json=json)))
-
-
-def _measured_here(choice: DeviceChoice, ranks: int | None, seconds: float) -> list[MeasurementFile]:
-    device, ranks = ranks_here(choice, ranks, on_cpu=this_machine().cores)
-    measured_at = now()
+        return
+    install, (device, ranks), measured_at = install_here(), placed.here(on_cpu=this_machine().cores), now()
     with CaseProgress() as progress:
         reports = measure_parts(gpus_job(device, seconds), ranks, progress.case)
-    return list(gpu_files(reports, command_line(), measured_at))
+    files = list(gpu_files(reports, command_line(), measured_at))
+    parts = compare_parts(files, (), outlier_rule())
+    _conclude_parts(parts, save_and_show(install, files, lambda: _show_parts(parts, json=placed.json)))
 
 
 def _show_parts(parts: Parts, *, json: bool) -> None:
@@ -253,49 +237,62 @@ def _conclude_parts(parts: Parts, kept: Sequence[str]) -> None:
     """Raises RunFailed if a node is unfit."""
     if kept:
         say(f"saved to {listed(map(str, kept), 1)}")
-    slow = [f"{part.row.node} rank {part.row.rank}" for part in parts.slow]
-    other = [*(f"{node} {row.case}" for node, row in parts.failed), *parts.missing_nodes]
-    if slow or other:
-        named = [f"slow: {', '.join(slow)}"] if slow else []
-        raise RunFailed(
-            "; ".join([*named, *([f"not measured: {', '.join(other)}"] if other else [])]), do=advice(parts)
-        )
+    slow = ", ".join(f"{part.row.node} rank {part.row.rank}" for part in parts.slow)
+    other = ", ".join([*(f"{node} {row.case}" for node, row in parts.failed), *parts.missing_nodes])
+    found = [f"{what}: {names}" for what, names in (("slow", slow), ("not measured", other)) if names]
+    if found:
+        raise RunFailed("; ".join(found), do=advice(parts))
 
 
 RANKS_ON_CPU = 4
 LEAST_RANKS = 2
 
 
-@takes(JOB)
-def collectives(
-    values: dict[str, Any],
-    ctx: typer.Context,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[COLLECTIVE]...",
-            help="all_reduce, all_gather, reduce_scatter, alltoall, sendrecv. Default: all of them.",
-        ),
-    ] = None,
-    min_size: Annotated[str, typer.Option("--min-size", help="Smallest size, with a unit.")] = f"{LEAST_BYTES}B",
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Sizes and calls of a measurement of collectives."""
+
+    min_size: Annotated[str, typer.Option("--min-size", help="Smallest size, with a unit.")] = f"{LEAST_BYTES}B"
     max_size: Annotated[
         str | None,
         typer.Option("--max-size", help="Largest size. Default: 16GiB on GPUs, 16MiB on CPUs, or what memory allows."),
-    ] = None,
-    factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between one size and the next.")] = 2,
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Timed calls of each size.")] = 20,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls before the timed ones.")] = 5,
-    ranks: Ranks = None,
-    device: Annotated[
-        DeviceChoice, typer.Option("--device", help="'cuda' is NCCL, 'cpu' is gloo; 'auto': GPUs if there are any.")
-    ] = "auto",
-    pairwise: Annotated[
-        bool,
-        typer.Option("--pairwise", help="In a job: find the bad nodes, by measuring each alone and in pairs."),
-    ] = False,
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    json: Json = False,
+    ] = None
+    factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between one size and the next.")] = 2
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Timed calls of each size.")] = 20
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls before the timed ones.")] = 5
+
+    def request(self, names: list[str]) -> CollectiveRequest:
+        """Raises UsageError."""
+        return CollectiveRequest(
+            collectives=named_collectives(names),
+            least=bytes_of(self.min_size),
+            most=None if self.max_size is None else bytes_of(self.max_size),
+            factor=self.factor,
+            iterations=self.iterations,
+            warm_ups=self.warmup,
+        )
+
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[COLLECTIVE]...",
+        help="all_reduce, all_gather, reduce_scatter, alltoall, sendrecv. Default: all of them.",
+    ),
+]
+Pairwise = Annotated[
+    bool, typer.Option("--pairwise", help="In a job: find the bad nodes, by measuring each alone and in pairs.")
+]
+
+
+@takes(JOB, Sweep, Placed)
+def collectives(
+    values: dict[str, Any],
+    sweep: Sweep,
+    placed: Placed,
+    ctx: typer.Context,
+    names: Names = None,
+    pairwise: Pairwise = False,
 ) -> None:
     """Collectives between GPUs (NCCL) or processes (gloo), with the table of nccl-tests.
 
@@ -325,52 +322,47 @@ def collectives(
     """
     given = given_of(ctx, values)
     if pairwise:
-        _check_own_sweep(ctx)
-        here = None if check_is_job(given, wait=wait, dry_run=dry_run) else job_here()
+        if own := ["COLLECTIVE" if name == "names" else f"--{name.replace('_', '-')}" for name in given_of(ctx, SWEEP)]:
+            raise UsageError(f"--pairwise has sizes of its own, and does not take {', '.join(own)}", do="omit them")
+        here = None if placed.is_job(given) else job_here()
         if not given and here is None:
             do = "add --nodes, such as --nodes 8, or call it in an allocation, as of 'salloc'"
             raise UsageError("--pairwise compares the nodes of a job", do=do)
-        _pairwise(BenchJobRequest(values, device, ranks, here), wait=wait, dry_run=dry_run, json=json)
+        _pairwise(BenchJobRequest(values, placed, here), placed)
         return
-    sweep = CollectiveRequest(
-        collectives=named_collectives(names or []),
-        least=bytes_of(min_size),
-        most=None if max_size is None else bytes_of(max_size),
-        factor=factor,
-        iterations=iterations,
-        warm_ups=warmup,
-    )
-    if check_is_job(given, wait=wait, dry_run=dry_run):
-        _in_a_job(BenchJobRequest(values, device, ranks), sweep, wait=wait, dry_run=dry_run, json=json)
+    request = sweep.request(names or [])
+    if placed.is_job(given):
+        _in_a_job(BenchJobRequest(values, placed), request, placed)
     else:
-        _here(sweep, device, ranks, json=json)
+        _here(request, placed)
 
 
-def _here(sweep: CollectiveRequest, choice: DeviceChoice, ranks: int | None, *, json: bool) -> None:
-    device, ranks = ranks_here(choice, ranks, on_cpu=RANKS_ON_CPU)
+SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__))
+"""Options that a pairwise measurement does not take."""
+
+
+def _here(sweep: CollectiveRequest, placed: Placed) -> None:
+    device, ranks = placed.here(on_cpu=RANKS_ON_CPU)
     if ranks < LEAST_RANKS:
         raise UsageError("collectives need two ranks", do="choose --device cpu, or measure between nodes: --nodes 2")
-    job, measured_at = collective_job(sweep, device), now()
-    install = install_here()
+    job, measured_at, install = collective_job(sweep, device), now(), install_here()
     with CaseProgress() as progress:
         result = measure_here(job, ranks, progress.case)
     measured = measurement_file(job, result, command_line(), measured_at)
     table = "\n".join(collective_texts(job, result, llmb.__version__))
-    kept = save_and_show(install, [measured], lambda: _show(measured, table, json=json))
+    kept = save_and_show(install, [measured], lambda: _show(measured, table, json=placed.json))
     _conclude(measured, kept)
 
 
-def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, *, wait: bool, dry_run: bool, json: bool) -> None:
+def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, placed: Placed) -> None:
     job = collective_job(sweep, request.device)
-    placement = request.nodes.placement
-    if placement.processes < LEAST_RANKS:
+    processes = request.nodes.placement.processes
+    if processes < LEAST_RANKS:
         raise UsageError("collectives need two ranks", do="add --nodes 2, or --ranks")
     program = BenchProgram("collectives", COLLECTIVES_PROGRAM, "torchrun", {COLLECTIVES_JOB: job.model_dump_json()})
-    order = request.order(program, f"collectives over {placement.processes} ranks, by llmb")
-    done = queue(order, dry_run=dry_run, wait=wait, json=json)
-    if done:
+    if done := queue(request.order(program, f"collectives over {processes} ranks, by llmb"), placed):
         end, folder = done
-        _show(end.measured[0], (folder.path / TABLE).read_text(), json=json)
+        _show(end.measured[0], (folder.path / TABLE).read_text(), json=placed.json)
         _conclude(end.measured[0], end.kept)
 
 
@@ -390,31 +382,7 @@ def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:
     raise_if_missing(measured)
 
 
-SWEEP = {"names": "COLLECTIVE", "min_size": "--min-size", "max_size": "--max-size", "factor": "--factor"}
-SWEEP |= {"iterations": "--iterations", "warmup": "--warmup"}
-
-
-def _check_own_sweep(ctx: typer.Context) -> None:
-    """Raises UsageError for options that a pairwise measurement does not take."""
-    given = [SWEEP[name] for name in given_of(ctx, SWEEP)]
-    if given:
-        raise UsageError(f"--pairwise has sizes of its own, and does not take {', '.join(given)}", do="omit them")
-
-
-def _pairwise(request: BenchJobRequest, *, wait: bool, dry_run: bool, json: bool) -> None:
-    order = _pair_order(request)
-    if request.here:
-        say("on the nodes of this job; with an option of the scheduler, such as --nodes, it queues another one")
-        end = run_here(order, os.environ)
-    elif done := queue(order, dry_run=dry_run, wait=wait, json=json):
-        end, _ = done
-    else:
-        return
-    if end.pairwise:
-        _conclude_pairs(end.pairwise, order.scheduler, json=json)
-
-
-def _pair_order(request: BenchJobRequest) -> TaskOrder:
+def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
     placement = request.nodes.placement
     if placement.nodes < LEAST_NODES:
         what = f"--pairwise needs {LEAST_NODES} nodes: of two that differ, nothing tells which one is bad"
@@ -426,17 +394,24 @@ def _pair_order(request: BenchJobRequest) -> TaskOrder:
     say(f"{nodes} nodes: {times}")
     files = {**pair_files(request.device, nodes, per_node), SCHEDULE: schedule(nodes, per_node)}
     program = BenchProgram("pairwise", pair_rounds.__name__, "rounds", files, math.ceil(most / 60) + 1)
-    return request.order(program, f"pairs of {nodes} nodes, by llmb")
-
-
-def _conclude_pairs(result: PairwiseResult, scheduler: Scheduler, *, json: bool) -> None:
-    """Raises RunFailed if a node is unfit, also where none is known to be fit."""
-    host_list = scheduler.host_list
-    print_output(pairs_document(result, host_list) if json else pairs_tables(result, host_list))
-    unfit = host_list(result.named(fit=False))
-    count, total = len(result.named(fit=False)), len(result.nodes)
-    if count:
-        do = "'llmb submit --exclude unfit' leaves them out, 'llmb doctor' on them looks for the cause"
-        raise RunFailed(f"{count} of {total} nodes are not fit: {unfit}", do=do)
-    if not result.named(fit=True):
-        raise RunFailed(f"none of {total} nodes could be judged", do="see the reasons above, and the log of the job")
+    order = request.order(program, f"pairs of {nodes} nodes, by llmb")
+    if request.here:
+        say("on the nodes of this job; with an option of the scheduler, such as --nodes, it queues another one")
+        end = run_here(order, os.environ)
+    elif done := queue(order, placed):
+        end, _ = done
+    else:
+        return
+    if end.pairwise:
+        result = end.pairwise
+        host_list = order.scheduler.host_list
+        print_output(pairs_document(result, host_list) if placed.json else pairs_tables(result, host_list))
+        unfit = host_list(result.named(fit=False))
+        count, total = len(result.named(fit=False)), len(result.nodes)
+        if count:
+            do = "'llmb submit --exclude unfit' leaves them out, 'llmb doctor' on them looks for the cause"
+            raise RunFailed(f"{count} of {total} nodes are not fit: {unfit}", do=do)
+        if not result.named(fit=True):
+            raise RunFailed(
+                f"none of {total} nodes could be judged", do="see the reasons above, and the log of the job"
+            )

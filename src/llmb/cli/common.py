@@ -159,6 +159,8 @@ def _result_in(path: Path) -> Iterator[None]:
     A link is followed, and a device or a pipe is written to. Raises EnvironmentProblem at once if that is impossible,
     not after the work.
     """
+    from llmb.runs.folder import write_atomically  # it loads what the help of a command does without
+
     special = path.exists() and not path.is_file()
     target = path if special else Path(os.path.realpath(path))
     may_write = os.access(target, os.W_OK) if special else os.access(target.parent, os.W_OK | os.X_OK)
@@ -172,20 +174,16 @@ def _result_in(path: Path) -> Iterator[None]:
     finally:
         result.flush()
         if text := result.buffer.getvalue().decode("utf-8", "surrogateescape"):
-            _write(target, text)
-
-
-def _write(target: Path, text: str) -> None:
-    from llmb.runs.folder import write_atomically  # it loads what the help of a command does without
-
-    try:
-        if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8", errors="surrogateescape")
-        else:
-            write_atomically(target, text, errors="surrogateescape")
-    except OSError as error:
-        do = "name another file with --output"
-        raise EnvironmentProblem(f"cannot write the result: {error.strerror}", where=str(target), do=do) from error
+            try:
+                if target.exists() and not target.is_file():
+                    target.write_text(text, encoding="utf-8", errors="surrogateescape")
+                else:
+                    write_atomically(target, text, errors="surrogateescape")
+            except OSError as error:
+                do = "name another file with --output"
+                raise EnvironmentProblem(
+                    f"cannot write the result: {error.strerror}", where=str(target), do=do
+                ) from error
 
 
 class CommandGroup(TyperGroup):

@@ -81,8 +81,7 @@ def show(
         print_output(settings_document(found))
         return
     for file in found.files:
-        for note in (*file.notes, *file.left_out):
-            say(note)
+        say(*file.notes, *file.left_out)
     print_output(settings_tables(found, defaults=show_all))
 
 
@@ -165,8 +164,7 @@ def migrate(
     if file.form is None:
         say(f"nothing to migrate: {path} {'has the form of llmb' if path.exists() else 'does not exist'}")
         return
-    for note in (*file.notes[1:], *file.left_out):
-        say(note)
+    say(*file.notes[1:], *file.left_out)
     if dry_run:
         print_output(migrated_text(file))
         return

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, reduce
 from importlib import import_module
 from itertools import groupby, pairwise
@@ -27,12 +27,16 @@ from llmb.cli.common import Json
 from llmb.errors import UsageError, unknown
 from llmb.missing import Missing
 from llmb.report.output import print_markdown, print_output
-from llmb.report.table import result_table
+from llmb.report.table import rows_table
 
 FOLDER = Path(__file__).parents[1] / "docs"
 _TASK = re.compile(r"^## (.*)$((?:.|\n(?!## ))*)", re.MULTILINE)
 _LISTED = re.compile(r"^- \[.*?\]\((.*?)\):((?:.|\n(?!-|\n))*)", re.MULTILINE)
 """A page in the list of pages: its file, and what it is about."""
+
+
+MOST_FOUND = 8
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +49,29 @@ class DocPage:
     about: str
     path: Path
 
+    def document(self, **more: str) -> dict[str, str]:
+        return {**asdict(self), "path": str(self.path), **more}
+
 
 @cache
 def doc_pages() -> tuple[DocPage, ...]:
     """As ``README.md`` lists them, by task."""
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
-    return tuple(
-        _read_page(task[1], FOLDER / listed[1], listed[2])
-        for task in _TASK.finditer(text)
-        for listed in _LISTED.finditer(task[2])
-    )
-
-
-def find_doc_page(name: str) -> DocPage:
-    """By its name or its path below ``docs``. Raises UsageError with similar names."""
-    pages = {page.name: page for page in doc_pages()}
-    wanted = Path(name).stem
-    if wanted not in pages:
-        raise unknown("page", wanted, pages, do="'llmb docs' lists all pages")
-    return pages[wanted]
+    listed = [(task[1], *found.groups()) for task in _TASK.finditer(text) for found in _LISTED.finditer(task[2])]
+    return tuple(_read_page(task, FOLDER / place, " ".join(about.split())) for task, place, about in listed)
 
 
 def _read_page(task: str, path: Path, about: str) -> DocPage:
     with path.open(encoding="utf-8") as file:
         title = next((line[2:].strip() for line in file if line.startswith("# ")), path.stem)
-    return DocPage(path.stem, task, title, " ".join(about.split()), path)
+    return DocPage(path.stem, task, title, about, path)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPage:
-    """A page that has all words, and the heading above the place with most of them."""
+def search_pages(text: str) -> list[tuple[DocPage, str]]:
+    """The pages with all of the words, and the heading above the place with most of them.
 
-    page: DocPage
-    heading: str
-
-
-def search_pages(text: str) -> list[FoundPage]:
-    """The pages with all of the words; those first that have more of them in the title, then those that have more."""
+    Those come first that have more of the words in the title, then those that have more.
+    """
     words = text.lower().split()
     found = []
     for page in doc_pages():
@@ -90,18 +80,13 @@ def search_pages(text: str) -> list[FoundPage]:
         if all(word in f"{title}\n{' '.join(parts)}".lower() for word in words):
             best = max(parts, key=lambda part: (_held(part, words), -len(part)))
             rank = (_held(title, words), sum(map(" ".join(parts).lower().count, words)))
-            found.append((rank, FoundPage(page, best.partition("\n")[0].strip())))
+            found.append((rank, (page, best.partition("\n")[0].strip())))
     return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
 def _held(text: str, words: list[str]) -> int:
     """How many of the words the text has."""
     return sum(word in text.lower() for word in words)
-
-
-MOST_FOUND = 8
-
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -141,62 +126,53 @@ def docs(
     elif not page:
         _list(as_json=json)
     elif page[0] == "schema":
-        _print_schema(page[1:])
+        if len(page) != 2:
+            do = "'llmb docs schema run.json'"
+            raise UsageError("the schema of one stored file is printed", choices=STORED, do=do)
+        print_output(stored_schema(page[1]))
     elif len(page) > 1:
         raise UsageError("more than one page", do=f"'llmb docs --find {' '.join(page)}' searches")
     else:
-        _print(find_doc_page(page[0]), only_path=path, as_json=json)
+        _print(Path(page[0]).stem, only_path=path, as_json=json)
 
 
 def _list(*, as_json: bool) -> None:
     if as_json:
-        print_output({"pages": [_entry(page) for page in doc_pages()]})
+        print_output({"pages": [page.document() for page in doc_pages()]})
         return
     print_output("'llmb docs PAGE' prints a page, 'llmb docs --find WORDS' searches them.\n")
     for task, pages in groupby(doc_pages(), key=lambda page: page.task):
-        table = result_table(f"\n{task}", "page", "about")
-        for page in pages:
-            table.add_row(page.name, page.about.removesuffix("."))
-        print_output(table)
+        rows = [(page.name, page.about.removesuffix(".")) for page in pages]
+        print_output(rows_table(f"\n{task}", ("page", "about"), rows))
 
 
 def _find(words: str, *, as_json: bool) -> None:
     found = search_pages(words)[:MOST_FOUND]
     if as_json:
-        print_output({"pages": [{**_entry(one.page), "heading": one.heading} for one in found]})
+        print_output({"pages": [page.document(heading=heading) for page, heading in found]})
         return
     if not found:
-        raise UsageError(
-            f"no page of the documentation has all of '{words}'", do="give fewer words; 'llmb docs' lists all"
-        )
-    table = result_table(f"pages on '{words}'; 'llmb docs PAGE' prints one", "page", "title", "under")
-    for one in found:
-        table.add_row(one.page.name, one.page.title, one.heading if one.heading != one.page.title else "")
-    print_output(table)
+        do = "give fewer words; 'llmb docs' lists all"
+        raise UsageError(f"no page of the documentation has all of '{words}'", do=do)
+    rows = [(page.name, page.title, heading if heading != page.title else "") for page, heading in found]
+    print_output(rows_table(f"pages on '{words}'; 'llmb docs PAGE' prints one", ("page", "title", "under"), rows))
 
 
-def _print(page: DocPage, *, only_path: bool, as_json: bool) -> None:
+def _print(name: str, *, only_path: bool, as_json: bool) -> None:
+    """Raises UsageError with similar names."""
+    pages = {page.name: page for page in doc_pages()}
+    if name not in pages:
+        raise unknown("page", name, pages, do="'llmb docs' lists all pages")
+    page = pages[name]
     text = page.path.read_text(encoding="utf-8")
     if as_json:
-        print_output({**_entry(page), "text": text})
+        print_output(page.document(text=text))
     elif only_path:
         print_output(f"{page.path}\n")
     elif sys.stdout.isatty():
         print_markdown(text)
     else:
         print_output(text)
-
-
-def _print_schema(names: list[str]) -> None:
-    from llmb.cli.docs import STORED, stored_schema  # it loads much that other pages do without
-
-    if len(names) != 1:
-        raise UsageError("the schema of one stored file is printed", choices=STORED, do="'llmb docs schema run.json'")
-    print_output(stored_schema(names[0]))
-
-
-def _entry(page: DocPage) -> dict[str, str]:
-    return {"name": page.name, "task": page.task, "title": page.title, "about": page.about, "path": str(page.path)}
 
 
 STORED = {

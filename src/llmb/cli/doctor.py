@@ -3,19 +3,18 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
-from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.catalogue.load import Catalogue
 from llmb.cli.common import Json, Junit, is_verbose
-from llmb.cli.options import COMPLETIONS
+from llmb.cli.options import COMPLETIONS, takes
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
@@ -49,336 +48,131 @@ from llmb.report.junit import node_cases, write_junit
 from llmb.report.output import print_output
 from llmb.resources.host import host_name
 from llmb.resources.settings import NodesSettings, together
-from llmb.runs.conditions import Drift, find_drift, settings_of_run
-from llmb.runs.record import now
+from llmb.runs.conditions import find_drift, settings_of_run
+from llmb.runs.record import RunRecord, now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of
 from llmb.schedulers.port import NodeState, Scheduler
 
-
-class ReadNodes(NamedTuple):
-    """What was read of the nodes that were asked for, and why others were not."""
-
-    settings: NodesSettings
-    not_read: dict[str, str]
-    host_list: HostList
-
-
-class DriftReference(NamedTuple):
-    """The run that nodes are compared with."""
-
-    title: str
-    started_at: str | None
-    settings: NodesSettings
-
-    def drift(self, now: NodesSettings) -> tuple[Drift, ...]:
-        """A run has variables that its recipe and llmb set: that a shell has none says nothing."""
-        return tuple(one for one in find_drift(self.settings, now) if one.after is not None)
-
-
-def read_here(install: Path) -> ReadNodes:
-    """Raises UsageError."""
-    return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
-
-
-def compare_settings(
-    install: Path, against: str, read: Callable[[], ReadNodes], *, fail_on_drift: bool, json: bool
-) -> None:
-    """Raises UsageError, and with ``fail_on_drift`` RunFailed for important drift, and for a node that was not read."""
-    reference = find_reference(install, against)
-    found = read()
-    report = DriftReport(
-        against=reference.title,
-        saved_at=reference.started_at,
-        nodes=found.settings.nodes,
-        unknown_nodes=tuple(node for node in found.settings.nodes if node not in reference.settings.nodes),
-        not_read=found.not_read,
-        missing={**reference.settings.missing, **found.settings.missing},
-        drift=reference.drift(found.settings),
-    )
-    print_output(report.model_dump(mode="json") if json else drift_tables(report, found.host_list))
-    important = {one.key for one in report.drift if one.important}
-    if fail_on_drift and important:
-        raise RunFailed(f"settings have changed since {reference.title}: {', '.join(sorted(important))}")
-    if fail_on_drift and found.not_read:
-        raise _not_read(found)
-
-
-def _not_read(found: ReadNodes) -> RunFailed:
-    whole = len(found.settings.nodes) + len(found.not_read)
-    return RunFailed(f"{len(found.not_read)} of {whole} nodes were not read: {found.host_list([*found.not_read])}")
-
-
-def find_reference(install: Path, text: str) -> DriftReference:
-    """The newest run that ``text`` stands for and that has settings. Raises UsageError if there is none."""
-    runs = find_ended_runs(text, install, say).runs
-    found = [reference for run in runs if (reference := _of_run(run))]
-    if not found:
-        what = f"no run of '{text}' has settings of its nodes"
-        raise UsageError(what, do="runs whose nodes are sampled have them: give another")
-    return found[-1]
-
-
-def _of_run(run: AnalyzedRun) -> DriftReference | None:
-    record = run.record
-    settings = settings_of_run(record) if record else None
-    if record is None or not settings:
-        return None
-    if record.image:
-        settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": record.image}})
-    return DriftReference(f"run {run.id}", record.started_at, settings)
-
-
-TIME_LIMIT_MIN, MAX_WAIT_MIN = 10, 15.0
 ASK_S = 60.0
+MIB = 2**20
+_several = partial(typer.Option, rich_help_panel="Several nodes")
+_settings = partial(typer.Option, rich_help_panel="Settings of nodes, in place of checks")
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
-class Limits(NamedTuple):
-    """In minutes: of the check of one node, and until its job begins."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is checked of a node."""
 
-    time_limit: int
-    max_wait: float
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help=f"Only these areas or checks, separated by commas; may be repeated. Areas: {', '.join(AREAS)}.",
+        ),
+    ] = None
+    gpu_type: Annotated[
+        str | None,
+        typer.Option(
+            help="GPU type that the node should have. Default: that of cluster_config.yaml.",
+            autocompletion=COMPLETIONS["gpu_type"],
+        ),
+    ] = None
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="GPUs that the node should have. Default: those of cluster_config.yaml, or of the GPU type."
+        ),
+    ] = None
+    disk_size: Annotated[
+        int, typer.Option(metavar="MIB", min=4, help="Size of the file that is written and read on each file system.")
+    ] = DISK_BYTES // MIB
+    no_disk: Annotated[bool, typer.Option("--no-disk", help="Write no file, and measure no rates of file systems.")] = (
+        False
+    )
+
+    def options(self) -> CheckOptions:
+        """Raises UsageError."""
+        if self.no_disk and self.disk_size != DISK_BYTES // MIB:
+            raise UsageError("--no-disk and --disk-size cannot be combined", do="give one of them")
+        size = 0 if self.no_disk else self.disk_size * MIB
+        return CheckOptions(gpu_type=self.gpu_type, gpus=self.gpus, disk_bytes=size, only=tuple(self._names()))
+
+    def _names(self) -> Iterator[str]:
+        """Areas and checks. Raises UsageError for one that is unknown."""
+        known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
+        for name in (name.strip() for text in self.only or () for name in text.split(",") if name.strip()):
+            if name not in known:
+                do = "give an area, or a check by its name; 'llmb doctor --json' has all"
+                raise UsageError(f"unknown area or check '{name}'{did_you_mean(name, known)}", choices=AREAS, do=do)
+            yield name
 
 
-class Output(NamedTuple):
-    json: bool
-    junit: Path | None
+@dataclass(frozen=True, slots=True)
+class Several:
+    """The nodes of a cluster that are checked, and the jobs that do so."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """The options that choose nodes."""
-
-    nodes: str | None
-    file: Path | None
-    partition: str | None
-    every: bool
+    nodes: Annotated[
+        str | None,
+        _several(metavar="LIST", help="Check these nodes of a cluster in place of this one, such as node[1-4,7]."),
+    ] = None
+    nodelist_file: Annotated[Path | None, _several(metavar="FILE", help="The nodes that a file lists.")] = None
+    partition: Annotated[
+        str | None,
+        _several(
+            *("-p", "--partition"),
+            help="All usable nodes of this partition; with --nodes, the partition of the jobs.",
+        ),
+    ] = None
+    every: Annotated[bool, _several("--all", help="All usable nodes of the cluster.")] = False
+    account: Annotated[
+        str | None, _several("-A", "--account", help="Slurm account. Default: SBATCH_ACCOUNT, or cluster_config.yaml.")
+    ] = None
+    slurm_arg: Annotated[
+        list[str] | None,
+        _several(
+            metavar="KEY[=VALUE]",
+            help="Any other flag of sbatch, such as reservation=maint; 'KEY=' leaves one out. Repeatable.",
+        ),
+    ] = None
+    time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the check of one node.")] = 10
+    max_wait: Annotated[float, _several(metavar="MINUTES", min=0, help="How long to wait for busy nodes.")] = 15.0
+    last: Annotated[bool, _several("--last", help="Show the last check of several nodes again.")] = False
 
     @property
     def any(self) -> bool:
-        return self.every or any(item is not None for item in (self.nodes, self.file, self.partition))
+        return self.every or any(item is not None for item in (self.nodes, self.nodelist_file, self.partition))
 
     @property
     def listed(self) -> str | None:
         """Raises UsageError where several lists are given, or the file cannot be read."""
-        if sum((self.nodes is not None, self.file is not None, self.every)) > 1:
+        if sum((self.nodes is not None, self.nodelist_file is not None, self.every)) > 1:
             raise UsageError("--nodes, --nodelist-file and --all cannot be combined", do="give one of them")
-        return listed_in(self.file) if self.file else self.nodes
+        return listed_in(self.nodelist_file) if self.nodelist_file else self.nodes
 
 
-class AskedNodes(NamedTuple):
-    """What came of the nodes that were asked; not ``complete`` if it was interrupted."""
-
-    result: NodesResult
-    folder: CheckFolder
-    scheduler: Scheduler
-    complete: bool
-
-    def raise_if_interrupted(self, do: str) -> None:
-        """Raises UserInterrupt."""
-        if not self.complete:
-            count, whole = len(self.result.unchecked), len(self.result.reports)
-            raise UserInterrupt(f"interrupted; {count} of {whole} nodes were not checked", do=do)
+@dataclass(frozen=True, slots=True)
+class Output:
+    junit: Junit = None
+    json: Json = False
 
 
-def doctor_nodes(
-    install: Path, chosen: Chosen, request: NodesRequest, values: Mapping[str, Any], limits: Limits, output: Output
-) -> None:
-    """Checks the nodes and prints the result, also if it is interrupted.
-
-    Raises UsageError, InfrastructureError, UserInterrupt, and RunFailed if a node is unfit.
-    """
-    asked = ask_nodes(install, chosen, request, values, limits)
-    _print(asked.result, asked.folder, asked.scheduler, output)
-    asked.raise_if_interrupted("'llmb doctor --last' shows the result again")
-    raise_unless_fit(asked.result.reports, asked.scheduler)
-
-
-def read_nodes(install: Path, chosen: Chosen, values: Mapping[str, Any], limits: Limits) -> ReadNodes:
-    """Settings of nodes. Raises UsageError, InfrastructureError and UserInterrupt."""
-    request = NodesRequest(started_at=now(), nodes=(), disk_bytes=0, settings=True)
-    asked = ask_nodes(install, chosen, request, values, limits)
-    asked.raise_if_interrupted("call it again; nothing was saved")
-    problems = {
-        report.node: str(report.checks[0].value)
-        for report in asked.result.reports
-        if report.node not in asked.result.fit
-    }
-    read = {node: asked.folder.read_settings(node) for node in asked.result.fit}
-    return ReadNodes(together(read), problems, asked.scheduler.host_list)
-
-
-def ask_nodes(
-    install: Path, chosen: Chosen, request: NodesRequest, values: Mapping[str, Any], limits: Limits
-) -> AskedNodes:
-    """By a job for each node. Raises UsageError and InfrastructureError."""
-    catalogue = Catalogue()
-    site = read_cluster_site(catalogue, install, os.environ)
-    scheduler = scheduler_of(site)
-    check_gpu_type(catalogue, request.gpu_type)
-    if "time_limit" in options_of(scheduler.choices):
-        values = {**values, "time_limit": str(limits.time_limit)}
-    options = read_job_options(site, values, os.environ, sys.executable)
-    states = _states(scheduler, chosen)
-    folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
-    nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
-    doing = "reading settings of" if request.settings else "checking"
-    say(f"{doing} {nodes} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
-    with open_history(install, say) as store, CountProgress() as progress:
-        check = NodesCheck(
-            store=store,
-            terms=CheckTerms(site, options, limits.time_limit),
-            folder=folder,
-            states=states,
-            max_wait_s=limits.max_wait * 60,
-            environ=os.environ,
-            on_progress=lambda what, done, total: progress.count(f"nodes {what}", done, total),
-            say=say,
-        )
-        complete = check.run()
-    return AskedNodes(check.result(request.started_at), folder, scheduler, complete)
-
-
-def show_last(install: Path, chosen: Chosen, output: Output) -> None:
-    """Raises UsageError if there is none, and RunFailed if a node is unfit."""
-    if chosen.partition or chosen.every:
-        raise UsageError("--last shows a check again, and takes --nodes alone", do="omit --partition and --all")
-    folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
-    try:
-        result = stored(folder)
-    except OSError as error:
-        raise EnvironmentProblem(f"it cannot be read: {error.strerror}", where=str(folder.path)) from error
-    if (listed := chosen.listed) is not None:
-        result = _only(result, listed_names(listed, listed, scheduler))
-    _print(result, folder, scheduler, output)
-    raise_unless_fit(result.reports, scheduler)
-
-
-def _only(result: NodesResult, names: Sequence[str]) -> NodesResult:
-    reports = {report.node: report for report in result.reports}
-    if missing := [name for name in names if name not in reports]:
-        raise UsageError(f"the last check did not include {', '.join(missing)}", choices=reports)
-    return result.model_copy(update={"reports": tuple(reports[name] for name in dict.fromkeys(names))})
-
-
-def _states(scheduler: Scheduler, chosen: Chosen) -> dict[str, NodeState]:
-    """All nodes of a list, or the usable ones of a partition or the cluster; then the others are named."""
-    listed = chosen.listed
-    states = scheduler.nodes(listed, chosen.partition if listed is None else None, ASK_S)
-    if listed is not None:
-        return states
-    for node, state in states.items():
-        if not state.usable:
-            say(f"note: {node} is left out: {state.problem}")
-    usable = {node: state for node, state in states.items() if state.usable}
-    if not usable:
-        raise UsageError(
-            "none of these nodes accepts jobs", do="see 'sinfo -R'; --nodes LIST reports each with its reason"
-        )
-    return usable
-
-
-def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, output: Output) -> None:
-    write_junit(output.junit, "doctor", lambda: node_cases(result.reports))
-    form = nodes_document if output.json else nodes_tables
-    print_output(form(result, str(folder.path), scheduler.host_list))
-
-
-def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> None:
-    """Raises RunFailed if a check of a node fails."""
-    unfit = [report for report in reports if report.status == "fail"]
-    if len(unfit) == 1:
-        failed = [check.name for check in unfit[0].checks if check.status == "fail"]
-        count = "1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail"
-        raise RunFailed(f"{unfit[0].node} is not fit: {count}: {', '.join(failed)}")
-    if unfit:
-        names = scheduler.host_list(report.node for report in unfit)
-        raise RunFailed(f"{len(unfit)} of {len(reports)} nodes are not fit: {names}")
-
-
-SEVERAL = "Several nodes"
-
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAMES",
-        help=f"Only these areas or checks, separated by commas; may be repeated. Areas: {', '.join(AREAS)}.",
-    ),
-]
-GpuType = Annotated[
-    str | None,
-    typer.Option(
-        help="GPU type that the node should have. Default: that of cluster_config.yaml.",
-        autocompletion=COMPLETIONS["gpu_type"],
-    ),
-]
-Gpus = Annotated[
-    int | None,
-    typer.Option(
-        min=0, help="GPUs that the node should have. Default: those of cluster_config.yaml, or of the GPU type."
-    ),
-]
-DiskSize = Annotated[
-    int, typer.Option(metavar="MIB", min=4, help="Size of the file that is written and read on each file system.")
-]
-NoDisk = Annotated[bool, typer.Option("--no-disk", help="Write no file, and measure no rates of file systems.")]
-_several = partial(typer.Option, rich_help_panel=SEVERAL)
-Nodes = Annotated[
-    str | None,
-    _several(metavar="LIST", help="Check these nodes of a cluster in place of this one, such as node[1-4,7]."),
-]
-NodelistFile = Annotated[Path | None, _several(metavar="FILE", help="The nodes that a file lists.")]
-Partition = Annotated[
-    str | None,
-    _several("-p", "--partition", help="All usable nodes of this partition; with --nodes, the partition of the jobs."),
-]
-Every = Annotated[bool, _several("--all", help="All usable nodes of the cluster.")]
-Account = Annotated[
-    str | None, _several("-A", "--account", help="Slurm account. Default: SBATCH_ACCOUNT, or cluster_config.yaml.")
-]
-SlurmArg = Annotated[
-    list[str] | None,
-    _several(
-        metavar="KEY[=VALUE]",
-        help="Any other flag of sbatch, such as reservation=maint; 'KEY=' leaves one out. Repeatable.",
-    ),
-]
-TimeLimit = Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the check of one node.")]
-MaxWait = Annotated[float, _several(metavar="MINUTES", min=0, help="How long to wait for busy nodes.")]
-Last = Annotated[bool, _several("--last", help="Show the last check of several nodes again.")]
-
-SETTINGS = "Settings of nodes, in place of checks"
-_settings = partial(typer.Option, rich_help_panel=SETTINGS)
-Against = Annotated[
+AgainstRun = Annotated[
     str | None,
     _settings(metavar="RUN", help="List what has changed on this node or on a list since a run: its id, 'latest', ..."),
 ]
 FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit code 4 if an important one has changed.")]
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-MIB = 2**20
-
 
 @app.command()
+@takes(Checked, Several, Output)
 def doctor(
+    checked: Checked,
+    several: Several,
+    output: Output,
     ctx: typer.Context,
-    only: Only = None,
-    gpu_type: GpuType = None,
-    gpus: Gpus = None,
-    disk_size: DiskSize = DISK_BYTES // MIB,
-    no_disk: NoDisk = False,
-    nodes: Nodes = None,
-    nodelist_file: NodelistFile = None,
-    partition: Partition = None,
-    every: Every = False,
-    account: Account = None,
-    slurm_arg: SlurmArg = None,
-    time_limit: TimeLimit = TIME_LIMIT_MIN,
-    max_wait: MaxWait = MAX_WAIT_MIN,
-    last: Last = False,
-    against: Against = None,
+    against: AgainstRun = None,
     fail_on_drift: FailOnDrift = False,
-    junit: Junit = None,
-    json: Json = False,
 ) -> None:
     """Check whether this node, or a list of nodes, is fit to train, with advice on what is not.
 
@@ -413,44 +207,24 @@ def doctor(
 
     - `llmb doctor --partition batch --against fast --fail-on-drift`
     """
-    names = tuple(_known_names(only or ()))
-    if no_disk and disk_size != DISK_BYTES // MIB:
-        raise UsageError("--no-disk and --disk-size cannot be combined", do="give one of them")
-    asked = CheckOptions(gpu_type=gpu_type, gpus=gpus, disk_bytes=0 if no_disk else disk_size * MIB, only=names)
-    install, output = install_here(), Output(json, junit)
-    chosen = Chosen(nodes=nodes, file=nodelist_file, partition=partition, every=every)
-    flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
-    limits = Limits(time_limit, max_wait)
+    asked, install = checked.options(), install_here()
     if against is not None:
-        checks = {"--only": names, "--gpu-type": gpu_type, "--gpus": gpus, "--no-disk": no_disk, "--last": last}
-        _refuse({**checks, "--junit": junit})
-        read = partial(read_nodes, install, chosen, flags, limits) if chosen.any else partial(read_here, install)
-        compare_settings(install, against, read, fail_on_drift=fail_on_drift, json=json)
+        without: dict[str, object] = {"--only": asked.only, "--gpu-type": asked.gpu_type, "--gpus": asked.gpus}
+        without |= {"--no-disk": checked.no_disk, "--last": several.last, "--junit": output.junit}
+        if given := [name for name, value in without.items() if value]:
+            raise UsageError(f"{', '.join(given)} cannot be combined with --against", do="leave it out")
+        compare_settings(install, against, several, fail_on_drift=fail_on_drift, json=output.json)
     elif fail_on_drift:
         raise UsageError("--fail-on-drift is for --against", do="add it, or leave this out")
-    elif last:
-        show_last(install, chosen, output)
-    elif chosen.any:
-        nodes_request = NodesRequest(started_at=now(), nodes=(), **dict(asked))
-        doctor_nodes(install, chosen, nodes_request, flags, limits, output)
+    elif several.last:
+        show_last(install, several, output)
+    elif several.any:
+        found = ask_nodes(install, several, NodesRequest(started_at=now(), nodes=(), **dict(asked)))
+        _print(found.result, found.folder, found.scheduler, output)  # also if it was interrupted
+        found.raise_if_interrupted("'llmb doctor --last' shows the result again")
+        raise_unless_fit(found.result.reports, found.scheduler)
     else:
         _check_here(install, asked, output, folded=not is_verbose(ctx))
-
-
-def _refuse(options: Mapping[str, object]) -> None:
-    """Raises UsageError for those that have no effect where settings are read in place of checks."""
-    if given := [name for name, value in options.items() if value]:
-        raise UsageError(f"{', '.join(given)} cannot be combined with --against", do="leave it out")
-
-
-def _known_names(texts: Iterable[str]) -> Iterator[str]:
-    """Areas and checks. Raises UsageError for one that is unknown."""
-    known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
-    for name in (name.strip() for text in texts for name in text.split(",") if name.strip()):
-        if name not in known:
-            do = "give an area, or a check by its name; 'llmb doctor --json' has all"
-            raise UsageError(f"unknown area or check '{name}'{did_you_mean(name, known)}", choices=AREAS, do=do)
-        yield name
 
 
 def _check_here(install: Path, asked: CheckOptions, output: Output, *, folded: bool) -> None:
@@ -463,3 +237,157 @@ def _check_here(install: Path, asked: CheckOptions, output: Output, *, folded: b
     write_junit(output.junit, "doctor", lambda: node_cases([report]))
     print_output(doctor_document([report]) if output.json else node_tables(report, folded=folded))
     raise_unless_fit([report], request.scheduler)
+
+
+class AskedNodes(NamedTuple):
+    """What came of the nodes that were asked; not ``complete`` if it was interrupted."""
+
+    result: NodesResult
+    folder: CheckFolder
+    scheduler: Scheduler
+    complete: bool
+
+    def raise_if_interrupted(self, do: str) -> None:
+        """Raises UserInterrupt."""
+        if not self.complete:
+            count, whole = len(self.result.unchecked), len(self.result.reports)
+            raise UserInterrupt(f"interrupted; {count} of {whole} nodes were not checked", do=do)
+
+
+def ask_nodes(install: Path, several: Several, request: NodesRequest) -> AskedNodes:
+    """By a job for each node. Raises UsageError and InfrastructureError."""
+    catalogue = Catalogue()
+    site = read_cluster_site(catalogue, install, os.environ)
+    scheduler = scheduler_of(site)
+    check_gpu_type(catalogue, request.gpu_type)
+    arguments = tuple(several.slurm_arg or ())
+    values = {"account": several.account, "partition": several.partition, "slurm_arg": arguments}
+    if "time_limit" in options_of(scheduler.choices):
+        values["time_limit"] = str(several.time_limit)
+    options = read_job_options(site, values, os.environ, sys.executable)
+    states = _states(scheduler, several)
+    folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
+    nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
+    doing = "reading settings of" if request.settings else "checking"
+    say(f"{doing} {nodes} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
+    with open_history(install, say) as store, CountProgress() as progress:
+        check = NodesCheck(
+            store=store,
+            terms=CheckTerms(site, options, several.time_limit),
+            folder=folder,
+            states=states,
+            max_wait_s=several.max_wait * 60,
+            environ=os.environ,
+            on_progress=lambda what, done, total: progress.count(f"nodes {what}", done, total),
+            say=say,
+        )
+        complete = check.run()
+    return AskedNodes(check.result(request.started_at), folder, scheduler, complete)
+
+
+def show_last(install: Path, several: Several, output: Output) -> None:
+    """Raises UsageError if there is none, and RunFailed if a node is unfit."""
+    if several.partition or several.every:
+        raise UsageError("--last shows a check again, and takes --nodes alone", do="omit --partition and --all")
+    folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
+    try:
+        result = stored(folder)
+    except OSError as error:
+        raise EnvironmentProblem(f"it cannot be read: {error.strerror}", where=str(folder.path)) from error
+    if (listed := several.listed) is not None:
+        names = listed_names(listed, listed, scheduler)
+        reports = {report.node: report for report in result.reports}
+        if missing := [name for name in names if name not in reports]:
+            raise UsageError(f"the last check did not include {', '.join(missing)}", choices=reports)
+        result = result.model_copy(update={"reports": tuple(reports[name] for name in dict.fromkeys(names))})
+    _print(result, folder, scheduler, output)
+    raise_unless_fit(result.reports, scheduler)
+
+
+def _states(scheduler: Scheduler, several: Several) -> dict[str, NodeState]:
+    """All nodes of a list, or the usable ones of a partition or the cluster; then the others are named."""
+    listed = several.listed
+    states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
+    if listed is not None:
+        return states
+    for node, state in states.items():
+        if not state.usable:
+            say(f"note: {node} is left out: {state.problem}")
+    usable = {node: state for node, state in states.items() if state.usable}
+    if not usable:
+        do = "see 'sinfo -R'; --nodes LIST reports each with its reason"
+        raise UsageError("none of these nodes accepts jobs", do=do)
+    return usable
+
+
+def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, output: Output) -> None:
+    write_junit(output.junit, "doctor", lambda: node_cases(result.reports))
+    form = nodes_document if output.json else nodes_tables
+    print_output(form(result, str(folder.path), scheduler.host_list))
+
+
+def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> None:
+    """Raises RunFailed if a check of a node fails."""
+    unfit = [report for report in reports if report.status == "fail"]
+    if len(unfit) == 1:
+        failed = [check.name for check in unfit[0].checks if check.status == "fail"]
+        count = "1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail"
+        raise RunFailed(f"{unfit[0].node} is not fit: {count}: {', '.join(failed)}")
+    if unfit:
+        names = scheduler.host_list(report.node for report in unfit)
+        raise RunFailed(f"{len(unfit)} of {len(reports)} nodes are not fit: {names}")
+
+
+class ReadNodes(NamedTuple):
+    """What was read of the nodes that were asked for, and why others were not."""
+
+    settings: NodesSettings
+    not_read: dict[str, str]
+    host_list: HostList
+
+
+def read_nodes(install: Path, several: Several) -> ReadNodes:
+    """Settings of this node, or of several. Raises UsageError, InfrastructureError and UserInterrupt."""
+    if not several.any:
+        return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
+    request = NodesRequest(started_at=now(), nodes=(), disk_bytes=0, settings=True)
+    asked = ask_nodes(install, several, request)
+    asked.raise_if_interrupted("call it again; nothing was saved")
+    fit = asked.result.fit
+    problems = {one.node: str(one.checks[0].value) for one in asked.result.reports if one.node not in fit}
+    read = {node: asked.folder.read_settings(node) for node in fit}
+    return ReadNodes(together(read), problems, asked.scheduler.host_list)
+
+
+def compare_settings(install: Path, against: str, several: Several, *, fail_on_drift: bool, json: bool) -> None:
+    """Raises UsageError, and with ``fail_on_drift`` RunFailed for important drift, and for a node that was not read."""
+    run, reference = find_reference(install, against)
+    found = read_nodes(install, several)
+    report = DriftReport(
+        against=f"run {run.id}",
+        saved_at=run.started_at,
+        nodes=found.settings.nodes,
+        unknown_nodes=tuple(node for node in found.settings.nodes if node not in reference.nodes),
+        not_read=found.not_read,
+        missing={**reference.missing, **found.settings.missing},
+        # A run has variables that its recipe and llmb set: that a shell has none says nothing.
+        drift=tuple(one for one in find_drift(reference, found.settings) if one.after is not None),
+    )
+    print_output(report.model_dump(mode="json") if json else drift_tables(report, found.host_list))
+    important = {one.key for one in report.drift if one.important}
+    if fail_on_drift and important:
+        raise RunFailed(f"settings have changed since {report.against}: {', '.join(sorted(important))}")
+    if fail_on_drift and found.not_read:
+        whole = len(found.settings.nodes) + len(found.not_read)
+        raise RunFailed(f"{len(found.not_read)} of {whole} nodes were not read: {found.host_list([*found.not_read])}")
+
+
+def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
+    """The newest run that ``text`` stands for and that has settings. Raises UsageError if there is none."""
+    for run in reversed(find_ended_runs(text, install, say).runs):
+        if run.record and (settings := settings_of_run(run.record)):
+            if run.record.image:
+                settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": run.record.image}})
+            return run.record, settings
+    what = f"no run of '{text}' has settings of its nodes"
+    raise UsageError(what, do="runs whose nodes are sampled have them: give another")

@@ -4,6 +4,7 @@
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from textwrap import fill
@@ -22,7 +23,7 @@ from llmb.install.cluster_file import read_answers, write_answers
 from llmb.install.environment import Surroundings, look_around
 from llmb.install.images import ImageRequest, import_image
 from llmb.install.installation import Removal, complete_removal, hub_repositories, planned_removal, undo
-from llmb.install.installing import Installed, free_text, install_all, known_answers, next_commands, would_install
+from llmb.install.installing import free_text, install_all, known_answers, next_commands, would_install
 from llmb.install.questions import completed, completed_path
 from llmb.install.state import read_state
 from llmb.prepare.hub_access import can_check
@@ -51,7 +52,10 @@ def ask(question: Question, problem: str | None) -> str:
     for row in _rows(choices, width):
         _write(f"{row}\n")
     while True:
-        value = _chosen(ask_line(_prompt(question, choices, assumed)) or assumed or "", choices, question)
+        text = ask_line(_prompt(question, choices, assumed)) or assumed or ""
+        names = [choice.value for choice in choices]
+        items = [text] if not question.several else [item.strip() for item in text.split(",")]
+        value = ",".join(chain.from_iterable(_named(item, names) for item in items))
         wrong = question.problem(value) if value else "an answer is needed"
         if wrong is None:
             return value
@@ -87,13 +91,6 @@ def _prompt(question: Question, choices: tuple[Choice, ...], assumed: str | None
     return f"{what} [{assumed}]: " if assumed else f"{what}: "
 
 
-def _chosen(text: str, choices: tuple[Choice, ...], question: Question) -> str:
-    """Names in place of numbers, but where a number is a name."""
-    names = [choice.value for choice in choices]
-    items = [text] if not question.several else [item.strip() for item in text.split(",")]
-    return ",".join(chain.from_iterable(_named(item, names) for item in items))
-
-
 def _named(item: str, names: list[str]) -> list[str]:
     if item not in names and item.isdecimal() and 1 <= int(item) <= len(names):
         return [names[int(item) - 1]]
@@ -106,22 +103,35 @@ def _write(text: str) -> None:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-Config = Annotated[Path | None, typer.Option(metavar="FILE", help="File of answers; options come before it.")]
-RecordedAnswers = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the answers to this file, without secrets.")
-]
-AddedWorkloads = Annotated[list[str] | None, typer.Option(help="Add this workload to an installation. Repeatable.")]
 CHANGED_BY_NAME = "Enter installs, a name such as gpu-type changes that answer, q ends: "
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Answers beside those of the options."""
+
+    path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="File of answers; options come before it.")] = None
+    add_workload: Annotated[
+        list[str] | None, typer.Option(help="Add this workload to an installation. Repeatable.")
+    ] = None
+
+    def answers(self, values: dict[str, Any]) -> Answers:
+        """What the command line gives, above what the file gives."""
+        given = given_answers({**values, "workloads": [*(values["workloads"] or []), *(self.add_workload or [])]})
+        if self.path_argument:
+            given = given_answers({"path": str(self.path_argument)}).above(given)
+        return given.above(read_answers(self.config, say)) if self.config else given
+
+
 @app.command()
-@takes(value_options(OPTIONS.values(), envvar=False))
+@takes(value_options(OPTIONS.values(), envvar=False), Given)
 def install(
     values: dict[str, Any],
-    path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None,
-    config: Config = None,
-    record: RecordedAnswers = None,
-    add_workload: AddedWorkloads = None,
+    given: Given,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the answers to this file, without secrets.")
+    ] = None,
     keep_settings: Annotated[
         bool, typer.Option("--keep-settings", help="Keep an existing cluster_config.yaml that differs as it is.")
     ] = False,
@@ -157,24 +167,29 @@ def install(
 
     - `llmb install /shared/llmb --remove`
     """
-    given = _given(values, path_argument, config, add_workload)
-    around = look_around(Catalogue())
-    given = given.above(answers_of_shell(os.environ, SCHEDULERS.keys() - around.unusable.keys()))
-    asks = can_ask() and not yes
-    given = completed_path(given, around, ask if asks else None)
-    root = _normal(str(given.path))
+    around, asks = look_around(Catalogue()), can_ask() and not yes
+    known = given.answers(values).above(answers_of_shell(os.environ, SCHEDULERS.keys() - around.unusable.keys()))
+    known = completed_path(known, around, ask if asks else None)
+    root = Path(os.path.normpath(absolute(str(known.path))))
     if asks:
         say(f"{root}: {free_text(root)} free")
     if remove:
         _remove(root, results=with_results, dry_run=dry_run, yes=yes, json=json)
         return
-    answers = _answers(_known(given, root), around, asks=asks, confirm=asks and not dry_run)
+    if read_state(root):
+        say(f"there is an installation in {root}: its answers are used where none are specified")
+    answers = _answers(known_answers(known, root), around, asks=asks, confirm=asks and not dry_run)
     if record:
         write_answers(record, answers)
     what = (root, answers, around.catalogue, _import_image)
     done = would_install(*what) if dry_run else install_all(*what, say, keep_settings=keep_settings)
     commands = list(next_commands(around.catalogue, answers, root, jobs=bool(done.jobs)))
-    _print(answers, root, done, commands, json=json)
+    if json:
+        print_output(install_document(answers, root, done.results, done.jobs, commands))
+        return
+    print_output(steps_table(root, done.results))
+    if all(item.state != "open" for item in done.results):
+        print_output(next_text(commands))
 
 
 def _answers(given: Answers, around: Surroundings, *, asks: bool, confirm: bool) -> Answers:
@@ -193,37 +208,11 @@ def _import_image(source: str, folder: Path, runtime: str, architecture: str | N
     return import_image(request, say).path
 
 
-def _print(answers: Answers, root: Path, done: Installed, commands: list[tuple[str, str]], *, json: bool) -> None:
-    if json:
-        print_output(install_document(answers, root, done.results, done.jobs, commands))
-        return
-    print_output(steps_table(root, done.results))
-    if all(item.state != "open" for item in done.results):
-        print_output(next_text(commands))
-
-
-def _given(values: dict[str, Any], path: Path | None, config: Path | None, added: list[str] | None) -> Answers:
-    """What the command line gives, above what the file gives."""
-    given = given_answers({**values, "workloads": [*(values["workloads"] or []), *(added or [])]})
-    if path:
-        given = given_answers({"path": str(path)}).above(given)
-    return given.above(read_answers(config, say)) if config else given
-
-
-def _normal(path: str) -> Path:
-    return Path(os.path.normpath(absolute(path)))
-
-
-def _known(given: Answers, root: Path) -> Answers:
-    if read_state(root):
-        say(f"there is an installation in {root}: its answers are used where none are specified")
-    return known_answers(given, root)
-
-
 def _confirmed(answers: Answers, around: Surroundings) -> Answers:
     """The answers after their user has seen them all, and changed some. Raises UserInterrupt."""
     while True:
-        _show(answers_table(answers))
+        lines = table_lines(answers_table(answers), shutil.get_terminal_size().columns)
+        sys.stderr.write("\n" + "".join(f"{line}\n" for line in lines) + "\n")
         text = ask_line(CHANGED_BY_NAME).lower().removeprefix("--").replace("-", "_")
         if text in ("", "y", "yes"):
             return answers
@@ -234,11 +223,6 @@ def _confirmed(answers: Answers, around: Surroundings) -> Answers:
             answers = completed(answers.model_copy(update={text: open_again}), around, ask)
         else:
             say(f"there is no answer '{text}' that can be changed")
-
-
-def _show(table: Table) -> None:
-    lines = table_lines(table, shutil.get_terminal_size().columns)
-    sys.stderr.write("\n" + "".join(f"{line}\n" for line in lines) + "\n")
 
 
 def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) -> None:

@@ -3,6 +3,8 @@
 
 import os
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,7 @@ import typer
 
 from llmb.analysis.watched import Standing, WatchedRun
 from llmb.cli.common import CommandGroup, Json, Junit
-from llmb.cli.options import COMPLETIONS, complete_run
+from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
@@ -81,7 +83,6 @@ def lines_of(job: Job, expected_s: float | None) -> StepLines:
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
 
-DEFAULT_LIMIT = 50
 FRESH_S = 10.0
 """States that were queried within this time are shown without another query."""
 PATIENCE_S = 5.0
@@ -99,36 +100,64 @@ JobIds = Annotated[
     list[str],
     typer.Argument(metavar="ID...", autocompletion=complete_run, help="As for show."),
 ]
-OfWorkload = Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")]
-WithLabel = Annotated[
-    str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Only runs with this label.")
-]
-NoRefresh = Annotated[bool, typer.Option("--no-refresh", help="Show the last known states, query no scheduler.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The jobs or runs that a command lists."""
+
+    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None
+    since: Annotated[
+        str | None, typer.Option("--since", help="Begun since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
+    ] = None
+    campaign: Annotated[str | None, typer.Option("--campaign", help="Only those of this campaign.")] = None
+    label: Annotated[
+        str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Only runs with this label.")
+    ] = None
+    limit: Annotated[int, typer.Option("--limit", min=0, help="The newest ones, at most this number; 0: all.")] = 50
+    no_refresh: Annotated[
+        bool, typer.Option("--no-refresh", help="Show the last known states, query no scheduler.")
+    ] = False
+
+    def find(
+        self, states: Iterable[str], kind: Kind | None = None, *, runs_only: bool = False
+    ) -> tuple[list[Job], int]:
+        """The jobs of the history that are selected, and how many there are without a limit."""
+        selection = Filter(
+            states=tuple(states),
+            workload=self.workload,
+            campaign=self.campaign,
+            label=self.label,
+            since_s=parse_since(self.since, time.time()) if self.since else None,
+            runs_only=runs_only,
+            kind=kind,
+            limit=self.limit or None,
+        )
+        with read_history(install_here(), say) as store:
+            if not self.no_refresh:
+                bring_up_to_date(store)
+            check_states(selection.states, store)
+            listed = store.jobs(selection)
+            if not listed:
+                say(*unknown_values(store, selection))
+            return listed, store.count(selection)
 
 
 @app.callback(invoke_without_command=True)
 def jobs(context: typer.Context) -> None:
     """Submitted jobs and their results. Without a command: list."""
     if context.invoked_subcommand is None:
-        list_()
+        print_output(jobs_table(*Selected().find(())))
 
 
 @app.command("list")
+@takes(Selected)
 def list_(
+    selected: Selected,
     state: Annotated[
         list[str] | None, typer.Option("--state", help="State of the job or status of the run. Repeatable.")
     ] = None,
-    workload: OfWorkload = None,
-    since: Annotated[
-        str | None, typer.Option("--since", help="Submitted since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
-    ] = None,
     kind: Annotated[Kind | None, typer.Option("--kind", help="Only jobs of this kind.")] = None,
-    campaign: Annotated[str | None, typer.Option("--campaign", help="Only jobs of this campaign.")] = None,
-    label: WithLabel = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=0, help="The newest jobs, at most this number; 0: all.")
-    ] = DEFAULT_LIMIT,
-    no_refresh: NoRefresh = False,
     json: Json = False,
 ) -> None:
     """The jobs of this install root, the newest last.
@@ -144,16 +173,7 @@ def list_(
 
     - `llmb jobs list -w pretrain_llama3.1 --limit 0 --json`
     """
-    selection = Filter(
-        states=tuple(state or ()),
-        workload=workload,
-        kind=kind,
-        campaign=campaign,
-        label=label,
-        since_s=parse_since(since, time.time()) if since else None,
-        limit=limit or None,
-    )
-    listed, total = listed_jobs(selection, refresh=not no_refresh)
+    listed, total = selected.find(state or (), kind)
     print_output(jobs_document(listed, total) if json else jobs_table(listed, total))
 
 
@@ -167,7 +187,7 @@ def show(job_id: JobId, json: Json = False) -> None:
 
     - `llmb jobs show pretrain_llama3.1_8b_bf16_gpus8_tp1 --json`
     """
-    with history_to_read() as store:
+    with read_history(install_here(), say) as store:
         bring_up_to_date(store)
         job = conclude_job(store, find_job(store, job_id), say)
     record, lines, imported = read_run(job), read_last_lines(job), read_origin(RunFolder(Path(job.run_dir)))
@@ -197,7 +217,7 @@ def log(
     - `llmb jobs log 4711 --follow`
     """
     write = log_writer()
-    with history_to_read() as store:
+    with read_history(install_here(), say) as store:
         job = find_job(store, job_id)
         if follow:
             look = lines_of(job, expect_s).look if read_run(job) else lambda _: None
@@ -228,7 +248,7 @@ def wait(
 
     - `llmb jobs wait 4711 --timeout 3600 --json`
     """
-    with _history() as store:
+    with open_history(install_here(), say) as store:
         keys = [job.key for job in find_jobs(store, job_ids)]
         try:
             listed = _waited(store, keys, timeout)
@@ -248,7 +268,7 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
 
     - `llmb jobs cancel 4711 4712`
     """
-    with _history() as store:
+    with open_history(install_here(), say) as store:
         refresh_jobs(store, _install())
         listed = find_jobs(store, job_ids)
         live = [job for job in listed if job.live and job.job_id]
@@ -271,7 +291,7 @@ def refresh(json: Json = False) -> None:
 
     - `llmb jobs refresh --json`
     """
-    with _history() as store:
+    with open_history(install_here(), say) as store:
         refresh_and_retry(store, _install(), os.environ, say)
         listed = store.live()
     _print_jobs(listed, json=json)
@@ -310,7 +330,7 @@ def nodes(
     - `llmb jobs nodes --since 30d`
     """
     since_s = parse_since(since, time.time()) if since else None
-    with history_to_read() as store:
+    with read_history(install_here(), say) as store:
         records = node_records(store.jobs(Filter(workload=workload, since_s=since_s)))
     print_output(nodes_document(records) if json else nodes_table(records))
 
@@ -333,34 +353,13 @@ def _install() -> Path:
     return install_root(os.environ, Path.cwd())
 
 
-def _history() -> Store:
-    return open_history(install_here(), say)
-
-
-def history_to_read() -> Store:
-    return read_history(install_here(), say)
-
-
-def listed_jobs(selection: Filter, *, refresh: bool) -> tuple[list[Job], int]:
-    """The jobs of the history that are selected, and how many there are without a limit."""
-    with history_to_read() as store:
-        if refresh:
-            bring_up_to_date(store)
-        check_states(selection.states, store)
-        listed = store.jobs(selection)
-        for line in () if listed else unknown_values(store, selection):
-            say(line)
-        return listed, store.count(selection)
-
-
 def bring_up_to_date(store: Store) -> None:
     """Queries schedulers if states are old; without an answer it reports that they are."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return
     try:
-        for line in refresh_jobs(store, _install(), PATIENCE_S):
-            say(line)
+        say(*refresh_jobs(store, _install(), PATIENCE_S))
     except (InfrastructureError, EnvironmentProblem) as error:
         say(f"states are as of the last answer, because {error.what}")
 

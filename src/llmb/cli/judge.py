@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb judge`` and ``llmb compare``."""
 
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
-from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.compare_runs import Comparison, compare_runs
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import earlier_runs, find_all_runs, find_sides, in_window
 from llmb.analysis.judge_run import Against, Judged, is_pretended, judge_acceptance, judge_runs, write_expectations
 from llmb.cli.common import Json, Junit
-from llmb.cli.options import COMPLETIONS, complete_run
+from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.root import install_here, say
 from llmb.errors import NoVerdict, Regressed, UsageError
 from llmb.metrics.window import check_rule
 from llmb.report.junit import comparison_cases, verdict_cases, write_junit
 from llmb.report.output import print_output
-from llmb.report.table import Table
 from llmb.report.verdict_report import (
     acceptance_table,
     compare_csv,
@@ -44,70 +42,89 @@ Runs = Annotated[
         help="Run folder, folder of runs or logs, log, archive, label, campaign, id, 'latest', date(s).",
     ),
 ]
-AgainstRuns = Annotated[
-    str | None,
-    typer.Option(
-        "--against",
-        metavar="RUNS",
-        help="Judge against these runs, named as RUN is. Default: against the published figure.",
-    ),
-]
-Expect = Annotated[Path | None, typer.Option(metavar="FILE", help="Judge against the step times of this YAML file.")]
-WriteExpectations = Annotated[
-    Path | None,
-    typer.Option("--write-expectations", metavar="FILE", help="Judge nothing; write a new file for --expect from RUN."),
-]
-GpuType = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu-type",
-        autocompletion=COMPLETIONS["gpu_type"],
-        help="GPU type of logs that do not report it, for their published figure.",
-    ),
-]
-Acceptance = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SET",
-        help="Judge every recipe of this acceptance set by its runs among RUN: h100, h100-128, h100-node, b200, gb200.",
-    ),
-]
-MaxSlowdown = Annotated[
-    float | None,
-    typer.Option(
-        "--tolerance",
-        metavar="PCT",
-        help="How much slower than the reference a run may be, in percent. Default: by the kind of reference.",
-    ),
-]
-WindowRule = Annotated[
-    str | None,
-    typer.Option(
-        "--window",
-        help="Steps to average: last, all, auto, reference or A-B. Default: a run's own, and of a reference document's "
-        "log those that the document takes.",
-    ),
-]
-Explain = Annotated[
-    bool, typer.Option("--explain", help="Also rank the causes of the step time, with the command that confirms each.")
-]
-Bisect = Annotated[bool, typer.Option("--bisect", help="Exit with the codes of 'git bisect run', see above.")]
 BAD, SKIP = 1, 125
 """Exit codes by which ``git bisect run`` knows a bad commit, and one that cannot be judged."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What runs are judged against, and how."""
+
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUNS", help="Judge against these runs, named as RUN is. Default: against the published figure."
+        ),
+    ] = None
+    expect: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Judge against the step times of this YAML file.")
+    ] = None
+    write_expectations: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Judge nothing; write a new file for --expect from RUN.")
+    ] = None
+    acceptance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SET",
+            help="Judge every recipe of this acceptance set by its runs among RUN: h100, h100-128, h100-node, b200,"
+            " gb200.",
+        ),
+    ] = None
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PCT",
+            help="How much slower than the reference a run may be, in percent. Default: by the kind of reference.",
+        ),
+    ] = None
+    gpu_type: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=COMPLETIONS["gpu_type"],
+            help="GPU type of logs that do not report it, for their published figure.",
+        ),
+    ] = None
+    window: Annotated[
+        str | None,
+        typer.Option(
+            help="Steps to average: last, all, auto, reference or A-B. Default: a run's own, and of a reference"
+            " document's log those that the document takes.",
+        ),
+    ] = None
+
+    def options(self, *, explain: bool, bisect: bool) -> Against:
+        """Raises UsageError for what cannot be combined: some options take no tolerance and are not explained."""
+        limit = given_tolerance(self.tolerance, "--tolerance")
+        alone = {"--write-expectations": self.write_expectations, "--acceptance": self.acceptance}
+        chosen: dict[str, object] = {"--against": self.against, "--expect": self.expect, **alone}
+        given = [name for name, value in chosen.items() if value is not None]
+        if self.window is not None:
+            check_rule(self.window)
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} cannot be combined", do="give one of them")
+        if self.tolerance is not None and any(name in alone for name in given):
+            raise UsageError(f"--tolerance has no effect with {given[0]}", do="leave it out")
+        if bisect and self.write_expectations:
+            raise UsageError("--bisect is for verdicts, and --write-expectations gives none", do="leave it out")
+        if explain and any(name in alone for name in given):
+            raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
+        return Against(
+            runs=self.against, expectations=self.expect, tolerance=limit, gpu_type=self.gpu_type, window=self.window
+        )
+
+
 @app.command()
+@takes(Reference)
 def judge(
+    reference: Reference,
     runs: Runs,
-    against: AgainstRuns = None,
-    expect: Expect = None,
-    expectations_file: WriteExpectations = None,
-    acceptance: Acceptance = None,
-    tolerance: MaxSlowdown = None,
-    gpu_type: GpuType = None,
-    window: WindowRule = None,
-    explain: Explain = False,
-    bisect: Bisect = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Also rank the causes of the step time, with the command that confirms each."),
+    ] = False,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Exit with the codes of 'git bisect run', see above.")
+    ] = False,
     junit: Junit = None,
     json: Json = False,
 ) -> None:
@@ -132,60 +149,27 @@ def judge(
 
     - `llmb judge acceptance-campaign --acceptance h100`
     """
-    limit = given_tolerance(tolerance, "--tolerance")
-    alone = {"--write-expectations": expectations_file, "--acceptance": acceptance}
-    if window is not None:
-        check_rule(window)
-    _check_options({"--against": against, "--expect": expect}, alone, tolerance, explain=explain, bisect=bisect)
-    install = install_here()
+    against, install = reference.options(explain=explain, bisect=bisect), install_here()
     selected = find_all_runs(runs, install, say)
-    found, left_out = in_window(selected.runs, window), selected.left_out
+    found, left_out = in_window(selected.runs, reference.window), selected.left_out
     if not found:
-        raise _no_run(selected.title, left_out)
-    if expectations_file:
-        count = write_expectations(expectations_file, found)
-        say(f"{count} {'entry' if count == 1 else 'entries'} written to {expectations_file}")
+        lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
+        raise UsageError(f"no run to judge in {selected.title}\n{lines}".rstrip(), do="'llmb runs' shows all")
+    if path := reference.write_expectations:
+        count = write_expectations(path, found)
+        say(f"{count} {'entry' if count == 1 else 'entries'} written to {path}")
         return
-    accepted = find_acceptance_set(acceptance) if acceptance else None
-    if accepted:
-        judged = judge_acceptance(accepted, found)
-    else:
-        reference = Against(runs=against, expectations=expect, tolerance=limit, gpu_type=gpu_type, window=window)
-        judged = judge_runs(found, reference, install, say)
+    accepted = find_acceptance_set(reference.acceptance) if reference.acceptance else None
+    judged = judge_acceptance(accepted, found) if accepted else judge_runs(found, against, install, say)
     explanations = [explain_judged(one) for one in judged] if explain else []
     write_junit(junit, "judge", lambda: verdict_cases(judged, left_out))
     if json:
         print_output(judge_document(judged, left_out, explanations, accepted))
     else:
         print_output(acceptance_table(accepted, judged) if accepted else verdict_tables(judged, explanations))
-        for line in left_out_lines(left_out):
-            say(line)
-    _raise_unless_passed(judged, published=not (against or expect or acceptance), bisect=bisect)
-
-
-def _no_run(title: str, left_out: Sequence[LeftOut]) -> UsageError:
-    lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
-    return UsageError(f"no run to judge in {title}\n{lines}".rstrip(), do="'llmb runs' shows all")
-
-
-def _check_options(
-    references: Mapping[str, object],
-    alone: Mapping[str, object],
-    tolerance: float | None,
-    *,
-    explain: bool,
-    bisect: bool,
-) -> None:
-    """Values by option; those of ``alone`` take no tolerance and are not explained. Raises UsageError."""
-    given = [name for name, value in {**references, **alone}.items() if value is not None]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} cannot be combined", do="give one of them")
-    if tolerance is not None and any(name in alone for name in given):
-        raise UsageError(f"--tolerance has no effect with {given[0]}", do="leave it out")
-    if bisect and "--write-expectations" in given:
-        raise UsageError("--bisect is for verdicts, and --write-expectations gives none", do="leave it out")
-    if explain and any(name in alone for name in given):
-        raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
+        say(*left_out_lines(left_out))
+    published = not (reference.against or reference.expect or reference.acceptance)
+    _raise_unless_passed(judged, published=published, bisect=bisect)
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: bool) -> None:
@@ -207,13 +191,6 @@ def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: b
     if bisect:
         error.exit_code = BAD if verdict == "regressed" else SKIP
     raise error
-
-
-class CompareFormat(StrEnum):
-    TABLE = "table"
-    MARKDOWN = "markdown"
-    CSV = "csv"
-    JSON = "json"
 
 
 Vary = Annotated[
@@ -245,7 +222,9 @@ def compare(
             "Default: 1 on the same nodes, else 3."
         ),
     ] = None,
-    form: Annotated[CompareFormat, typer.Option("--format", help="Output format.")] = CompareFormat.TABLE,
+    form: Annotated[
+        Literal["table", "markdown", "csv", "json"], typer.Option("--format", help="Output format.")
+    ] = "table",
     junit: Junit = None,
     json: Json = False,
 ) -> None:
@@ -279,20 +258,12 @@ def compare(
     earlier = earlier_runs(install, say)
     comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
     write_junit(junit, "compare", lambda: comparison_cases(comparison))
-    print_output(_shown(comparison, CompareFormat.JSON if json else form))
+    if json or form == "json":
+        print_output(comparison.model_dump(mode="json"))
+    else:
+        shown = {"markdown": compare_markdown, "csv": compare_csv}.get(form)
+        print_output(shown(comparison) if shown else compare_tables(comparison))
     raise_unless_passed(comparison)
-
-
-def _shown(comparison: Comparison, form: CompareFormat) -> dict[str, Any] | str | list[Table]:
-    match form:
-        case CompareFormat.TABLE:
-            return compare_tables(comparison)
-        case CompareFormat.MARKDOWN:
-            return compare_markdown(comparison)
-        case CompareFormat.CSV:
-            return compare_csv(comparison)
-        case CompareFormat.JSON:
-            return comparison.model_dump(mode="json")
 
 
 def raise_unless_passed(comparison: Comparison) -> None:

@@ -182,7 +182,10 @@ def given_once(name: str, placed: str | None, flagged: str | None) -> str | None
 
 
 def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replaces the first parameters of a command, which are results of makers, by the options of the makers."""
+    """Replaces the first parameters of a command, which are results of makers, by the options of the makers.
+
+    A record whose fields are annotated as typer's options is a maker, too.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         parts = [list(inspect.signature(maker).parameters.values()) for maker in makers]
@@ -196,8 +199,7 @@ def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]
             ]
             command(*values, **options)
 
-        shared = [option for part in parts for option in part]
-        parameters = [*shared, *(option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in own)]
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in (*parts, own) for one in part]
         with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         with_options.__annotations__ = {option.name: option.annotation for option in parameters}
         return with_options

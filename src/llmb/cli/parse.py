@@ -3,10 +3,9 @@
 
 import sys
 from collections.abc import Iterable
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -35,6 +34,7 @@ from llmb.report.parse_report import (
     scaling_document,
     scaling_tables,
 )
+from llmb.report.table import Table
 from llmb.resources.host import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -46,10 +46,7 @@ MANY_FILES, MANY_BYTES = 500, 1 << 29
 Read = TypeVar("Read")
 
 
-class CompatFormat(StrEnum):
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
+Form = Literal["table", "csv", "json"]
 
 
 class CompatError(LlmbError):
@@ -79,7 +76,7 @@ class ParseCommand(TyperCommand):
 
 
 def _print_as_reference(
-    folders: list[Path], window: str | None, form: CompatFormat, workers: int, *, full_names: bool, bridge: bool
+    folders: list[Path], window: str | None, form: Form, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
     """Raises RunFailed if no run is a success."""
     check_rule(window or WINDOW)
@@ -156,7 +153,7 @@ Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of reade
 @app.command(cls=ParseCommand)
 def parse(
     paths: Paths = None,
-    form: Annotated[CompatFormat, typer.Option("--format", help="Output format.")] = CompatFormat.TABLE,
+    form: Annotated[Form, typer.Option("--format", help="Output format.")] = "table",
     group: Group = False,
     scaling: Scaling = False,
     gpu_type: GpuType = None,
@@ -188,7 +185,7 @@ def parse(
 
     - `llmb parse --compat --format=csv experiments`
     """
-    form = CompatFormat.JSON if json else form
+    form = "json" if json else form
     workers = jobs or usable_cores()
     if compat or compat_bridge:
         try:
@@ -201,27 +198,20 @@ def parse(
     if group and scaling:
         raise UsageError("--group and --scaling are different tables", do="give one of them")
     roots = paths or [_default_root()]
-    runs = _runs(find_all_logs(roots), rule, workers, gpu_type)
+    found = find_all_logs(roots)
+    read = _with_progress(found, read_in_parallel(found, partial(parsed_run, rule=rule), workers))
+    runs = _related([*(known_run(file, rule) for file in found.refused), *read], gpu_type)
     report = parse_report(roots, rule, runs, full_names=full_names)
-    if group or scaling:
-        _print_groups(report, form, scaling=scaling)
-    else:
-        _print(report, form, wide=wide)
+    print_output(_groups(report, form, scaling=scaling) if group or scaling else _logs(report, form, wide=wide))
     if not report.counts["success"]:
         where = ", ".join(str(root.absolute()) for root in roots)
         raise RunFailed(f"none of {report.files} logs is from a successful run", where=where)
 
 
-def _runs(found: FoundFiles, rule: str, workers: int, gpu_type: str | None) -> list[AnalyzedRun]:
-    read = _with_progress(found, read_in_parallel(found, partial(parsed_run, rule=rule), workers))
-    return _related([*(known_run(file, rule) for file in found.refused), *read], gpu_type)
-
-
 def _related(read: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
     """With what the other runs and the catalogue tell of them."""
     runs = with_copies(read)
-    for copied in sorted({run.copy_of for run in runs if run.copy_of}):
-        say(copied)
+    say(*sorted({run.copy_of for run in runs if run.copy_of}))
     for run in runs:
         if run.unread_record:
             say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.log_path.parent})")
@@ -257,27 +247,20 @@ def _default_root() -> Path:
     return kept if kept.is_dir() else Path()
 
 
-def _print(report: ParseReport, output: CompatFormat, *, wide: bool) -> None:
-    match output:
-        case CompatFormat.TABLE:
-            print_output(parse_tables(report, wide=wide))
-        case CompatFormat.CSV:
-            print_output(parse_csv(report))
-        case CompatFormat.JSON:
-            print_output(parse_document(report))
+def _logs(report: ParseReport, form: Form, *, wide: bool) -> dict[str, Any] | str | list[Table]:
+    if form == "json":
+        return parse_document(report)
+    return parse_csv(report) if form == "csv" else parse_tables(report, wide=wide)
 
 
-def _print_groups(report: ParseReport, output: CompatFormat, *, scaling: bool) -> None:
+def _groups(report: ParseReport, form: Form, *, scaling: bool) -> dict[str, Any] | str | list[Table]:
     from llmb.analysis.parsed_scaling import group_runs, scaling_of  # slow to load, seldom needed
     from llmb.catalogue.load import Catalogue
 
     groups = group_runs(report.runs)
     scalings = scaling_of(groups, Catalogue()) if scaling else ()
-    match output:
-        case CompatFormat.TABLE:
-            print_output(scaling_tables(report, scalings) if scaling else [groups_table(report, groups)])
-        case CompatFormat.CSV:
-            print_output(scaling_csv(scalings) if scaling else groups_csv(groups))
-        case CompatFormat.JSON:
-            scales = scaling_document(scalings) if scaling else None
-            print_output(parse_document(report, groups_document(groups), scales))
+    if form == "json":
+        return parse_document(report, groups_document(groups), scaling_document(scalings) if scaling else None)
+    if form == "csv":
+        return scaling_csv(scalings) if scaling else groups_csv(groups)
+    return scaling_tables(report, scalings) if scaling else [groups_table(report, groups)]

@@ -19,7 +19,7 @@ from llmb.cli.checkpoint import MaxFileSize, Processes
 from llmb.cli.common import CommandGroup, DryRun, Json, Yes
 from llmb.cli.options import COMPLETIONS, given_of, given_once, model_options, takes, value_options, with_excluded
 from llmb.cli.progress import ByteProgress, CountProgress
-from llmb.cli.root import agree, can_ask, install_here, say
+from llmb.cli.root import agree, can_ask, install_here, say, warn
 from llmb.errors import EnvironmentProblem, UsageError, UserInterrupt, unknown
 from llmb.huggingface.tensors import parse_size
 from llmb.install.images import PROGRAMS, SUFFIXES, ImageRequest, import_image
@@ -53,12 +53,12 @@ from llmb.reference_suite.variables import documented_variables, near_misses, re
 from llmb.report.install_report import (
     access_document,
     access_table,
+    checkpoint_document,
     checkpoint_table,
     dataset_document,
     dataset_tables,
     image_document,
     image_text,
-    prepared_checkpoint_document,
     verification_document,
     verification_tables,
 )
@@ -182,8 +182,7 @@ def submit(
     - `SKIP_IMPORT_CHECKPOINT=true TIME_LIMIT=01:30:00 llmb prepare submit finetune_llama4-maverick --dry-run`
     """
     catalogue, environ = Catalogue(), os.environ
-    for warning in near_misses(documented_variables(), environ):
-        say(f"warning: {warning}")
+    warn(near_misses(documented_variables(), environ))
     name = given_once("workload", workload_argument, workload)
     if name is None:
         raise UsageError("the workload is not specified", do="give it with --workload; see 'llmb list'")
@@ -218,8 +217,7 @@ def _orders(
     size = found.get("size") or own_size or (only[0] if len(only) == 1 else None)
     workload, size = model_of(catalogue, workload, size)
     site = read_cluster_site(catalogue, install_here(), environ)
-    for note in site.notes:
-        say(note)
+    say(*site.notes)
     # Variables that apply to runs alone, such as GPUS_PER_NODE, are not read by the scheduler's options either.
     runs = {item.name for item in documented_variables() if not item.prepares}
     shell = {name: value for name, value in environ.items() if name not in runs}
@@ -366,7 +364,8 @@ def checkpoint(
         prepared = prepare_checkpoint(catalogue, request, folders, progress.bytes, say)
     if not prepared.made:
         say("this checkpoint was prepared before; nothing to do")
-    print_output(prepared_checkpoint_document(prepared) if json else checkpoint_table(prepared.checkpoint))
+    saved = prepared.checkpoint
+    print_output({"made": prepared.made, **checkpoint_document(saved)} if json else checkpoint_table(saved))
 
 
 @takes(model_options())

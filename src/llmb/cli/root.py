@@ -46,9 +46,15 @@ def agree(question: str, *, default: bool, do: str = "add --yes", refused: str =
         raise UserInterrupt(refused)
 
 
-def say(text: str) -> None:
-    """One line on standard error."""
-    print_message(f"llmb: {text}")
+def say(*texts: str) -> None:
+    """Lines on standard error."""
+    for text in texts:
+        print_message(f"llmb: {text}")
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Each warning once."""
+    say(*(f"warning: {warning}" for warning in dict.fromkeys(warnings)))
 
 
 def context_here(*, dry_run: bool = False) -> "CampaignContext":
@@ -59,8 +65,7 @@ def context_here(*, dry_run: bool = False) -> "CampaignContext":
     from llmb.campaigns.proposal import campaign_context  # takes longer than all that other commands need
 
     context = campaign_context(install_here(), os.environ, dry_run=dry_run)
-    for note in context.site.notes:
-        say(note)
+    say(*context.site.notes)
     return context
 
 

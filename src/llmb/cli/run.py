@@ -18,7 +18,7 @@ from llmb.catalogue.resolve import Request
 from llmb.cli.common import Force, Json, is_verbose
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
-from llmb.cli.root import install_here, print_unspecified, say
+from llmb.cli.root import install_here, print_unspecified, say, warn
 from llmb.cli.runs import print_repeats, print_result
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, repeats_lock
@@ -142,8 +142,7 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) ->
     plan = local.plan
     local.check()
     check_memory(plan, say, force=force)
-    for line in _before(local):
-        say(line)
+    say(*_before(local))
     if is_verbose(ctx):
         for line in plain_lines(plan_table(plan, (), {})):
             sys.stderr.write(f"{line}\n")
@@ -197,10 +196,8 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     """
     for local in locals_:
         local.check()
-    for warning in dict.fromkeys(warning for local in locals_ for warning in memory_warnings(local.plan)):
-        say(f"warning: {warning}")
-    for line in dict.fromkeys(line for local in locals_ for line in _before(local)):
-        say(line)
+    warn(warning for local in locals_ for warning in memory_warnings(local.plan))
+    say(*dict.fromkeys(line for local in locals_ for line in _before(local)))
     with repeats_lock(locals_[0]):
         ended, turns = _turns(locals_, repeats, start_new=start_new)
         try:

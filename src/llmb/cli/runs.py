@@ -2,7 +2,6 @@
 """``llmb runs`` and ``llmb result``, and the printing of results for every command that waits for a run."""
 
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
@@ -10,14 +9,12 @@ import typer
 
 from llmb.analysis.find_runs import named_folders
 from llmb.cli.common import Json
-from llmb.cli.jobs import DEFAULT_LIMIT, NoRefresh, OfWorkload, WithLabel, listed_jobs
-from llmb.cli.options import complete_run
+from llmb.cli.jobs import Selected
+from llmb.cli.options import complete_run, takes
 from llmb.cli.root import install_here, say
 from llmb.errors import EnvironmentProblem, InvalidRun, LlmbError, RunFailed, UsageError
-from llmb.jobs.find import parse_since
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.states import read_step_times
-from llmb.jobs.store import Filter
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.report.jobs_report import runs_document, runs_table
 from llmb.report.output import print_output
@@ -30,20 +27,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command()
+@takes(Selected)
 def runs(
-    label: WithLabel = None,
-    workload: OfWorkload = None,
+    selected: Selected,
     status: Annotated[
         list[str] | None, typer.Option("--status", help="Status of the run, such as success. Repeatable.")
     ] = None,
-    campaign: Annotated[str | None, typer.Option("--campaign", help="Only runs of this campaign.")] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", help="Started since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=0, help="The newest runs, at most this number; 0: all.")
-    ] = DEFAULT_LIMIT,
-    no_refresh: NoRefresh = False,
     json: Json = False,
 ) -> None:
     """The runs of this install root, the newest last: on this machine and on a cluster.
@@ -59,16 +48,7 @@ def runs(
 
     - `llmb runs -w pretrain_llama3.1 --status success --limit 0 --json`
     """
-    query = Filter(
-        states=tuple(status or ()),
-        workload=workload,
-        campaign=campaign,
-        label=label,
-        since_s=parse_since(since, time.time()) if since else None,
-        runs_only=True,
-        limit=limit or None,
-    )
-    found, total = listed_jobs(query, refresh=not no_refresh)
+    found, total = selected.find(status or (), runs_only=True)
     print_output(runs_document(found, total) if json else runs_table(found, total, read_step_times))
 
 
@@ -155,19 +135,14 @@ def print_result(run: EndedRun, *, json: bool) -> None:
     if json:
         print_output(run_document(run))
     else:
-        _print_tables(run)
+        if run.result.status == "success":
+            print_output(run_table(run.plan, run.result, read_steps(run.folder.steps)))
+        if run.result.machine and run.result.machine.events:
+            print_output(machine_table(run.result.machine))
+        if run.result.status == "success":
+            name = run.record.id
+            if run.folder.path.resolve().is_relative_to(install_here().resolve()):
+                sys.stderr.write(
+                    f"run {name}; 'llmb jobs show {name}' has its folder, 'llmb report {name}' makes its page\n"
+                )
     raise_unless_successful(run)
-
-
-def _print_tables(run: EndedRun) -> None:
-    """What happened on the nodes also of a run that failed."""
-    if run.result.status == "success":
-        print_output(run_table(run.plan, run.result, read_steps(run.folder.steps)))
-    if run.result.machine and run.result.machine.events:
-        print_output(machine_table(run.result.machine))
-    if run.result.status == "success":
-        name = run.record.id
-        if run.folder.path.resolve().is_relative_to(install_here().resolve()):
-            sys.stderr.write(
-                f"run {name}; 'llmb jobs show {name}' has its folder, 'llmb report {name}' makes its page\n"
-            )

@@ -155,18 +155,13 @@ def export(
 
     - `llmb export --format openmetrics -o /var/lib/node_exporter`
     """
-    chosen = _formats(formats or ["csv"])
+    chosen = [name.strip().lower() for text in (formats or ["csv"]) for name in text.split(",") if name.strip()]
+    for name in chosen:
+        if name not in FORMS:
+            raise unknown("format", name, FORMS)
     folders = _recorded_runs(runs)
     written = [str(path) for path in write_export(folders, chosen, output)]
     print_output({"runs": len(folders), "files": written} if json else "".join(f"{path}\n" for path in written))
-
-
-def _formats(texts: list[str]) -> list[str]:
-    names = [name.strip().lower() for text in texts for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in FORMS:
-            raise unknown("format", name, FORMS)
-    return names
 
 
 def _recorded_runs(selectors: list[str] | None) -> list[Path]:
@@ -175,8 +170,7 @@ def _recorded_runs(selectors: list[str] | None) -> list[Path]:
     Of a run without a record only a log is known. Raises UsageError if none has one.
     """
     found = find_all_runs(selectors, install_here(), say)
-    for line in left_out_lines(found.left_out):
-        say(line)
+    say(*left_out_lines(found.left_out))
     folders = [run.path for run in found.runs if run.record]
     if logs := len(found.runs) - len(folders):
         say(f"left out: {logs} without a record; 'llmb parse --format csv' has the figures of logs")

@@ -4,7 +4,7 @@
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,12 +33,10 @@ from llmb.catalogue.resolve import find_workload
 from llmb.cli.common import DryRun, Force, Json, Junit, Yes
 from llmb.cli.options import excluded_here, given_of, selection_options, takes, value_options, with_excluded
 from llmb.cli.progress import JobProgress
-from llmb.cli.root import agree, can_ask, context_here, install_here, say
+from llmb.cli.root import agree, can_ask, context_here, install_here, say, warn
 from llmb.cli.runs import print_result
 from llmb.errors import UsageError, itemized
 from llmb.health.checked_nodes import OPTION
-from llmb.jobs.job import Job
-from llmb.jobs.order import Order
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.options import options_of
 from llmb.programs.conclude import read_ended_run
@@ -73,63 +71,72 @@ NAMED_SELECTION = selection_options(_SELECTION)
 JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
 """The options of one job, except those that name its recipe."""
 
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Resume the unfinished campaign, even if the file or the options have changed.")
-]
-StartNew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even if one like it exists.")]
+
+@dataclass(frozen=True, slots=True)
+class Queueing:
+    """How a command that queues jobs asks and prints."""
+
+    dry_run: DryRun = False
+    yes: Yes = False
+    json: Json = False
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """How a campaign goes on from an earlier one."""
+
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Resume the unfinished campaign, even if the file or the options have changed."),
+    ] = False
+    start_new: Annotated[bool, typer.Option("--new", help="Begin a new campaign even if one like it exists.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class OneJob:
+    """What is for a single job alone."""
+
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False
+    force: Force = False
 
 
 def run_campaign(
-    context: CampaignContext,
-    requested: RequestedJobs,
-    *,
-    dry_run: bool,
-    yes: bool,
-    json: bool,
-    resume: bool,
-    start_new: bool,
-    junit: Path | None = None,
+    context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None = None
 ) -> None:
     """Shows a campaign, asks for confirmation, and queues it.
 
     Raises UsageError with all problems, and if jobs are rejected.
     """
-    proposal = propose(context, requested, resume=resume, start_new=start_new)
-    for line in (*_left_open(context, requested, proposal), *_without_figure(proposal)):
-        say(line)
+    proposal = propose(context, requested, resume=again.resume, start_new=again.start_new)
+    say(*_left_open(context, requested, proposal), *_without_figure(proposal))
     if proposal.left_out:
         sys.stderr.write(f"left out:{itemized(proposal.left_out)}\n")
-    for warning in dict.fromkeys(job.order.missing.warning for job in proposal.jobs if job.order.missing):
-        say(f"warning: {warning}")
+    warn(job.order.missing.warning for job in proposal.jobs if job.order.missing)
     orders = [job.order for job in proposal.jobs]
-    for warning in dict.fromkeys(line for order in orders for line in order.scheduler.warnings(order.sample())):
-        say(f"warning: {warning}")
-    for warning in dict.fromkeys(line for order in orders for line in memory_warnings(order.plan)):
-        say(f"warning: {warning}")
-    if dry_run:
+    warn(line for order in orders for line in order.scheduler.warnings(order.sample()))
+    warn(line for order in orders for line in memory_warnings(order.plan))
+    if queueing.dry_run:
         write_junit(junit, "bulk", lambda: campaign_cases(proposal.campaign, proposal.left_out))
         if proposal.queued:
             say(f"{_queued_before(proposal.queued)}; --new queues them again")
-        _print(proposal.campaign, proposal, json=json)
+        _print(proposal.campaign, proposal, json=queueing.json)
         return
     if proposal.queued:
         do = f"add --new to queue them again; 'llmb jobs list --campaign {proposal.queued.campaign}' shows them"
         raise UsageError(_queued_before(proposal.queued), do=do)
-    _confirm_campaign(proposal, yes=yes)
-    outcome = queue(context, proposal, say, _show_job, start_new=start_new)
+    _confirm_campaign(proposal, yes=queueing.yes)
+    outcome = queue(context, proposal, say, _show_job, start_new=again.start_new)
     write_junit(junit, "bulk", lambda: campaign_cases(outcome.campaign, proposal.left_out))
-    if json:
+    if queueing.json:
         _print(outcome.campaign, proposal, json=True)
-    say(_counts(outcome.campaign, len(proposal.left_out)))
-    _raise_refusals(outcome)
-
-
-def _counts(campaign: Campaign, left_out: int) -> str:
+    campaign = outcome.campaign
+    left_out = len(proposal.left_out)
     refused = sum(job.state == "refused" for job in campaign.jobs)
     counts = [f"{sum(job.state == 'submitted' for job in campaign.jobs)} of {len(campaign.jobs)} jobs are queued"]
     counts += [f"{refused} rejected"] if refused else []
     counts += [f"recipes were left out for {counted(left_out, 'reason')}"] if left_out else []
-    return f"campaign {campaign.campaign}: {', '.join(counts)}"
+    say(f"campaign {campaign.campaign}: {', '.join(counts)}")
+    _raise_refusals(outcome)
 
 
 def _queued_before(campaign: Campaign) -> str:
@@ -199,22 +206,18 @@ COMMAND_LINE = "the command line"
 
 
 @app.command()
-@takes(NAMED_SELECTION, JOB)
+@takes(NAMED_SELECTION, JOB, Queueing, OneJob, Again)
 def submit(
     selecting: dict[str, Any],
     values: dict[str, Any],
+    queueing: Queueing,
+    one: OneJob,
+    again: Again,
     ctx: typer.Context,
     file: Annotated[
         Path | None,
         typer.Option("-f", "--file", metavar="FILE", help="The jobs of this file, as `llmb bulk FILE` queues them."),
     ] = None,
-    dry_run: DryRun = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False,
-    yes: Yes = False,
-    resume: Resume = False,
-    start_new: StartNew = False,
-    force: Force = False,
-    json: Json = False,
 ) -> None:
     """Queue runs on a cluster, with the same options as `llmb run`.
 
@@ -242,73 +245,58 @@ def submit(
 
     - `llmb submit -w pretrain_llama3.1,pretrain_nemotron4 --dtype bf16,fp8 --max-scale 512 --repeats 3`
     """
-    selection = selection_of(selecting)
-    given = given_of(ctx, values)
+    selection, given = selection_of(selecting), given_of(ctx, values)
     values = with_excluded(values)
-    if file and not wait:
-        context, requested = context_here(dry_run=dry_run), jobs_of_file(file, selecting, values, given)
-        run_campaign(context, requested, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
+    if file and not one.wait:
+        _queue_file(file, selecting, values, given, queueing, again)
         return
     repeats = 1 if selecting["repeats"] is None else selecting["repeats"]
     model = None if file else single_model(Catalogue(), selection, repeats)
     if model:
         values |= {"workload": model[0], "size": model[1], "gpu_type": selection.gpu_type, "release": selection.release}
         values |= {"dtype": next(iter(selection.dtypes), None), "scale": next(iter(selection.scales), None)}
-        submit_one(values, dry_run=dry_run, wait=wait, yes=yes, force=force, json=json)
+        submit_one(values, queueing, one)
         return
-    if wait:
+    if one.wait:
         raise UsageError("--wait follows one job, and this is a campaign", do="omit it, or name one recipe")
     profile = bool(values.get("profile"))
-    entry = Entry(where=COMMAND_LINE, selection=selection, repeats=repeats, add_profile=profile)
     campaign = RequestedJobs(
         source=COMMAND_LINE,
-        entries=[entry],
+        entries=[Entry(where=COMMAND_LINE, selection=selection, repeats=repeats, add_profile=profile)],
         values={**values, "profile": False},
         given={name: values[name] for name in given if name != "profile"},
     )
-    context = context_here(dry_run=dry_run)
-    run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
+    run_campaign(context_here(dry_run=queueing.dry_run), campaign, queueing, again)
 
 
-def submit_one(values: Mapping[str, Any], *, dry_run: bool, wait: bool, yes: bool, force: bool, json: bool) -> None:
+def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> None:
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
-    context = context_here(dry_run=dry_run)
+    context = context_here(dry_run=queueing.dry_run)
     request = job_request(context.site, values, context.environ)
     order = context.order(request)
-    for line in start_lines(order.plan):
-        say(line)
-    for warning in scale_warnings(order.plan, loads=request.choices.load_checkpoint is not None):
-        say(f"warning: {warning}")
-    for warning in order.scheduler.warnings(order.sample()):
-        say(f"warning: {warning}")
-    if order.missing:
-        say(f"warning: {order.missing.warning}")
-    if dry_run:
+    say(*start_lines(order.plan))
+    warnings = [
+        *scale_warnings(order.plan, loads=request.choices.load_checkpoint is not None),
+        *order.scheduler.warnings(order.sample()),
+        *([order.missing.warning] if order.missing else []),
+    ]
+    warn(warnings)
+    if queueing.dry_run:
         script = order.script()
-        print_output(script_document(order, script) if json else script)
+        print_output(script_document(order, script) if queueing.json else script)
         return
-    check_memory(order.plan, say, force=force)
-    _confirm(order, yes=yes)
-    queued = queue_one(context, order, say)
-    if wait:
-        sys.stderr.write(submit_text([queued]))
-        _wait(context, order, queued, json=json)
-    else:
-        print_output(submit_document(order.plan.origin, [queued]) if json else submit_text([queued]))
-
-
-def _confirm(order: Order, *, yes: bool) -> None:
+    check_memory(order.plan, say, force=one.force)
     say(f"the job requests {flags_text(order.sample().flags)}")
-    if yes or not sys.stdin.isatty():
-        return
-    agree("Queue it?", default=True)
-
-
-def _wait(context: CampaignContext, order: Order, job: Job, *, json: bool) -> None:
-    """Follows the run to its end, including retries, and prints its result."""
-    with JobProgress(order.plan.steps, order.plan.first_step) as progress:
-        ended = wait_for_one(context.install, job, context.environ, say, Watch(progress.job, progress.step))
-    print_result(read_ended_run(RunFolder(Path(ended.run_dir))), json=json)
+    if not queueing.yes and sys.stdin.isatty():
+        agree("Queue it?", default=True)
+    queued = queue_one(context, order, say)
+    if one.wait:
+        sys.stderr.write(submit_text([queued]))
+        with JobProgress(order.plan.steps, order.plan.first_step) as progress:
+            ended = wait_for_one(context.install, queued, context.environ, say, Watch(progress.job, progress.step))
+        print_result(read_ended_run(RunFolder(Path(ended.run_dir))), json=queueing.json)
+    else:
+        print_output(submit_document(order.plan.origin, [queued]) if queueing.json else submit_text([queued]))
 
 
 OPTIONS = value_options(
@@ -317,20 +305,17 @@ OPTIONS = value_options(
 
 
 @app.command()
-@takes(OPTIONS)
+@takes(OPTIONS, Queueing, OneJob)
 def launch(
     values: dict[str, Any],
+    queueing: Queueing,
+    one: OneJob,
     workload: Annotated[str, typer.Argument(help="Workload; see 'llmb list'.")],
     ctx: typer.Context,
     size: Annotated[
         str | None,
         typer.Option("-s", "--model-size", "--size", help="Model size. Default: MODEL_SIZE, or the only one."),
     ] = None,
-    dry_run: DryRun = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False,
-    yes: Yes = False,
-    force: Force = False,
-    json: Json = False,
 ) -> None:
     """Queue the run that the environment variables of the reference documents describe.
 
@@ -353,7 +338,7 @@ def launch(
     for note in launched.notes:
         sys.stderr.write(f"llmb: note: {note}\n")
     _check_gpu_type(catalogue, launched.values)
-    submit_one(launched.values, dry_run=dry_run, wait=wait, yes=yes, force=force, json=json)
+    submit_one(launched.values, queueing, one)
 
 
 def _check_gpu_type(catalogue: Catalogue, values: Mapping[str, Any]) -> None:
@@ -367,18 +352,15 @@ def _check_gpu_type(catalogue: Catalogue, values: Mapping[str, Any]) -> None:
 
 
 @app.command()
-@takes(SELECTION, JOB)
+@takes(SELECTION, JOB, Queueing, Again)
 def bulk(
     selecting: dict[str, Any],
     values: dict[str, Any],
+    queueing: Queueing,
+    again: Again,
     file: Annotated[Path, typer.Argument(help="Text, or YAML if its name ends in .yaml or .yml.")],
     ctx: typer.Context,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    resume: Resume = False,
-    start_new: StartNew = False,
     junit: Junit = None,
-    json: Json = False,
 ) -> None:
     """Queue the jobs of a file on a cluster, the largest first.
 
@@ -394,11 +376,20 @@ def bulk(
 
     - `llmb bulk sweep.yaml --dtype fp8 --max-scale 256 --resume`
     """
-    context, given = context_here(dry_run=dry_run), given_of(ctx, values)
-    requested = jobs_of_file(file, selecting, with_excluded(values), given)
-    run_campaign(
-        context, requested, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new, junit=junit
-    )
+    _queue_file(file, selecting, with_excluded(values), given_of(ctx, values), queueing, again, junit)
+
+
+def _queue_file(
+    file: Path,
+    selecting: Mapping[str, Any],
+    values: Mapping[str, Any],
+    given: Iterable[str],
+    queueing: Queueing,
+    again: Again,
+    junit: Path | None = None,
+) -> None:
+    context = context_here(dry_run=queueing.dry_run)
+    run_campaign(context, jobs_of_file(file, selecting, values, given), queueing, again, junit)
 
 
 def jobs_of_file(

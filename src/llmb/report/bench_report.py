@@ -10,7 +10,21 @@ from typing import Any
 from llmb.bench.gpus import OutlierRule, Part, Parts, median_tflops
 from llmb.bench.measurements import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
 from llmb.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
-from llmb.report.table import Column, Row, Table, duration, known, number, number_column, result_table, table_of, whole
+from llmb.report.doctor_report import HostList, node_lists_table
+from llmb.report.table import (
+    Column,
+    Row,
+    Table,
+    duration,
+    fields_of,
+    known,
+    number,
+    number_column,
+    result_table,
+    rows_table,
+    table_of,
+    whole,
+)
 from llmb.shown_text import counted, printable
 
 GB = 1e9
@@ -146,7 +160,7 @@ def _history_table(found: Sequence[FigureChange], title: str) -> Table:
         number_column("bytes", lambda change: change.latest.size_bytes, whole),
         Column("shape", lambda change: change.latest.shape),
         Column("dtype", lambda change: change.latest.dtype, common=True),
-        Column("measured", lambda change: _minute(change.measured_at), common=True),
+        Column("measured", lambda change: f"{change.measured_at[:16].replace('T', ' ')} UTC", common=True),
         *_rates(lambda change: change.latest),
         *([] if rated else [number_column(unit, lambda change: change.latest.time_s / seconds)]),
         number_column(
@@ -161,10 +175,6 @@ def _history_table(found: Sequence[FigureChange], title: str) -> Table:
 
 def _case(row: Measurement) -> str:
     return f"{row.case}, sustained" if row.sustained else row.case
-
-
-def _minute(time: str) -> str:
-    return f"{time[:16].replace('T', ' ')} UTC"
 
 
 def gpus_document(parts: Parts, rule: OutlierRule) -> dict[str, Any]:
@@ -195,12 +205,11 @@ def gpus_tables(parts: Parts, rule: OutlierRule) -> Iterator[Table]:
     if parts.measured:
         yield _devices(parts, rule)
     if parts.failed or parts.missing_nodes:
-        table = result_table("Not measured", "node", "part", "reason")
-        for node, row in parts.failed:
-            table.add_row(printable(node), row.case, printable(row.reason))
-        for node in parts.missing_nodes:
-            table.add_row(printable(node), "", "the node reported nothing")
-        yield table
+        rows = [
+            *((printable(node), row.case, printable(row.reason)) for node, row in parts.failed),
+            *((printable(node), "", "the node reported nothing") for node in parts.missing_nodes),
+        ]
+        yield rows_table("Not measured", ("node", "part", "reason"), rows)
 
 
 def _devices(parts: Parts, rule: OutlierRule) -> Table:
@@ -240,8 +249,6 @@ def advice(parts: Parts) -> str | None:
     return f"'llmb doctor' on these nodes looks for the cause; until it is mended: llmb submit --exclude {nodes}"
 
 
-HostList = Callable[[Sequence[str]], str]
-"""Names of nodes as a list in the scheduler's syntax."""
 WORDS = {True: "fit", False: "UNFIT", None: "undecided"}
 ORDER = (False, None, True)
 MOST_FIT = 16
@@ -252,40 +259,29 @@ def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any
     """``fit`` of a node is null if it is undecided. Its keys are a contract."""
     names = [verdict.node for verdict in result.nodes]
     return {
-        "started_at": result.started_at,
-        "expected_s": result.expected_s,
-        "limit_s": result.limit_s,
-        "took_s": result.took_s,
+        **fields_of(result, "started_at", "expected_s", "limit_s", "took_s"),
         "nodes": [verdict.model_dump(mode="json") for verdict in result.nodes],
         "notes": list(result.notes),
         "fit_nodes": host_list(result.named(fit=True)),
         "unfit_nodes": host_list(result.named(fit=False)),
         "undecided_nodes": host_list(result.named(fit=None)),
-        "group": None if result.group is None else _figures(result.group),
-        "alone": [{"node": names[one.node], **_figures(one.figures), "problem": one.problem} for one in result.alone],
+        "group": result.group and result.group.model_dump(),
+        "alone": [
+            {"node": names[one.node], **one.figures.model_dump(), "problem": one.problem} for one in result.alone
+        ],
         "pairs": [
             {
                 "nodes": [names[pair.first], names[pair.second]],
-                "round": pair.round,
-                **_figures(pair.figures),
-                "problem": pair.problem,
+                **fields_of(pair, "round", "problem"),
+                **pair.figures.model_dump(),
             }
             for pair in result.pairs
         ],
     }
 
 
-def _figures(figures: PairFigures) -> dict[str, float | None]:
-    return figures.model_dump()
-
-
 def pairs_tables(result: PairwiseResult, host_list: HostList) -> Iterator[Table]:
     """A row per node, the worst first; then the lists, and what is to be known besides."""
-    yield _rows(result)
-    yield _lists(result, host_list)
-
-
-def _rows(result: PairwiseResult) -> Table:
     took = f"{duration(result.took_s)} (expected: {duration(result.expected_s)}, at most {duration(result.limit_s)})"
     table = result_table(f"{len(result.nodes)} nodes alone and in pairs, in {took}", "node", "", "by what")
     table.caption = "\n".join(printable(f"{note}.") for note in _pair_notes(result)) or None
@@ -294,7 +290,8 @@ def _rows(result: PairwiseResult) -> Table:
         if not verdict.fit or len(fit) <= MOST_FIT:
             evidence = "\n".join(map(printable, verdict.evidence)) or _own(result, verdict)
             table.add_row(printable(verdict.node), WORDS[verdict.fit], evidence)
-    return table
+    yield table
+    yield _lists(result, host_list)
 
 
 def _pair_notes(result: PairwiseResult) -> Iterator[str]:
@@ -320,12 +317,8 @@ def _text(figures: PairFigures) -> str:
 
 
 def _lists(result: PairwiseResult, host_list: HostList) -> Table:
-    table = result_table("Nodes", "", "number", "list", right=("number",))
-    unfit = result.named(fit=False)
-    for name, fit in (("fit", True), ("unfit", False), ("undecided", None)):
-        nodes = result.named(fit=fit)
-        if nodes or fit is not None:
-            table.add_row(name, str(len(nodes)), printable(host_list(nodes)) or "none")
-    if unfit:
+    kinds = {"fit": True, "unfit": False, "undecided": None}
+    table = node_lists_table({name: result.named(fit=fit) for name, fit in kinds.items()}, host_list)
+    if unfit := result.named(fit=False):
         table.caption = printable(f"Without them: llmb submit --exclude unfit, or --exclude {host_list(unfit)}")
     return table

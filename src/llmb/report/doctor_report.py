@@ -2,14 +2,14 @@
 """Checks of nodes, and which of their settings have changed, as tables and JSON."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmb.catalogue.record import Record
 from llmb.health.checked_nodes import NodesResult
 from llmb.health.records import ANSWER, SEVERITY, Check, NodeReport, worst
 from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
-from llmb.report.table import Table, result_table
+from llmb.report.table import Table, result_table, rows_table
 from llmb.runs.conditions import Drift
 from llmb.shown_text import printable
 from llmb.verdict.conditions import rule_of as condition_rule
@@ -129,39 +129,37 @@ def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Itera
     if len(result.reports) == 1:
         yield from node_tables(result.reports[0])
     else:
-        yield _rows(result)
+        reports = result.reports
+        table = result_table(f"Check of {len(reports)} nodes, {result.started_at}", "node", "", "found, and what to do")
+        answered = [report for report in reports if report.answered]
+        count = Counter(_key(check) for report in answered for check in report.checks if check.status != "pass")
+        common = {key for key, number in count.items() if number == len(answered) and number > 1}
+        given = set[str]()
+        shared = {_key(check): check for report in reports for check in report.checks if _key(check) in common}
+        if shared:
+            table.add_row(EVERYWHERE, "", _text(_wrong([*shared.values()]), given))
+        for report in sorted(reports, key=_node_severity):
+            own = [check for check in _wrong(report.checks) if _key(check) not in common]
+            table.add_row(printable(report.node), _status(report), _text(own, given) if own else summary(report))
+        yield table
     yield _lists(result, folder, host_list)
 
 
-def _rows(result: NodesResult) -> Table:
-    reports = result.reports
-    table = result_table(f"Check of {len(reports)} nodes, {result.started_at}", "node", "", "found, and what to do")
-    common = _common(reports)
-    given = set[str]()
-    shared = {_key(check): check for report in reports for check in report.checks if _key(check) in common}
-    if shared:
-        table.add_row(EVERYWHERE, "", _text(_wrong([*shared.values()]), given))
-    for report in sorted(reports, key=_node_severity):
-        own = [check for check in _wrong(report.checks) if _key(check) not in common]
-        table.add_row(printable(report.node), _status(report), _text(own, given) if own else summary(report))
-    return table
-
-
 def _lists(result: NodesResult, folder: str, host_list: HostList) -> Table:
-    table = result_table("Nodes", "", "number", "list", right=("number",))
-    table.caption = printable(f"The reports, and what the jobs printed (.jobs), are in {folder}")
     lists = {"fit": result.fit, "unfit": result.unfit, "not checked": result.unchecked}
-    for name, nodes in lists.items():
-        if nodes or name != "not checked":
-            table.add_row(name, str(len(nodes)), printable(host_list(nodes)) or "none")
+    table = node_lists_table(lists, host_list)
+    table.caption = printable(f"The reports, and what the jobs printed (.jobs), are in {folder}")
     return table
 
 
-def _common(reports: Sequence[NodeReport]) -> Collection[Finding]:
-    """What is wrong with every node that was looked at, which is reported once."""
-    answered = [report for report in reports if report.answered]
-    count = Counter(_key(check) for report in answered for check in report.checks if check.status != "pass")
-    return {key for key, number in count.items() if number == len(answered) and number > 1}
+def node_lists_table(lists: Mapping[str, Sequence[str]], host_list: HostList) -> Table:
+    """The number of nodes of each kind and their names; of another kind than fit and unfit if there are any."""
+    rows = (
+        (name, str(len(nodes)), printable(host_list(nodes)) or "none")
+        for name, nodes in lists.items()
+        if nodes or name in ("fit", "unfit")
+    )
+    return rows_table("Nodes", ("", "number", "list"), rows, right=("number",))
 
 
 def _key(check: Check) -> Finding:

@@ -13,14 +13,25 @@ from llmb.install.images import ImportedImage
 from llmb.install.installation import Removal
 from llmb.install.installing import StepResult
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
-from llmb.prepare.checkpoint import PreparedCheckpoint
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub_access import RepositoryAccess, TokenSource
 from llmb.prepare.verify import Item, Verification
 from llmb.reference_suite.documented_paths import NemoItem
 from llmb.reference_suite.launch_scripts import CheckedFile
 from llmb.report.recipe_report import lora_text
-from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown, whole
+from llmb.report.table import (
+    Column,
+    Table,
+    facts_table,
+    fields_of,
+    number,
+    number_column,
+    result_table,
+    rows_table,
+    table_of,
+    unknown,
+    whole,
+)
 from llmb.runs.checkpoints import base_text
 from llmb.shown_text import printable
 
@@ -84,12 +95,11 @@ def next_text(commands: Sequence[tuple[str, str]]) -> str:
 
 
 def removal_table(root: Path, removal: Removal) -> Table:
-    table = result_table(f"Removed from {root}", "path", "state")
-    for path in removal.removed:
-        table.add_row(printable(path), "removed")
-    for path in removal.kept:
-        table.add_row(printable(path), "kept: changed since, or not empty")
-    return table
+    rows = [
+        *((printable(path), "removed") for path in removal.removed),
+        *((printable(path), "kept: changed since, or not empty") for path in removal.kept),
+    ]
+    return rows_table(f"Removed from {root}", ("path", "state"), rows)
 
 
 def image_document(found: ImportedImage, runtime: str) -> dict[str, Any]:
@@ -139,24 +149,24 @@ def checked_document(checkout: Path, found: Sequence[CheckedFile]) -> dict[str, 
         "tag": found[0].script.tag,
         "files": [
             {
-                "release": item.script.release,
-                "workload": item.script.workload,
-                "file": item.file,
-                "state": item.state,
-                "differs": list(item.differs),
+                **fields_of(one.script, "release", "workload"),
+                **fields_of(one, "file", "state"),
+                "differs": [*one.differs],
             }
-            for item in found
+            for one in found
         ],
     }
 
 
 def checked_table(found: Sequence[CheckedFile]) -> Table:
     """The files of a checkout beside their release, and what llmb relies on that differs."""
-    table = result_table(f"Reference suite, beside {found[0].script.tag}", "recipe", "file", "state", "what differs")
-    for item in found:
-        recipe = f"{item.script.workload} {item.script.release}"
-        table.add_row(recipe, item.file, item.state, "; ".join(map(printable, item.differs)))
-    return table
+    rows = (
+        (f"{one.script.workload} {one.script.release}", one.file, one.state, "; ".join(map(printable, one.differs)))
+        for one in found
+    )
+    return rows_table(
+        f"Reference suite, beside {found[0].script.tag}", ("recipe", "file", "state", "what differs"), rows
+    )
 
 
 def settings_tables(found: SettingsInEffect, *, defaults: bool) -> Iterator[Table]:
@@ -224,9 +234,7 @@ def dataset_document(prepared: PreparedDataset) -> dict[str, Any]:
             {
                 "path": str(packed.path),
                 "made": packed.made,
-                "fill": packed.record.fill,
-                "places_per_pack": packed.record.places_per_pack,
-                "squares_per_pack": packed.record.squares_per_pack,
+                **fields_of(packed.record, "fill", "places_per_pack", "squares_per_pack"),
                 **packed.record.model_dump(mode="json"),
             }
             for packed in prepared.packed
@@ -236,16 +244,17 @@ def dataset_document(prepared: PreparedDataset) -> dict[str, Any]:
 
 def dataset_tables(prepared: PreparedDataset) -> list[Table]:
     samples = prepared.samples
-    about = result_table(f"Dataset: {prepared.folder.name}", "", "")
-    about.add_row("source", printable(samples.source))
-    about.add_row("splits", samples.split_rule)
-    about.add_row("template", samples.template)
     counts = ", ".join(f"{count:,} {split}" for split, count in samples.samples.items())
-    about.add_row("samples", f"{counts}; {samples.without_answer:,} without an answer left out")
     tokenizers = {packed.record.tokenizer.name: packed.record.tokenizer for packed in prepared.packed}
-    for tokenizer in tokenizers.values():
-        about.add_row("tokenizer", f"{tokenizer.name}, {tokenizer.vocab_size:,} tokens, EOS {tokenizer.eos_id}")
-    about.add_row("path", str(prepared.folder))
+    facts = [
+        ("source", printable(samples.source)),
+        ("splits", samples.split_rule),
+        ("template", samples.template),
+        ("samples", f"{counts}; {samples.without_answer:,} without an answer left out"),
+        *(("tokenizer", f"{one.name}, {one.vocab_size:,} tokens, EOS {one.eos_id}") for one in tokenizers.values()),
+        ("path", prepared.folder),
+    ]
+    about = facts_table(f"Dataset: {prepared.folder.name}", facts)
     columns: list[Column[PackedFolder]] = [
         Column("split", lambda packed: packed.record.split),
         number_column("packed to", lambda packed: packed.record.seq_len, str),
@@ -270,54 +279,40 @@ def checkpoint_document(checkpoint: SavedCheckpoint) -> dict[str, Any]:
 
 
 def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
-    record, layout = checkpoint.record, checkpoint.record.layout
-    table = result_table(f"Checkpoint: {checkpoint.path.name}", "", "")
-    table.add_row("workload", f"{record.workload} {record.size}")
-    table.add_row("model", f"{record.model.model}, {record.model.layers} layers, vocabulary {record.model.vocab_size}")
-    if record.lora and record.base:
-        table.add_row("contains", f"adapters only: {lora_text(record.lora)}")
-        table.add_row("base", base_text(record.base))
-    if record.origin:
-        table.add_row("weights", f"{record.origin.weights.text}, before the first step")
-        table.add_row("data", record.origin.data.text)
-    table.add_row("step", f"{record.step}, {record.consumed_samples:,} samples consumed")
-    table.add_row("dtype of the weights", ", ".join(record.weights_dtypes))
-    table.add_row("optimizer state", "yes" if record.optimizer_state else "no: training begins with a new one")
-    table.add_row("dtype of the run", str(record.dtype or IMPORTED))
+    record = checkpoint.record
+    layout, model, origin = record.layout, record.model, record.origin
     sizes = f"TP {layout.tp}, PP {layout.pp}, CP {layout.cp}, EP {layout.ep}, DP {layout.dp}" if layout else IMPORTED
-    table.add_row("saved by", f"{layout.gpus} processes, {sizes}" if layout else sizes)
-    table.add_row("seed", IMPORTED if record.seed is None else str(record.seed))
-    if record.imported_from:
-        table.add_row("imported from", record.imported_from.path)
-    table.add_row("saved at", f"{record.saved_at}, llmb {record.llmb_version}")
-    table.add_row("size", f"{number(checkpoint.size_bytes / 1e9)} GB in {len(record.files)} files")
-    table.add_row("checksums", "CRC-32 of every file")
-    table.add_row("path", str(checkpoint.path))
-    return table
-
-
-def prepared_checkpoint_document(prepared: PreparedCheckpoint) -> dict[str, Any]:
-    """The JSON of ``llmb prepare checkpoint``; its keys are a contract."""
-    return {"made": prepared.made, **checkpoint_document(prepared.checkpoint)}
+    adapters = record.lora if record.base else None
+    facts = [
+        ("workload", f"{record.workload} {record.size}"),
+        ("model", f"{model.model}, {model.layers} layers, vocabulary {model.vocab_size}"),
+        ("contains", adapters and f"adapters only: {lora_text(adapters)}"),
+        ("base", base_text(record.base) if adapters and record.base else None),
+        ("weights", origin and f"{origin.weights.text}, before the first step"),
+        ("data", origin and origin.data.text),
+        ("step", f"{record.step}, {record.consumed_samples:,} samples consumed"),
+        ("dtype of the weights", ", ".join(record.weights_dtypes)),
+        ("optimizer state", "yes" if record.optimizer_state else "no: training begins with a new one"),
+        ("dtype of the run", record.dtype or IMPORTED),
+        ("saved by", f"{layout.gpus} processes, {sizes}" if layout else sizes),
+        ("seed", IMPORTED if record.seed is None else record.seed),
+        ("imported from", record.imported_from and record.imported_from.path),
+        ("saved at", f"{record.saved_at}, llmb {record.llmb_version}"),
+        ("size", f"{number(checkpoint.size_bytes / 1e9)} GB in {len(record.files)} files"),
+        ("checksums", "CRC-32 of every file"),
+        ("path", checkpoint.path),
+    ]
+    return facts_table(f"Checkpoint: {checkpoint.path.name}", facts)
 
 
 def verification_document(found: Verification) -> dict[str, Any]:
     """The JSON of ``llmb prepare verify``; its keys are a contract."""
     return {
-        "workload": found.workload,
-        "size": found.size,
+        **fields_of(found, "workload", "size", "checksums", "free_bytes", "needed_bytes"),
         "path": str(found.folders.path),
         "complete": not found.lacking,
-        "checksums": found.checksums,
-        "free_bytes": found.free_bytes,
-        "needed_bytes": found.needed_bytes,
-        "items": [
-            {"path": str(item.path), **{name: getattr(item, name) for name in ITEM_KEYS}} for item in found.items
-        ],
-        "nemo": [
-            {"path": str(item.path), "name": item.name, "state": item.state, "problem": item.problem}
-            for item in found.nemo
-        ],
+        "items": [{"path": str(item.path), **fields_of(item, *ITEM_KEYS)} for item in found.items],
+        "nemo": [{"path": str(item.path), **fields_of(item, "name", "state", "problem")} for item in found.nemo],
     }
 
 
@@ -330,17 +325,16 @@ def verification_tables(found: Verification) -> list[Table]:
         number_column("documented", lambda item: item.documented_gib, lambda gib: "" if gib is None else f"{gib:g}"),
     ]
     table = table_of(f"Prepared: {found.workload} {found.size}", found.items, columns)
-    about = result_table("Storage", "", "")
-    about.add_row("path", str(found.folders.path))
-    for item in found.items:
-        if item.source and "/packed/" not in item.name:
-            about.add_row(item.name.partition("/")[0], f"from {printable(item.source)}")
-    about.add_row("verified by", KNOWN_BY[found.checksums])
-    about.add_row("free", f"{_gib(found.free_bytes)} GiB")
-    if found.needed_bytes:
-        about.add_row(
-            "needed", f"about {_gib(found.needed_bytes)} GiB for the checkpoint; a download takes as much again"
-        )
+    needed = f"about {_gib(found.needed_bytes)} GiB for the checkpoint; a download takes as much again"
+    sources = [item for item in found.items if item.source and "/packed/" not in item.name]
+    facts = [
+        ("path", found.folders.path),
+        *((item.name.partition("/")[0], f"from {printable(item.source)}") for item in sources),
+        ("verified by", KNOWN_BY[found.checksums]),
+        ("free", f"{_gib(found.free_bytes)} GiB"),
+        ("needed", needed if found.needed_bytes else None),
+    ]
+    about = facts_table("Storage", facts)
     tables = [table, about]
     if found.nemo:
         nemo: list[Column[NemoItem]] = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmb.analysis.watched import PaceComparison, RunView
-from llmb.campaigns.campaign import Campaign, PlannedJob, total, total_gpu_hours
+from llmb.campaigns.campaign import Campaign, CampaignJob, PlannedJob, total, total_gpu_hours
 from llmb.checkpoints.origin import Origin
 from llmb.exchange.imported import ImportOrigin
 from llmb.jobs.find import NodeRecord
@@ -22,10 +22,11 @@ from llmb.report.table import (
     Table,
     cut,
     duration,
+    facts_table,
+    fields_of,
     known,
     number,
     number_column,
-    result_table,
     sparkline,
     table_of,
 )
@@ -121,52 +122,41 @@ def job_document(
 
 
 def job_table(job: Job, record: RunRecord | None, imported: ImportOrigin | None = None) -> Table:
-    table = result_table(f"Job {job.job_id or 'without an id'}: {job.name}", "", "")
-    run = job.status + (f": {job.reason}" if job.reason else "")
-    _add_known(table, {"verdict": _verdict(record), "state": job.state, "run": run})
-    table.add_row("as of", local_time(job.checked_s) if job.checked_s else "its submission")
-    table.add_row("recipe" if job.kind == "run" else job.kind, f"{job.title} on {job.scale} x {job.gpu_type}")
-    if job.kind == "run":
-        table.add_row("origin", job.origin or f"data: {job.data}")
+    attempts = record.attempts if record and len(record.attempts) > 1 else ()
     times = {"submitted": job.submitted_s, "started": job.started_s, "ended": job.ended_s}
-    for name, time_s in times.items():
-        if time_s is not None:
-            table.add_row(name, local_time(time_s))
-    values = {
-        "cluster": job.cluster,
-        "id of the run": job.id if job.kind == "run" else None,
-        "label": job.label,
-        "campaign": job.campaign,
-        "nodes": job.nodes,
-        "exit code": job.exit_code,
-        "signal": job.signal,
-        "restarts": job.restarts or None,
-        "step time s": None if job.step_time_s is None else number(job.step_time_s),
-        "cause": job.fault,
-        "nodes at fault": job.bad_nodes,
-        "retries left": job.retries or None,
-        "repeats": job.retry_of,
-        "imported": _origin_text(imported) if imported else None,
-    }
-    _add_known(table, values)
-    if record and len(record.attempts) > 1:
-        for attempt in record.attempts:
-            table.add_row(f"attempt {attempt.number}", attempt_text(attempt))
-    for name, path in _files(job).items():
-        if name != "batch_output" or path.exists():  # a run on this machine has none
-            table.add_row(name.replace("_", " "), str(path))
-    return table
+    is_run = job.kind == "run"
+    facts = [
+        ("verdict", _verdict(record)),
+        ("state", job.state),
+        ("run", job.status + (f": {job.reason}" if job.reason else "")),
+        ("as of", local_time(job.checked_s) if job.checked_s else "its submission"),
+        ("recipe" if is_run else job.kind, f"{job.title} on {job.scale} x {job.gpu_type}"),
+        ("origin", (job.origin or f"data: {job.data}") if is_run else None),
+        *((name, None if time_s is None else local_time(time_s)) for name, time_s in times.items()),
+        ("cluster", job.cluster),
+        ("id of the run", job.id if is_run else None),
+        ("label", job.label),
+        ("campaign", job.campaign),
+        ("nodes", job.nodes),
+        ("exit code", job.exit_code),
+        ("signal", job.signal),
+        ("restarts", job.restarts or None),
+        ("step time s", None if job.step_time_s is None else number(job.step_time_s)),
+        ("cause", job.fault),
+        ("nodes at fault", job.bad_nodes),
+        ("retries left", job.retries or None),
+        ("repeats", job.retry_of),
+        ("imported", _origin_text(imported) if imported else None),
+        *((f"attempt {attempt.number}", attempt_text(attempt)) for attempt in attempts),
+        # A run on this machine has no output of a batch script.
+        *((n.replace("_", " "), path) for n, path in _files(job).items() if n != "batch_output" or path.exists()),
+    ]
+    return facts_table(f"Job {job.job_id or 'without an id'}: {job.name}", facts)
 
 
 def _verdict(record: RunRecord | None) -> str | None:
     verdict = record.result.verdict if record and record.result else None
     return headline(verdict) if verdict else None
-
-
-def _add_known(table: Table, values: Mapping[str, object]) -> None:
-    for name, value in values.items():
-        if value is not None:
-            table.add_row(name, str(value))
 
 
 def attempt_text(attempt: Attempt) -> str:
@@ -334,27 +324,18 @@ def campaign_document(campaign: Campaign, jobs: Sequence[PlannedJob]) -> dict[st
     }
 
 
-def _job_document(item: PlannedJob, job: Any) -> dict[str, Any]:  # noqa: ANN401
+def _job_document(item: PlannedJob, job: CampaignJob) -> dict[str, Any]:
     return {
         "key": job.key,
-        "workload": item.recipe.workload,
-        "size": item.recipe.size,
-        "dtype": item.recipe.dtype,
+        **fields_of(item.recipe, "workload", "size", "dtype", "gpu_type", "scale"),
         "origin": item.order.plan.origin.document(),
-        "gpu_type": item.recipe.gpu_type,
-        "scale": item.recipe.scale,
         "proxy": bool(item.recipe.proxy_text),
-        "repeat": job.repeat,
-        "profiled": job.profiled,
+        **fields_of(item, "gpu_hours", "expected_gpu_hours"),
         "nodes": item.spec.placement.nodes,
         "time_limit_min": item.spec.time_limit_min,
-        "gpu_hours": item.gpu_hours,
-        "expected_gpu_hours": item.expected_gpu_hours,
+        **fields_of(job, "repeat", "profiled", "state", "job_id", "reason"),
         "asked_by": job.where,
-        "state": job.state,
-        "job_id": job.job_id,
         "run_dir": job.folder,
-        "reason": job.reason,
     }
 
 
@@ -393,23 +374,18 @@ def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] |
     speed = None
     if seen.pace and plan.recipe.pretended_rank is None and seen.pace.step_time_s.mean > 0:
         speed = throughput(plan.recipe, seen.pace.step_time_s.mean, lora=plan.lora)
+    speeds = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
     return {
         "title": watch_title(plan, job),
         "path": job.run_dir,
         "job_id": job.job_id,
-        "state": seen.state,
-        "reason": seen.reason,
-        "nodes": seen.nodes,
-        "attempt": seen.attempt,
+        **fields_of(seen, "state", "reason", "nodes", "attempt"),
         "steps_done": seen.done,
         "steps_total": seen.total,
         "since_last_step_s": seen.since_last_s,
         "last_steps": [_step_document(step) for step in seen.steps[-MOST_STEPS:]],
         "pace": seen.pace and asdict(seen.pace),
-        "tokens_per_s": speed and speed.tokens_per_s,
-        "tokens_per_s_per_gpu": speed and speed.tokens_per_s_per_gpu,
-        "tflops_per_gpu": speed and speed.tflops_per_gpu,
-        "mfu_pct": speed and speed.mfu_pct,
+        **(fields_of(speed, *speeds) if speed else dict.fromkeys(speeds)),
         "forecast": _time_left(seen),
         "time_limit_left_s": seen.limit_left_s,
         "expectation": seen.comparison and asdict(seen.comparison),

@@ -22,6 +22,7 @@ from llmb.report.table import (
     Table,
     as_text,
     csv_text,
+    fields_of,
     interval_of,
     known,
     number,
@@ -104,8 +105,7 @@ def known_times(outcome: LogOutcome) -> dict[str, Any]:
 
 
 def all_statistics(statistics: Statistics) -> dict[str, Any]:
-    keys = ("mean", "median", "std", "cv", "ci95", "min", "max")
-    return {key: getattr(statistics, key) for key in keys}
+    return fields_of(statistics, "mean", "median", "std", "cv", "ci95", "min", "max")
 
 
 def _time(name: str) -> Callable[[AnalyzedRun], Any]:
@@ -225,7 +225,9 @@ def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
 
 
 def _measured_table(report: ParseReport, runs: Sequence[AnalyzedRun], *, wide: bool) -> Table:
-    jobs = _jobs(report)
+    known = [run for run in report.runs if run.record is None and run.recipe_text]
+    found = {run.log_path: f"job {match[1]}" for run in known if (match := _JOB.search(report.name(run)))}
+    jobs = found if len({*found.values()}) == len(found) else {}
     ids = {run.log_path: jobs.get(run.log_path, run.id) for run in runs}
     columns = _wide_columns(report) if wide else _columns(report, ids)
     table = table_of(f"Step times, window {report.rule}", runs, columns)
@@ -270,13 +272,6 @@ def _steps_column() -> Column[AnalyzedRun]:
     return Column(
         "[window]", lambda run: sparkline(run.outcome.step_times_s, STEP_CELLS), wrap=False, optional=True, drop=1
     )
-
-
-def _jobs(report: ParseReport) -> dict[Path, str]:
-    """The number of the job, if it distinguishes logs that other commands do not know by an id."""
-    known = [run for run in report.runs if run.record is None and run.recipe_text]
-    found = {run.log_path: f"job {match[1]}" for run in known if (match := _JOB.search(report.name(run)))}
-    return found if len({*found.values()}) == len(found) else {}
 
 
 def _wide_columns(report: ParseReport) -> list[Column[AnalyzedRun]]:
@@ -383,44 +378,26 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
         "reason": outcome.reason,
         "copy_of": run.copy_of,
         **{key: run.text(key) for key in ("workload", "size", "dtype", "gpu_type", "program")},
-        "gpus": run.gpus,
-        "layout": run.layout,
-        "layout_source": run.layout_source,
-        "release": run.release,
+        **fields_of(run, "gpus", "layout", "layout_source", "release", "label", "figures"),
         "release_source": _release_source(run),
         "identity": run.key,
-        "label": run.label,
         "nodes": run.node_count,
         "node_names": list(run.nodes),
         "date": date_of(run),
         "date_source": None if run.started_s is None else "record" if run.record else "file",
         "window": outcome.window and outcome.window.model_dump(),
-        "format": outcome.format,
-        "steps": outcome.steps,
-        "attempts": outcome.attempts,
+        **fields_of(outcome, "format", "steps", "attempts"),
         "max_iteration": outcome.max_step,
-        "figures": run.figures,
         "step_time_s": known_times(outcome) or None,
         "clock_error_s": outcome.clock_error_s,
         "warnings": list(outcome.warnings),
-        "anomalies": run.anomalies and _anomalies(run.anomalies),
+        "anomalies": run.anomalies and asdict(run.anomalies),
         "tflops_per_gpu": outcome.tflops_per_gpu and all_statistics(outcome.tflops_per_gpu),
         "mfu_pct": dict(run.mfu_pct),
-        "tokens_per_s_per_gpu": run.tokens_per_s_per_gpu,
-        "days_per_1t_tokens": run.days_per_1t_tokens,
+        **fields_of(run, "tokens_per_s_per_gpu", "days_per_1t_tokens"),
         "origin": run.origin and run.origin.document(),
         "network": run.network and {"faults": [], **run.network.model_dump(mode="json")},
         "loss": losses if any(value is not None for value in losses.values()) else None,
-    }
-
-
-def _anomalies(found: Anomalies) -> dict[str, Any]:
-    return {
-        "outliers": [asdict(outlier) for outlier in found.outliers],
-        "drift_pct": found.drift_pct,
-        "drift_ci95_pct": found.drift_ci95_pct,
-        "period_steps": found.period_steps,
-        "period_excess_s": found.period_excess_s,
     }
 
 

@@ -18,6 +18,7 @@ from llmb.report.table import (
     Table,
     csv_text,
     duration,
+    fields_of,
     interval_of,
     known,
     number,
@@ -35,11 +36,8 @@ def memory_document(recipe: Recipe, use: MemoryUse, found: Sequence[Remedy]) -> 
     """The JSON of ``llmb memory``; its keys are a contract."""
     return {
         **identity_document(recipe),
-        "method": use.method,
-        "capacity_gib": use.capacity_gib,
+        **fields_of(use, "method", "capacity_gib", "needed_gib", "fits"),
         "margin_gib": MARGIN_GIB,
-        "needed_gib": use.needed_gib,
-        "fits": use.fits,
         "assumptions": list(use.assumptions),
         "remedies": [asdict(each) for each in found],
         "ranks": [_rank_document(each) for each in use.ranks],
@@ -148,6 +146,8 @@ def predict_document(foreseen: Foreseen) -> dict[str, Any]:
     """The JSON of ``llmb predict``; its keys are a contract."""
     prediction, figures = foreseen.prediction, foreseen.throughput
     published = [each for each in prediction.plan.recipe.expectations if each.step_time_s]
+    memory = foreseen.memory
+    known = None if isinstance(memory, Missing) else memory
     return {
         **identity_document(prediction.plan.recipe),
         "step_time_s": prediction.seconds,
@@ -155,32 +155,21 @@ def predict_document(foreseen: Foreseen) -> dict[str, Any]:
         "error_pct": prediction.error_pct,
         "errors": {name: each.model_dump() for name, each in prediction.errors.items()},
         "breakdown_s": dict(prediction.terms),
-        "tokens_per_s": figures.tokens_per_s,
-        "tokens_per_s_per_gpu": figures.tokens_per_s_per_gpu,
-        "tflops_per_gpu": figures.tflops_per_gpu,
-        "mfu_pct": figures.mfu_pct,
-        "days_per_1t_tokens": figures.days_per_1t_tokens,
-        "reasons": figures.reasons,
-        "memory": _memory_document(foreseen.memory),
+        **fields_of(figures, "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"),
+        **fields_of(figures, "days_per_1t_tokens", "reasons"),
+        "memory": {
+            "peak_gib": known and known.fullest.peak_bytes / GIB,
+            "needed_gib": known and known.needed_gib,
+            "capacity_gib": known and known.capacity_gib,
+            "fits": known and known.fits,
+            "reason": memory.reason if isinstance(memory, Missing) else None,
+        },
         "energy_j_per_token_at_most": foreseen.energy_j_per_token,
         "scaling": foreseen.curve and _curve_document(foreseen.curve),
         "goodput": foreseen.goodput and asdict(foreseen.goodput),
         "calibration": prediction.calibration.text,
         "unvalidated": list(prediction.unvalidated),
-        "published": [
-            {"step_time_s": each.step_time_s, "source": each.source, "line": each.line} for each in published
-        ],
-    }
-
-
-def _memory_document(memory: MemoryUse | Missing) -> dict[str, Any]:
-    known = None if isinstance(memory, Missing) else memory
-    return {
-        "peak_gib": known and known.fullest.peak_bytes / GIB,
-        "needed_gib": known and known.needed_gib,
-        "capacity_gib": known and known.capacity_gib,
-        "fits": known and known.fits,
-        "reason": memory.reason if isinstance(memory, Missing) else None,
+        "published": [fields_of(each, "step_time_s", "source", "line") for each in published],
     }
 
 
@@ -327,7 +316,7 @@ def _layout_document(proposed: Proposed, one: Candidate) -> dict[str, Any]:
     layout, plan = one.plan.recipe.layout, one.plan
     names = ("gpus", *PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
     return {
-        **{name: getattr(layout, name) for name in names},
+        **fields_of(layout, *names),
         "recompute": plan.recompute,
         "dp_sharding": plan.parallelism.dp_sharding,
         "step_time_s": one.prediction.seconds,

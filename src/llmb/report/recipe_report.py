@@ -11,7 +11,7 @@ from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Convention, Lora, Model, Recipe
 from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
-from llmb.checkpoints.origin import OriginHere
+from llmb.checkpoints.origin import Origin, OriginHere
 from llmb.metrics.throughput import (
     Throughput,
     checkpoint_bytes,
@@ -20,7 +20,18 @@ from llmb.metrics.throughput import (
     trainable_parameters,
     unpacked_reason,
 )
-from llmb.report.table import Column, Table, number, number_column, result_table, table_of, unknown
+from llmb.report.table import (
+    Column,
+    Table,
+    facts_table,
+    fields_of,
+    number,
+    number_column,
+    result_table,
+    rows_table,
+    table_of,
+    unknown,
+)
 from llmb.runs.choices import keeps_logits, logits_gb, logits_text
 from llmb.verdict.conditions import title_of
 
@@ -43,12 +54,11 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
     """The JSON form of a recipe; its keys are a contract."""
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
-    names = ("gpus", *PARALLEL, "dp", "mbs", "gbs", "ga", "seq_len", "layers")
     return {
         **identity_document(recipe),
         "model": {**recipe.model.model_dump(mode="json"), "parameters": total, "active_parameters": active},
         "document": recipe.document and recipe.document.model_dump(mode="json"),
-        "layout": {name: getattr(layout, name) for name in names},
+        "layout": fields_of(layout, "gpus", *PARALLEL, "dp", "mbs", "gbs", "ga", "seq_len", "layers"),
         "stage_layers": [len(stage) for stage in stage_layers(layout)],
         "sequence_parallel": layout.sequence_parallel,
         "training": recipe.training.model_dump(mode="json"),
@@ -76,7 +86,7 @@ def identity_document(recipe: Recipe) -> dict[str, Any]:
     layers = {"layers": recipe.layout.layers, "full_layers": recipe.full_layers}
     return {
         "title": recipe.title(),
-        "recipe": {**{name: getattr(recipe, name) for name in IDENTITY}, **(layers if recipe.proxy else {})},
+        "recipe": {**fields_of(recipe, *IDENTITY), **(layers if recipe.proxy else {})},
         "unspecified": [asdict(choice) for choice in recipe.unspecified],
     }
 
@@ -86,7 +96,13 @@ def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterato
     yield _summary(recipe, here)
     yield _expectation_table(recipe.expectations, recipe.expectations_reason)
     if recipe.conditions:
-        yield _conditions_table(recipe)
+        slower = "{:g} to {:g} % slower"
+        rows = (
+            (title_of(one.key), one.value, slower.format(*one.slower_pct) if one.slower_pct else "", one.source)
+            for one in recipe.conditions
+        )
+        caption = "What of it a run does not share, its verdict names: llmb docs what-is-the-same"
+        yield rows_table("How the published runs trained", ("", "", "without it", "source"), rows, caption=[caption])
     yield _job_table(job)
     of_figures = (note for item in recipe.expectations for note in item.notes)
     notes = list(dict.fromkeys([*recipe.decisions, *recipe.notes, *of_figures]))
@@ -97,36 +113,36 @@ def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterato
 
 
 def _summary(recipe: Recipe, here: OriginHere) -> Table:
-    model, layout = recipe.model, recipe.layout
+    model, layout, document, peak = recipe.model, recipe.layout, recipe.document, recipe.peak_tflops
     total, active = parameter_count(model)
     parameters = f"{total / BILLION:.4g} billion" + (f" ({active / BILLION:.3g} active)" if active != total else "")
-    table = result_table(recipe.title(), "", "")
-    document = recipe.document
-    table.add_row("release", f"{document.release}, {document.title}" if document else "none (a recipe of llmb)")
-    table.add_row("model", f"{model.model}, {parameters}" + (f", {recipe.proxy_text}" if recipe.proxy else ""))
-    table.add_row(
-        "shape",
+    shape = (
         f"{model.layers} layers, hidden {model.hidden_size}, FFN {model.ffn_hidden_size}, "
-        f"{model.attention_heads} heads, {model.kv_heads} KV heads, vocabulary {model.vocab_size}",
+        f"{model.attention_heads} heads, {model.kv_heads} KV heads, vocabulary {model.vocab_size}"
     )
-    table.add_row("parallel", " ".join(f"{name.upper()} {getattr(layout, name)}" for name in (*PARALLEL, "dp")))
-    table.add_row("batch", f"MBS {layout.mbs} GBS {layout.gbs} GA {layout.ga}, sequence length {layout.seq_len}")
-    if recipe.lora:
-        table.add_row("trained", trained_text(model, recipe.lora))
-    for convention in Convention:
+    facts = [
+        ("release", f"{document.release}, {document.title}" if document else "none (a recipe of llmb)"),
+        ("model", f"{model.model}, {parameters}" + (f", {recipe.proxy_text}" if recipe.proxy else "")),
+        ("shape", shape),
+        ("parallel", " ".join(f"{name.upper()} {getattr(layout, name)}" for name in (*PARALLEL, "dp"))),
+        ("batch", f"MBS {layout.mbs} GBS {layout.gbs} GA {layout.ga}, sequence length {layout.seq_len}"),
+        ("trained", trained_text(model, recipe.lora) if recipe.lora else None),
+        *_flops_rows(recipe),
+        ("peak", f"{number(peak)} TFLOPS" if peak else unknown("not in the catalogue")),
+        ("logits", logits_text(recipe, kept=keeps_logits(recipe))),
+        *_checkpoint_rows(recipe),
+        *origin_rows(here.origin),
+        *(("", line.strip()) for line in (here.problem or "").splitlines()),
+    ]
+    return facts_table(recipe.title(), facts)
+
+
+def _flops_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    for convention, name in CONVENTION_NAMES.items():
         flops = flops_per_sequence(recipe, convention)
-        if flops is None and convention == Convention.PACKED and recipe.task == "pretrain":
-            continue
-        why = unpacked_reason(recipe) if convention == Convention.PACKED else "not in any reference document"
-        text = unknown(why) if flops is None else f"{flops:.5g}"
-        table.add_row(f"FLOPs per sequence, {CONVENTION_NAMES[convention]}", text)
-    table.add_row(
-        "peak", f"{number(recipe.peak_tflops)} TFLOPS" if recipe.peak_tflops else unknown("not in the catalogue")
-    )
-    table.add_row("logits", logits_text(recipe, kept=keeps_logits(recipe)))
-    for name, text in (*_checkpoint_rows(recipe), *_origin_rows(here)):
-        table.add_row(name, text)
-    return table
+        if flops is not None or convention != Convention.PACKED or recipe.task != "pretrain":
+            why = unpacked_reason(recipe) if convention == Convention.PACKED else "not in any reference document"
+            yield f"FLOPs per sequence, {name}", unknown(why) if flops is None else f"{flops:.5g}"
 
 
 def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -136,7 +152,7 @@ def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if published:
         saved = "saved by {} to {} GPUs".format(*published.save_scales) if published.save_scales else ""
         loaded = f"loaded by {published.min_load_scale} or more" if published.min_load_scale else ""
-        yield "published checkpoint", ", ".join(part for part in (f"{published.size_gb:g} GB", saved, loaded) if part)
+        yield "published checkpoint", ", ".join(filter(None, (f"{published.size_gb:g} GB", saved, loaded)))
 
 
 def checkpoint_size_gb(recipe: Recipe) -> float:
@@ -144,12 +160,10 @@ def checkpoint_size_gb(recipe: Recipe) -> float:
     return checkpoint_bytes(recipe.model, recipe.lora) / BILLION
 
 
-def _origin_rows(here: OriginHere) -> Iterator[tuple[str, str]]:
-    """What a run here would start from."""
-    for name, part in (("weights", here.origin.weights), ("data", here.origin.data)):
+def origin_rows(origin: Origin) -> Iterator[tuple[str, str]]:
+    """What a run starts from."""
+    for name, part in (("weights", origin.weights), ("data", origin.data)):
         yield name, part.text + (f", in {part.path}" if part.path else "")
-    for line in (here.problem or "").splitlines():
-        yield "", line.strip()
 
 
 def _expectation_table(expectations: Sequence[Expectation], reason: str | None) -> Table:
@@ -172,25 +186,14 @@ def _window_text(item: Expectation) -> str:
     return item.window if item.averaged_steps == 1 else f"{item.window}, a mean of {item.averaged_steps}"
 
 
-def _conditions_table(recipe: Recipe) -> Table:
-    """Ways of the published runs that a run here may not share."""
-    table = result_table("How the published runs trained", "", "", "without it", "source")
-    for condition in recipe.conditions:
-        slower = "{:g} to {:g} % slower".format(*condition.slower_pct) if condition.slower_pct else ""
-        table.add_row(title_of(condition.key), condition.value, slower, condition.source)
-    table.caption = "What of it a run does not share, its verdict names: llmb docs what-is-the-same"
-    return table
-
-
 def _job_table(job: JobDefaults) -> Table:
     """The defaults of a job on a cluster."""
-    table = result_table("On a cluster", "", "", "source")
-    table.add_row("time limit", f"{job.time_limit_min} min", job.time_limit_source)
-    for variable in job.variables:
-        table.add_row("variable", f"{variable.name}={variable.value}", variable.source)
-    if job.vboost is not None:
-        table.add_row("with --vboost recipe", f"level {job.vboost}", job.vboost_source or "")
-    return table
+    rows = [
+        ("time limit", f"{job.time_limit_min} min", job.time_limit_source),
+        *(("variable", f"{one.name}={one.value}", one.source) for one in job.variables),
+        *([] if job.vboost is None else [("with --vboost recipe", f"level {job.vboost}", job.vboost_source or "")]),
+    ]
+    return rows_table("On a cluster", ("", "", "source"), rows)
 
 
 def metrics_document(recipe: Recipe, result: Throughput) -> dict[str, Any]:
@@ -223,17 +226,17 @@ def throughput_table(recipe: Recipe, result: Throughput) -> Table:
 
 def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
     """Every figure is as published; null with its reason where none is."""
-    return {"scales": [_scale_document(recipe) for recipe in recipes]}
-
-
-def _scale_document(recipe: Recipe) -> dict[str, Any]:
-    identity = ("workload", "size", "dtype", "gpu_type", "scale", "release", "proxy")
-    figure = _first_figure(recipe)
+    figures = [(recipe, _first_figure(recipe)) for recipe in recipes]
     return {
-        **{name: getattr(recipe, name) for name in identity},
-        "layout": {name: getattr(recipe.layout, name) for name in SCALE_LAYOUT},
-        "published": figure and figure.model_dump(mode="json"),
-        "published_reason": recipe.expectations_reason,
+        "scales": [
+            {
+                **fields_of(recipe, *(name for name in IDENTITY if name != "task")),
+                "layout": fields_of(recipe.layout, *SCALE_LAYOUT),
+                "published": figure and figure.model_dump(mode="json"),
+                "published_reason": recipe.expectations_reason,
+            }
+            for recipe, figure in figures
+        ]
     }
 
 
@@ -286,9 +289,7 @@ def list_document(workloads: Iterable[WorkloadFile]) -> dict[str, Any]:
 
 def _workload_document(workload: WorkloadFile) -> dict[str, Any]:
     return {
-        "workload": workload.workload,
-        "title": workload.title,
-        "task": workload.task,
+        **fields_of(workload, "workload", "title", "task"),
         "sizes": {
             size: {
                 "releases": releases_of(workload, size),

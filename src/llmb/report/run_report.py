@@ -21,15 +21,15 @@ from llmb.report.table import (
     known,
     number,
     number_column,
-    result_table,
+    rows_table,
     table_of,
     window_sparkline,
 )
 from llmb.report.trace_report import network_text, shown_parts
-from llmb.resources.machine import MachineReport, Unread, event_text, kind_text, machine_rules
+from llmb.resources.machine import MachineReport, event_text, kind_text, machine_rules
 from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoints import CheckpointReport
-from llmb.runs.plan import Plan, PredictedStep
+from llmb.runs.plan import Plan
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
 from llmb.shown_text import listed
@@ -39,38 +39,15 @@ from llmb.verdict.judgement import headline
 STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
 
 
-def machine_rows(machine: MachineReport) -> Iterator[tuple[str, str]]:
-    """What is wrong."""
-    for events in machine.kinds:
-        yield STATES[events[0].state], kind_text(events)
-
-
-def machine_note(machine: MachineReport | Missing) -> str:
-    """Beside the state: whether anything rose, and what could not be read."""
-    if isinstance(machine, Missing):
-        return machine.reason
-    unread = "; ".join(f"{one.what}{_where(one)}: {one.reason}" for one in machine.unread)
-    found = "" if machine.events else "no counter of errors rose"
-    return "; ".join(filter(None, (found, unread and f"not read: {unread}")))
-
-
 def machine_table(machine: MachineReport) -> Table:
     """An event a row, then what could not be read."""
-    table = result_table("Nodes meanwhile", "node", "what", "state", "seen", "to do")
-    for event in machine.events:
-        kind = machine_rules().kinds[event.kind].title
-        table.add_row(event.node, kind, event.state, event_text(event), event.advice)
-    if machine.events_left_out:
-        table.add_row("", f"{machine.events_left_out} more", "", "", "")
-    for one in machine.unread:
-        table.add_row(listed(one.nodes), one.what, "unknown", f"not read: {one.reason}", "")
-    if not table.rows:
-        table.add_row("all", "counters of errors and the kernel's log", machine.state, "nothing rose", "")
-    return table
-
-
-def _where(one: Unread) -> str:
-    return f" of {listed(one.nodes)}" if len(one.nodes) > 1 else ""
+    kinds = machine_rules().kinds
+    rows = [
+        *((one.node, kinds[one.kind].title, one.state, event_text(one), one.advice) for one in machine.events),
+        *([("", f"{machine.events_left_out} more")] if machine.events_left_out else []),
+        *((listed(one.nodes), one.what, "unknown", f"not read: {one.reason}", "") for one in machine.unread),
+    ] or [("all", "counters of errors and the kernel's log", machine.state, "nothing rose", "")]
+    return rows_table("Nodes meanwhile", ("node", "what", "state", "seen", "to do"), rows)
 
 
 SOURCES = {
@@ -97,241 +74,216 @@ def run_document(run: EndedRun) -> dict[str, Any]:
     }
 
 
+Row = tuple[str, ...]
+"""A metric, what was measured, what is published, and a note."""
+
+
 def run_table(plan: Plan, result: Result, steps: Sequence[Step] = ()) -> Table:
     """The verdict, then measured and published values, one row per metric; with ``steps`` a line of their times."""
     window = result.window or plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
-    table = result_table(
-        "\n".join(filter(None, (title, headline(result.verdict) if result.verdict else ""))),
-        "metric",
-        "measured",
-        "published",
-        "note",
+    expected = next(iter(plan.recipe.expectations), None)
+    rows = [
+        *((name, "", "", text) for name, text in _conditions(plan, result)),
+        *_step_time_rows(plan, result, expected),
+        *([("step times, [window]", "", "", line)] if (line := window_sparkline(steps, window)) else []),
+        *_throughput_rows(result, expected),
+        *_use_rows(plan, result),
+        *_engine_rows(result),
+        *_checkpoint_rows(result.checkpoint),
+        *_profile_rows(result),
+    ]
+    table = rows_table(
+        f"{title}\n{headline(result.verdict)}" if result.verdict else title,
+        ("metric", "measured", "published", "note"),
+        rows,
         right=("measured", "published"),
     )
     table.columns[1].wrap = False
-    expected = next(iter(plan.recipe.expectations), None)
-    for name, text in _warnings(result):
-        table.add_row(name, "", "", text)
-    table.add_row("weights", "", "", plan.origin.weights.text)
-    table.add_row("data", "", "", plan.origin.data.text)
-    for name, text in _content_rows(plan, result):
-        table.add_row(name, "", "", text)
-    _add_step_time(table, result, expected, plan.recipe.expectations_reason)
-    if plan.predicted:
-        table.add_row("step time s, predicted", "", "", _predicted_note(plan.predicted, result))
-    if line := window_sparkline(steps, window):
-        table.add_row("step times, [window]", "", "", line)
-    _add_throughput(table, result, expected)
-    if result.loss:
-        table.add_row("loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step")
-    _add_memory(table, plan, result)
-    for name, text, note in resource_rows(result.resources) if result.resources else ():
-        table.add_row(name, text, "", note)
-    machine = result.machine
-    if machine != NOT_SAMPLED:  # which was chosen
-        table.add_row("nodes meanwhile", machine.state if machine else "unknown", "", machine_note(machine))
-    _add_counters(table, result)
-    if result.attention_backend:
-        table.add_row("attention backend", result.attention_backend)
-    _add_expert_load(table, result)
-    _add_fp8(table, result)
-    _add_checkpoint(table, result)
-    _add_profile(table, result)
     return table if expected else table.without(table.columns[2:3])
 
 
-def _warnings(result: Result) -> Iterator[tuple[str, str]]:
-    """What has to be known to read the figures, and the network."""
-    if result.measurement_reason:
-        yield "NOT A MEASUREMENT", result.measurement_reason
-    if result.note:
-        yield "note", result.note
-    if result.untried:
-        yield "UNTRIED", result.untried
+def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
+    """What has to be known to read the figures, the network, what sequences hold, and how much is trained."""
+    warnings = {"NOT A MEASUREMENT": result.measurement_reason, "note": result.note, "UNTRIED": result.untried}
+    yield from ((name, text) for name, text in warnings.items() if text)
     for fault in result.network.faults if result.network else ():
         yield "NETWORK", fault
-    if result.machine:
-        yield from machine_rows(result.machine)
+    for events in result.machine.kinds if result.machine else ():
+        yield STATES[events[0].state], kind_text(events)
     if result.other_work and result.other_work.disturbing:
         yield "OTHER WORK", "; ".join(result.other_work.disturbing)
     if result.network:
         yield "network", network_text(result.network)
-
-
-def _content_rows(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
-    """What sequences hold, and how much of the model is trained."""
+    yield "weights", plan.origin.weights.text
+    yield "data", plan.origin.data.text
     if plan.dataset:
         packed = plan.dataset.packed
         yield "dataset", f"template {packed.template}, tokenizer {packed.tokenizer.name}, {packed.packs:,} packs"
     if packing := result.packing:
-        tokens, squares = number(packing.tokens), number(packing.sum_of_squares)
-        of = plan.recipe.layout.seq_len
-        yield "sequences", f"{tokens} of {of} tokens real, squared lengths {squares}: {packing.source}"
-    count = result.parameters
-    if count:
+        real = f"{number(packing.tokens)} of {plan.recipe.layout.seq_len} tokens real"
+        yield "sequences", f"{real}, squared lengths {number(packing.sum_of_squares)}: {packing.source}"
+    if count := result.parameters:
         active = f" ({count.active:,} active)" if count.active != count.total else ""
         yield "parameters", f"{count.trainable:,} trainable of {count.total:,}{active}"
 
 
-def _add_step_time(table: Table, result: Result, expected: Expectation | None, reason: str | None) -> None:
-    times = result.step_time_s
+def _step_time_rows(plan: Plan, result: Result, expected: Expectation | None) -> Iterator[Row]:
+    times, name = result.step_time_s, "step time s"
     if result.pretended:
-        _add_compute_time(table, result.pretended)
-        return
-    if isinstance(times, Missing):
-        table.add_row("step time s", "n/a", "", times.reason)
-        return
-    source = f"{expected.source} line {expected.line}" if expected else reason or "no published figure"
-    table.add_row("step time s, mean", number(times.mean), number(expected.step_time_s) if expected else "n/a", source)
-    _add_spread(table, "step time s", times)
+        yield from _compute_time_rows(result.pretended)
+    elif isinstance(times, Missing):
+        yield name, "n/a", "", times.reason
+    else:
+        reason = plan.recipe.expectations_reason or "no published figure"
+        source = f"{expected.source} line {expected.line}" if expected else reason
+        yield f"{name}, mean", number(times.mean), number(expected.step_time_s if expected else None), source
+        yield from _spread_rows(name, times)
+    if predicted := plan.predicted:
+        note = predicted_text(predicted)
+        if times and not result.pretended:
+            low, high = predicted.ci95_s
+            inside = "inside" if low <= times.mean <= high else "outside"
+            far = 100 * (times.mean / predicted.step_time_s - 1)
+            note += f"; measured is {far:+.1f} % from it, {inside} of that"
+        yield f"{name}, predicted", "", "", note
 
 
-def _predicted_note(predicted: PredictedStep, result: Result) -> str:
-    times = result.step_time_s
-    if result.pretended or isinstance(times, Missing):
-        return predicted_text(predicted)
-    low, high = predicted.ci95_s
-    inside = "inside" if low <= times.mean <= high else "outside"
-    far = 100 * (times.mean / predicted.step_time_s - 1)
-    return f"{predicted_text(predicted)}; measured is {far:+.1f} % from it, {inside} of that"
-
-
-def _add_spread(table: Table, name: str, times: Statistics) -> None:
-    table.add_row(f"{name}, median", number(times.median))
+def _spread_rows(name: str, times: Statistics) -> Iterator[Row]:
+    yield f"{name}, median", number(times.median)
     if times.std is not None and times.cv is not None and times.ci95 is not None:
-        table.add_row(f"{name}, std", number(times.std), "", f"coefficient of variation {100 * times.cv:.2g} %")
-        table.add_row(f"{name}, 95 %", interval_of(times.ci95), "", "confidence interval of the mean")
+        yield f"{name}, std", number(times.std), "", f"coefficient of variation {100 * times.cv:.2g} %"
+        yield f"{name}, 95 %", interval_of(times.ci95), "", "confidence interval of the mean"
 
 
-def _add_compute_time(table: Table, rank: PretendedRank) -> None:
+def _compute_time_rows(rank: PretendedRank) -> Iterator[Row]:
     """In place of a step time, of a rank that ran alone."""
-    table.add_row("PRETEND", "", "", "the other ranks did nothing: no step time, throughput or loss")
+    yield "PRETEND", "", "", "the other ranks did nothing: no step time, throughput or loss"
     times, name = rank.compute_time_s, "compute time s"
     if isinstance(times, Missing):
-        table.add_row(name, "n/a", "", times.reason)
+        yield name, "n/a", "", times.reason
         return
     note = f"of rank {rank.rank} in a step, on stage {rank.pp_stage}; collectives are copies of its own values"
-    table.add_row(f"{name}, mean", number(times.mean), "", note)
-    table.add_row(f"{name}, micro-batch", number(times.mean / rank.micro_batches), "", f"of {rank.micro_batches}")
-    _add_spread(table, name, times)
+    yield f"{name}, mean", number(times.mean), "", note
+    yield f"{name}, micro-batch", number(times.mean / rank.micro_batches), "", f"of {rank.micro_batches}"
+    yield from _spread_rows(name, times)
 
 
-def _add_throughput(table: Table, result: Result, expected: Expectation | None) -> None:
+def _throughput_rows(result: Result, expected: Expectation | None) -> Iterator[Row]:
     if result.tokens_per_s is None:
         return
-    tflops_per_gpu, mfu_pct, reasons = result.tflops_per_gpu or {}, result.mfu_pct or {}, result.reasons or {}
-    padded = ", padded" if result.packing else ""
-    published_tokens = number(expected.tokens_per_s) if expected else "n/a"
-    table.add_row(f"tokens/s{padded}", number(result.tokens_per_s), published_tokens)
+    reasons, padded = result.reasons or {}, ", padded" if result.packing else ""
+    yield f"tokens/s{padded}", number(result.tokens_per_s), number(expected.tokens_per_s if expected else None)
     if result.packing:
-        table.add_row("tokens/s, real", number(result.real_tokens_per_s), "", "without padding")
-    table.add_row(f"tokens/s per GPU{padded}", number(result.tokens_per_s_per_gpu))
-    for convention in Convention:
-        tflops = tflops_per_gpu.get(convention)
-        if tflops is not None:
-            table.add_row(f"TFLOPS per GPU, {CONVENTION_NAMES[convention]}", number(tflops))
-    for convention in Convention:
-        mfu = mfu_pct.get(convention)
-        if mfu is not None:
+        yield "tokens/s, real", number(result.real_tokens_per_s), "", "without padding"
+    yield f"tokens/s per GPU{padded}", number(result.tokens_per_s_per_gpu)
+    for convention, name in CONVENTION_NAMES.items():
+        if (tflops := (result.tflops_per_gpu or {}).get(convention)) is not None:
+            yield f"TFLOPS per GPU, {name}", number(tflops)
+    for convention, name in CONVENTION_NAMES.items():
+        if (mfu := (result.mfu_pct or {}).get(convention)) is not None:
             published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
-            table.add_row(f"MFU %, {CONVENTION_NAMES[convention]}", number(mfu), number(published) if published else "")
-    for name, reason in reasons.items():
-        figure, _, counted_by = name.partition(".")
+            yield f"MFU %, {name}", number(mfu), number(published) if published else ""
+    for key, reason in reasons.items():
+        figure, _, counted_by = key.partition(".")
         if figure == MFU:
-            named = f", {CONVENTION_NAMES[Convention(counted_by)]}" if counted_by else ""
-            table.add_row(f"MFU %{named}", "n/a", "", reason)
-    days = result.days_per_1t_tokens
-    expected_days = number(expected.days_per_1t_tokens) if expected and expected.days_per_1t_tokens else "n/a"
-    table.add_row("days per 1T tokens", number(days), expected_days, reasons.get("days_per_1t_tokens", ""))
+            yield f"MFU %, {CONVENTION_NAMES[Convention(counted_by)]}" if counted_by else "MFU %", "n/a", "", reason
+    days = expected.days_per_1t_tokens if expected else None
+    why = reasons.get("days_per_1t_tokens", "")
+    yield "days per 1T tokens", number(result.days_per_1t_tokens), number(days or None), why
 
 
-def _add_counters(table: Table, result: Result) -> None:
+def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
+    """The loss, and what the run took of the machine."""
+    if result.loss:
+        yield "loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step"
+    one = result.pretended
+    peak_gib, whose = (one.peak_memory_gib, f"rank {one.rank}") if one else (result.peak_memory_gib, "largest rank")
+    source = "allocator" if plan.device == "cuda" else "resident set"
+    yield "peak memory GiB", number(peak_gib), "", f"{whose}, {source}"
+    for name, text, note in resource_rows(result.resources) if result.resources else ():
+        yield name, text, "", note
+    machine = result.machine
+    if machine != NOT_SAMPLED:  # which was chosen
+        yield "nodes meanwhile", machine.state if machine else "unknown", "", _machine_note(machine)
+
+
+def _machine_note(machine: MachineReport | Missing) -> str:
+    """Beside the state: whether anything rose, and what could not be read."""
+    if isinstance(machine, Missing):
+        return machine.reason
+    where = (f" of {listed(one.nodes)}" if len(one.nodes) > 1 else "" for one in machine.unread)
+    unread = "; ".join(f"{one.what}{of}: {one.reason}" for one, of in zip(machine.unread, where, strict=True))
+    found = "" if machine.events else "no counter of errors rose"
+    return "; ".join(filter(None, (found, unread and f"not read: {unread}")))
+
+
+def _engine_rows(result: Result) -> Iterator[Row]:
+    """What the engine counted of its steps."""
     if counters := result.counters:
         note = "loss or gradient norm; the first ends a run"
-        table.add_row("non-finite steps", str(counters.non_finite_steps), "", note)
-        table.add_row("skipped steps", str(counters.skipped_steps), "", "parameters not updated")
+        yield "non-finite steps", str(counters.non_finite_steps), "", note
+        yield "skipped steps", str(counters.skipped_steps), "", "parameters not updated"
+    if result.attention_backend:
+        yield "attention backend", result.attention_backend
+    if load := result.expert_load:
+        chosen = "forced to balance" if load.forced else "as the routers chose"
+        yield "busiest expert / mean", number(load.max_over_mean), "", f"tokens per step, worst layer; {chosen}"
+        yield "experts without tokens", number(load.idle_experts), "", "all layers, mean of the steps"
+        if load.capacity_factor is not None:
+            limit = f"beyond capacity {load.capacity_factor:g} of an expert; every expert computes as many rows"
+            yield "dropped tokens", number(load.dropped_pct), "%", limit
+    if fp8 := result.fp8:
+        if fp8.product:
+            yield "FP8 products", fp8.product.dtype, "", fp8.product.why
+        yield "FP8 tensors saturated", number(fp8.saturated_tensors), "", "beyond their scale, mean of the steps"
+        yield "FP8 tensors not finite", number(fp8.not_finite_tensors), "", "mean of the steps"
 
 
-def _add_expert_load(table: Table, result: Result) -> None:
-    load = result.expert_load
-    if load is None:
-        return
-    chosen = "forced to balance" if load.forced else "as the routers chose"
-    table.add_row("busiest expert / mean", number(load.max_over_mean), "", f"tokens per step, worst layer; {chosen}")
-    table.add_row("experts without tokens", number(load.idle_experts), "", "all layers, mean of the steps")
-    if load.capacity_factor is not None:
-        limit = f"beyond capacity {load.capacity_factor:g} of an expert; every expert computes as many rows"
-        table.add_row("dropped tokens", number(load.dropped_pct), "%", limit)
-
-
-def _add_fp8(table: Table, result: Result) -> None:
-    fp8 = result.fp8
-    if fp8 is None:
-        return
-    if fp8.product:
-        table.add_row("FP8 products", fp8.product.dtype, "", fp8.product.why)
-    table.add_row("FP8 tensors saturated", number(fp8.saturated_tensors), "", "beyond their scale, mean of the steps")
-    table.add_row("FP8 tensors not finite", number(fp8.not_finite_tensors), "", "mean of the steps")
-
-
-def _add_checkpoint(table: Table, result: Result) -> None:
-    checkpoint = result.checkpoint
+def _checkpoint_rows(checkpoint: CheckpointReport | Missing | None) -> Iterator[Row]:
     if isinstance(checkpoint, Missing):
-        table.add_row("checkpoints", "n/a", "", checkpoint.reason)
+        yield "checkpoints", "n/a", "", checkpoint.reason
     if not checkpoint:
         return
     if checkpoint.load_s is not None:
-        table.add_row("checkpoint load s", number(checkpoint.load_s), "", _verification(checkpoint))
-        table.add_row(
-            "checkpoint load GB/s", number(checkpoint.load_gb_per_s), "", _slowest(checkpoint.slowest_load_rank)
-        )
+        verified = "not verified: --no-verify-checkpoint" if checkpoint.verification == "skipped" else ""
+        if checkpoint.verify_s is not None:
+            verified = f"verified before, in {number(checkpoint.verify_s)} s"
+        yield "checkpoint load s", number(checkpoint.load_s), "", verified
+        yield "checkpoint load GB/s", number(checkpoint.load_gb_per_s), "", _slowest(checkpoint.slowest_load_rank)
     if checkpoint.save_s:
-        longest = number(max(checkpoint.save_s))
-        table.add_row("checkpoint save s", longest, "", f"longest of {len(checkpoint.save_s)}, not in the step times")
-        table.add_row(
-            "checkpoint save GB/s", number(checkpoint.save_gb_per_s), "", _slowest(checkpoint.slowest_save_rank)
-        )
+        longest = f"longest of {len(checkpoint.save_s)}, not in the step times"
+        yield "checkpoint save s", number(max(checkpoint.save_s)), "", longest
+        yield "checkpoint save GB/s", number(checkpoint.save_gb_per_s), "", _slowest(checkpoint.slowest_save_rank)
     if checkpoint.overlapped_steps:
         note = f"while a checkpoint was written; {checkpoint.overlapped_steps_in_window} of them in the window"
-        table.add_row("steps slowed down", str(checkpoint.overlapped_steps), "", note)
+        yield "steps slowed down", str(checkpoint.overlapped_steps), "", note
     if checkpoint.size_bytes is not None:
-        table.add_row("checkpoint size GB", number(checkpoint.size_bytes / 1e9))
+        yield "checkpoint size GB", number(checkpoint.size_bytes / 1e9)
 
 
 def _slowest(rank: int | None) -> str:
     return "" if rank is None else f"of all ranks; rank {rank} took longest"
 
 
-def _verification(checkpoint: CheckpointReport) -> str:
-    if checkpoint.verify_s is not None:
-        return f"verified before, in {number(checkpoint.verify_s)} s"
-    return "not verified: --no-verify-checkpoint" if checkpoint.verification == "skipped" else ""
-
-
-def _add_profile(table: Table, result: Result) -> None:
+def _profile_rows(result: Result) -> Iterator[Row]:
     profile = result.profile
     if profile and (step := profile.breakdown):
         of_step = shares(step)
         for part, name in shown_parts([step]).items():
-            table.add_row(f"{name} %", number(100 * of_step[part]), "", f"of step {step.step}, rank {step.rank}")
+            yield f"{name} %", number(100 * of_step[part]), "", f"of step {step.step}, rank {step.rank}"
     for warning in profile.warnings if profile else ():
-        table.add_row("profile", "n/a", "", warning)
-
-
-def _add_memory(table: Table, plan: Plan, result: Result) -> None:
-    one = result.pretended
-    peak_gib, whose = (one.peak_memory_gib, f"rank {one.rank}") if one else (result.peak_memory_gib, "largest rank")
-    source = "allocator" if plan.device == "cuda" else "resident set"
-    table.add_row("peak memory GiB", number(peak_gib), "", f"{whose}, {source}")
+        yield "profile", "n/a", "", warning
 
 
 def resource_rows(use: ResourceUse) -> Iterator[tuple[str, str, str]]:
     """Name, value and note. Of GPUs their power, else the busiest node's CPU; and the energy per token."""
+    host = max(use.hosts, key=lambda host: host.cpu_pct_mean or 0.0, default=None)
     if use.power_w_mean is not None:
         yield "GPU power W", number(use.power_w_mean), ", ".join(_gpu_notes(use))
-    else:
-        yield from _host_row(use)
+    elif host and host.cpu_pct_mean is not None:
+        of = f"of {host.node}, the busiest of {len(use.hosts)}" if len(use.hosts) > 1 else "of all cores"
+        yield "host CPU %", number(host.cpu_pct_mean), ", ".join([of, *_host_notes(host)])
     if use.energy_j_per_token is not None and use.energy_j is not None and use.energy_source:
         note = f"{number(use.energy_j)} J in the window, {SOURCES[use.energy_source]}"
         yield "energy J/token", number(use.energy_j_per_token), note
@@ -348,13 +300,6 @@ def _gpu_notes(use: ResourceUse) -> Iterator[str]:
             yield f"{name} {100 * share:.0f} %"
 
 
-def _host_row(use: ResourceUse) -> Iterator[tuple[str, str, str]]:
-    host = max(use.hosts, key=lambda host: host.cpu_pct_mean or 0.0)
-    if host.cpu_pct_mean is not None:
-        of = f"of {host.node}, the busiest of {len(use.hosts)}" if len(use.hosts) > 1 else "of all cores"
-        yield "host CPU %", number(host.cpu_pct_mean), ", ".join([of, *_host_notes(host)])
-
-
 def _host_notes(host: HostUse) -> Iterator[str]:
     if host.memory_used_gib_max is not None:
         yield f"memory at most {number(host.memory_used_gib_max)} GiB"
@@ -368,16 +313,14 @@ def repeats_document(recipes: Sequence[Sequence[EndedRun]]) -> dict[str, Any]:
     labels = {run.record.label for runs in recipes for run in runs}
     return {
         "label": labels.pop() if len(labels) == 1 else None,
-        "recipes": [_recipe_document(runs) for runs in recipes if runs],
-    }
-
-
-def _recipe_document(runs: Sequence[EndedRun]) -> dict[str, Any]:
-    spread = spread_of(_means(runs))
-    return {
-        "title": runs[0].plan.recipe.title(),
-        "run_means_s": asdict(spread) if spread else None,
-        "runs": [run_document(run) for run in runs],
+        "recipes": [
+            {
+                "title": runs[0].plan.recipe.title(),
+                "run_means_s": asdict(spread) if (spread := _spread(runs)) else None,
+                "runs": [run_document(run) for run in runs],
+            }
+            for runs in filter(None, recipes)
+        ],
     }
 
 
@@ -387,38 +330,40 @@ def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
         Column("run", lambda run: run.record.id),
         Column("status", lambda run: run.result.status),
         number_column("step s", lambda run: run.mean_s, known),
-        number_column("CV %", _cv_pct, known),
+        number_column("CV %", lambda run: None if run.mean_s is None else cv_pct(run.result.step_time_s), known),
         Column("compute s", _compute_s, known, right=True, optional=True),
-        Column("peak GiB", _own_peak_gib, known, right=True, optional=True),
+        Column("peak GiB", _rank_peak_gib, known, right=True, optional=True),
         Column("verdict", lambda run: run.result.verdict_name),
         Column("reason", _reason),
     ]
     for runs in filter(None, recipes):
         table = table_of(runs[0].plan.recipe.title(), runs, columns)
-        spread = spread_of(_means(runs))
+        spread = _spread(runs)
         table.caption = _spread_text(spread) if spread else "no run has a step time"
         yield table
 
 
-def _cv_pct(run: EndedRun) -> float | None:
-    times = run.result.step_time_s
-    return 100 * times.cv if run.mean_s is not None and times and times.cv is not None else None
+def cv_pct(times: Statistics | Missing | None) -> float | None:
+    """The coefficient of variation in percent."""
+    return 100 * times.cv if times and times.cv is not None else None
 
 
 def _compute_s(run: EndedRun) -> float | None:
-    """Mean of a pretended rank."""
     times = run.result.pretended.compute_time_s if run.result.pretended else None
     return times.mean if times else None
 
 
-def _own_peak_gib(run: EndedRun) -> float | None:
-    """That of a pretended rank alone."""
+def _rank_peak_gib(run: EndedRun) -> float | None:
     return run.result.pretended.peak_memory_gib if run.result.pretended else None
 
 
 def _reason(run: EndedRun) -> str | None:
     times = run.result.step_time_s
     return run.result.reason or (times.reason if isinstance(times, Missing) else None)
+
+
+def _spread(runs: Sequence[EndedRun]) -> Spread | None:
+    return spread_of([run.mean_s for run in runs if run.mean_s is not None])
 
 
 def _spread_text(spread: Spread) -> str:
@@ -429,7 +374,3 @@ def _spread_text(spread: Spread) -> str:
         f"std {number(spread.std)} s ({number(spread.cv_pct or 0)} %), "
         f"from {number(spread.min)} to {number(spread.max)} s"
     )
-
-
-def _means(runs: Sequence[EndedRun]) -> list[float]:
-    return [run.mean_s for run in runs if run.mean_s is not None]

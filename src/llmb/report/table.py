@@ -157,6 +157,32 @@ def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Tabl
     return Table(title, [Column(name, right=name in right) for name in columns])
 
 
+def rows_table(
+    title: str,
+    headers: Sequence[str],
+    rows: Iterable[tuple[str, ...]],
+    *,
+    right: Sequence[str] = (),
+    caption: Iterable[str] = (),
+) -> Table:
+    """A table of rows that may be shorter than its headers; ``right`` names the columns of numbers."""
+    table = result_table(title, *headers, right=tuple(right))
+    for row in rows:
+        table.add_row(*row)
+    table.caption = "\n".join(caption) or None
+    return table
+
+
+def facts_table(title: str, facts: Iterable[tuple[str, object]]) -> Table:
+    """Names and values, without those that are None."""
+    return rows_table(title, ("", ""), ((name, str(value)) for name, value in facts if value is not None))
+
+
+def fields_of(record: object, *names: str) -> dict[str, Any]:
+    """Fields of a record by their names, for a document."""
+    return {name: getattr(record, name) for name in names}
+
+
 def number_column(
     header: str, value: Callable[[Row], Any], form: Callable[[Any], str] = number, *, wrap: bool = True, drop: int = 0
 ) -> Column[Row]:

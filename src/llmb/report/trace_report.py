@@ -7,7 +7,7 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from llmb.report.table import Column, Table, cut, number, number_column, result_table, table_of, whole
+from llmb.report.table import Column, Table, cut, fields_of, number, number_column, result_table, table_of, whole
 from llmb.shown_text import counted, listed, printable
 from llmb.traces.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
 from llmb.traces.nccl_network import Network, NodesNetwork
@@ -45,7 +45,12 @@ def nccl_tables(
     if summary:
         yield _nccl_collectives_table(summary)
         if summary.steps:
-            yield _nccl_steps_table(summary)
+            columns: list[Column[StepTraffic]] = [
+                number_column("step", lambda step: step.step, str),
+                number_column("calls per rank", lambda step: step.calls_per_rank),
+                number_column("MiB per rank", lambda step: step.bytes_per_rank, _mib),
+            ]
+            yield table_of("By step", summary.steps, columns)
     for group in same_tests(tests):
         places = [place for place in PLACES if all(getattr(row, place) for test in group for row in test.rows)]
         if len(group) > 1 and places:
@@ -91,15 +96,6 @@ def _mib(size: float | None) -> str:
     return "n/a" if size is None else number(size / MIB)
 
 
-def _nccl_steps_table(summary: NcclSummary) -> Table:
-    columns: list[Column[StepTraffic]] = [
-        number_column("step", lambda step: step.step, str),
-        number_column("calls per rank", lambda step: step.calls_per_rank),
-        number_column("MiB per rank", lambda step: step.bytes_per_rank, _mib),
-    ]
-    return table_of("By step", summary.steps, columns)
-
-
 def _test_table(test: TestTable) -> Table:
     time = {"CPU time us": "cpu_time_us"} if test.is_of_cpu_time else {"time us": "time_us"}
     columns: list[Column[TestRow]] = [
@@ -109,18 +105,14 @@ def _test_table(test: TestTable) -> Table:
         *_ways(lambda row: row.out_of_place, time),
         *_ways(lambda row: row.in_place, time, " "),
     ]
-    table = table_of(_title(test), test.rows, columns)
+    ranks = f" on {test.ranks} ranks" if test.ranks else ""
+    table = table_of(f"{test.name or 'nccl-tests'}{ranks}, {test.source}", test.rows, columns)
     average = test.not_finite.get("average_bus_gb_s", number(test.average_bus_gb_s))
     notes = [f"Left: out of place, right: in place. Average bus bandwidth: {printable(average)} GB/s."]
     notes += [f"Wrong results in {counted(_wrong_rows(test), 'row')}."] if _wrong_rows(test) else []
     notes += ["Times and bandwidths are of the host, not of the GPU."] if test.is_of_cpu_time else []
     table.caption = " ".join(notes)
     return table
-
-
-def _title(test: TestTable) -> str:
-    ranks = f" on {test.ranks} ranks" if test.ranks else ""
-    return f"{test.name or 'nccl-tests'}{ranks}, {test.source}"
 
 
 def _ways(
@@ -217,9 +209,7 @@ def trace_document(summary: TraceSummary) -> dict[str, Any]:
 
 def _rank_document(rank: RankTrace) -> dict[str, Any]:
     return {
-        "source": rank.source,
-        "rank": rank.rank,
-        "device": rank.device,
+        **fields_of(rank, "source", "rank", "device"),
         "steps": [step_document(step) for step in rank.steps],
         "longest": [_name_document(item) for item in rank.names],
         "unclassified": [_name_document(item) for item in rank.unclassified],

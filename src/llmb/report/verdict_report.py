@@ -2,7 +2,7 @@
 """Verdicts, and comparisons of two groups of runs, as tables, Markdown, CSV and JSON documents."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -146,18 +146,14 @@ def _two_sided(verdict: Verdict) -> list[Condition]:
     return [one for one in verdict.conditions if one.effect != "noted" or (one.own and one.reference)]
 
 
-def _reference_sources(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
+    verdict = judged.verdict
     if verdict.reference:
         yield "reference", verdict.reference.source
     if verdict.reference and verdict.reference.kind == "published":
         yield "what else differs", "llmb docs what-is-the-same"
     if verdict.reference and verdict.tolerance_pct is not None:
         yield "tolerance", f"{percent(verdict.tolerance_pct)} %: {verdict.tolerance_source}"
-
-
-def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
-    verdict = judged.verdict
-    yield from _reference_sources(verdict)
     for run in judged.runs if len(judged.runs) > 1 else ():
         if (flaw := flaw_of(run)) and verdict.verdict != "invalid":
             yield f"not counted: {run.id}", flaw
@@ -227,25 +223,20 @@ def explanation_tables(explanation: Explanation) -> list[Table]:
     if explanation.not_known:
         tables.append(_unknown_table(explanation))
     if explanation.predicted_s:
-        tables.append(_predicted_table(explanation.predicted_s, explanation.step_time_s))
+        seconds = sum(explanation.predicted_s.values())
+        parts = sorted(explanation.predicted_s.items(), key=lambda each: -each[1])
+        table = table_of(
+            "what a step was predicted to consist of",
+            [each for each in parts if each[1] >= seconds / 100],
+            [
+                Column("part", lambda each: each[0]),
+                number_column("s/step", lambda each: each[1]),
+                Column("%", lambda each: f"{100 * each[1] / seconds:.0f}", right=True),
+            ],
+        )
+        table.caption = f"predicted {number(seconds)} s, measured {number(explanation.step_time_s)} s"
+        tables.append(table)
     return tables
-
-
-def _predicted_table(predicted_s: Mapping[str, float], measured_s: float) -> Table:
-    """Parts that take a hundredth of the step or more, the longest first."""
-    seconds = sum(predicted_s.values())
-    parts = sorted(predicted_s.items(), key=lambda each: -each[1])
-    table = table_of(
-        "what a step was predicted to consist of",
-        [each for each in parts if each[1] >= seconds / 100],
-        [
-            Column("part", lambda each: each[0]),
-            number_column("s/step", lambda each: each[1]),
-            Column("%", lambda each: f"{100 * each[1] / seconds:.0f}", right=True),
-        ],
-    )
-    table.caption = f"predicted {number(seconds)} s, measured {number(measured_s)} s"
-    return table
 
 
 def _causes_table(explanation: Explanation) -> Table:
@@ -260,18 +251,6 @@ def _causes_table(explanation: Explanation) -> Table:
             table.add_row("", "", "", printable(line))
     if not explanation.causes:
         table.add_row(NOTHING, "", "", "")
-    table.caption = "\n".join(_cause_notes(explanation))
-    return table
-
-
-def _cause_share(cause: Cause) -> tuple[str, str]:
-    if cause.share_s is None or cause.share_pct is None:
-        return "?", "?"
-    sign = SIGNS[cause.bound]
-    return f"{sign}{number(cause.share_s)}", f"{sign}{cause.share_pct:.0f}"
-
-
-def _cause_notes(explanation: Explanation) -> list[str]:
     notes = [f"a step takes {number(explanation.step_time_s)} s"]
     if explanation.gap_s is not None:
         more = "longer" if explanation.gap_s > 0 else "less"
@@ -280,7 +259,15 @@ def _cause_notes(explanation: Explanation) -> list[str]:
     if explanation.unexplained_s is not None:
         notes.append(f"{number(explanation.unexplained_s)} s of that are not explained")
     notes += [f"to confirm {cause.title}: {printable(cause.confirm)}" for cause in explanation.causes]
-    return notes
+    table.caption = "\n".join(notes)
+    return table
+
+
+def _cause_share(cause: Cause) -> tuple[str, str]:
+    if cause.share_s is None or cause.share_pct is None:
+        return "?", "?"
+    sign = SIGNS[cause.bound]
+    return f"{sign}{number(cause.share_s)}", f"{sign}{cause.share_pct:.0f}"
 
 
 def _unknown_table(explanation: Explanation) -> Table:
@@ -304,17 +291,6 @@ MOST_RUNS = 6
 
 def compare_tables(comparison: Comparison) -> list[Table]:
     """The rows; beneath them what differs, what was run on one side only, and what was left out."""
-    tables = [_rows_table(comparison)]
-    if comparison.differences:
-        tables.append(_differences_table(comparison.differences))
-    if comparison.unmatched:
-        tables.append(_unmatched_table(comparison.unmatched))
-    if comparison.left_out:
-        tables.append(_left_out_table(comparison.left_out))
-    return tables
-
-
-def _rows_table(comparison: Comparison) -> Table:
     columns: list[Column[Row]] = [
         # A recipe is read in parts, too, and the row has to be one in 80 columns.
         Column("recipe", lambda row: row.recipe, label=False),
@@ -328,7 +304,14 @@ def _rows_table(comparison: Comparison) -> Table:
     ]
     table = table_of(printable(_heading(comparison)), comparison.rows, columns)
     table.caption = "\n".join(map(printable, _notes(comparison)))
-    return table
+    tables = [table]
+    if comparison.differences:
+        tables.append(_differences_table(comparison.differences))
+    if comparison.unmatched:
+        tables.append(_unmatched_table(comparison.unmatched))
+    if comparison.left_out:
+        tables.append(_left_out_table(comparison.left_out))
+    return tables
 
 
 def _heading(comparison: Comparison) -> str:
