@@ -37,7 +37,7 @@ from llmb.report.install_report import (
     steps_table,
 )
 from llmb.report.output import bold, print_output, table_lines
-from llmb.report.table import Column, Table
+from llmb.report.table import rows_table
 from llmb.schedulers.lookup import SCHEDULERS
 from llmb.schedulers.port import Choice, Question
 
@@ -49,8 +49,10 @@ def ask(question: Question, problem: str | None) -> str:
     if problem:
         _write(f"  {problem}\n")
     _write(f"\n{bold(question.text) if sys.stderr.isatty() else question.text}\n")
-    for row in _rows(choices, width):
-        _write(f"{row}\n")
+    rows = ((f" {number}", one.value, one.meaning) for number, one in enumerate(choices, start=1))
+    table = rows_table("", ("", "", ""), rows)
+    table.columns[0].right, table.columns[1].wrap = True, False
+    _write("".join(f"{line}\n" for line in table_lines(table, width) if line.strip()))
     while True:
         text = ask_line(_prompt(question, choices, assumed)) or assumed or ""
         names = [choice.value for choice in choices]
@@ -74,15 +76,6 @@ def ask_line(prompt: str) -> str:
     if not line:
         raise UserInterrupt("the input ended; nothing was installed")
     return line.strip()
-
-
-def _rows(choices: tuple[Choice, ...], width: int) -> list[str]:
-    if not choices:
-        return []
-    table = Table("", [Column("", right=True), Column("", wrap=False), Column("")])
-    for number, choice in enumerate(choices, start=1):
-        table.add_row(f" {number}", choice.value, choice.meaning)
-    return [line for line in table_lines(table, width) if line.strip()]
 
 
 def _prompt(question: Question, choices: tuple[Choice, ...], assumed: str | None) -> str:

@@ -12,7 +12,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
-from typer.models import CommandInfo
 
 from llmb import __version__
 from llmb.cli.common import CommandGroup, add_common_options, print_message, usage_error
@@ -116,15 +115,12 @@ def load_command(name: str) -> Any:  # noqa: ANN401
     """Makes one command: those of one subject share a module, and the options of each take long to make."""
     shared: typer.Typer = import_module(COMMANDS[name][0]).app
     alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    alone.registered_commands = [one for one in shared.registered_commands if _name_of(one) == name]
+    named = {one.name or getattr(one.callback, "__name__", ""): one for one in shared.registered_commands}
+    alone.registered_commands = [named[name]] if name in named else []
     command: Any = typer.main.get_command(alone if alone.registered_commands else shared)
     command.name = name
     add_common_options(command)
     return command
-
-
-def _name_of(command: CommandInfo) -> str:
-    return command.name or str(getattr(command.callback, "__name__", ""))
 
 
 app = typer.Typer(
@@ -218,10 +214,9 @@ def _check_secrets(arguments: list[str]) -> None:
     """Raises UsageError for what is a secret by its form: every user of a machine sees arguments of processes."""
     for place, argument in enumerate(arguments, start=1):
         if has_secret(argument, settings=False):
+            what = f"argument {place} looks like a secret, which other users could see and logs would keep"
             do = "give it by a variable that the program reads, such as HF_TOKEN, or by its own file of credentials"
-            raise UsageError(
-                f"argument {place} looks like a secret, which other users could see and logs would keep", do=do
-            )
+            raise UsageError(what, do=do)
 
 
 def _report(error: LlmbError, *, as_json: bool) -> int:

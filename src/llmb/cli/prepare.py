@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from getpass import getpass
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +49,7 @@ from llmb.prepare.jobs import (
     same_jobs,
 )
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
-from llmb.prepare.verify import Verification, verify_prepared
+from llmb.prepare.verify import verify_prepared
 from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
 from llmb.report.install_report import (
     access_document,
@@ -123,19 +124,14 @@ def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[Reposit
         return found
     say(problem.what)
     sys.stderr.flush()
-    token = _typed_token()
+    token = ""
+    with suppress(EOFError):
+        token = getpass(QUESTION).strip()
     if not token:
         return found
     use_token(token)
     say(STORED)
     return check_access(repositories)
-
-
-def _typed_token() -> str:
-    try:
-        return getpass(QUESTION).strip()
-    except EOFError:
-        return ""
 
 
 NOT_OF_PREPARATION = frozenset(("nodes", "retries", "start", "segment", "signal_before"))
@@ -388,20 +384,14 @@ def verify(
     """
     catalogue = Catalogue()
     workload, own_size = model_of(catalogue, *model)
-    found = _verified(catalogue, workload, own_size, checksums=checksums)
+    folders = prepared_folders(install_here(), workload)
+    with ByteProgress("verifying") if checksums else nullcontext() as progress:
+        found = verify_prepared(catalogue, workload, own_size, folders, progress.bytes if progress else None)
     print_output(verification_document(found) if json else verification_tables(found))
     if found.lacking:
         commands = "\n         ".join(dict.fromkeys(item.command or "" for item in found.lacking))
         what = f"{len(found.lacking)} of {len(found.items)} folders are not complete"
         raise EnvironmentProblem(what, where=str(found.folders.path), do=commands)
-
-
-def _verified(catalogue: Catalogue, workload: str, size: str, *, checksums: bool) -> Verification:
-    folders = prepared_folders(install_here(), workload)
-    if not checksums:
-        return verify_prepared(catalogue, workload, size, folders, None)
-    with ByteProgress("verifying") as progress:
-        return verify_prepared(catalogue, workload, size, folders, progress.bytes)
 
 
 @app.callback()

@@ -6,7 +6,7 @@ Trackers of experiments get files: TensorBoard's, and by their own libraries tho
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
@@ -224,7 +224,10 @@ def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) 
     Runs are read one after the other, once for each file. Raises EnvironmentProblem if a library is not installed, or
     something cannot be written.
     """
-    _need_libraries(FORMS[form] for form in formats)
+    wanted = {name: FORMS[form].extra for form in formats for name in FORMS[form].libraries}
+    if missing := {name: extra for name, extra in wanted.items() if find_spec(name) is None}:
+        do = f"pip install 'llmb[{','.join(dict.fromkeys(missing.values()))}]'"
+        raise EnvironmentProblem(f"this needs {' and '.join(missing)}, which is not installed", do=do)
 
     def runs() -> Iterator[ExportedRun]:
         yield from map(exported_run, map(RunFolder, folders))
@@ -239,10 +242,3 @@ def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) 
         kept = f"{error.do}; these are complete: {', '.join(path.name for path in written)}"
         raise EnvironmentProblem(error.what, where=error.where, do=kept) from error
     return written
-
-
-def _need_libraries(forms: Iterable[ExportForm]) -> None:
-    missing = {name: form.extra for form in forms for name in form.libraries if find_spec(name) is None}
-    if missing:
-        do = f"pip install 'llmb[{','.join(dict.fromkeys(missing.values()))}]'"
-        raise EnvironmentProblem(f"this needs {' and '.join(missing)}, which is not installed", do=do)

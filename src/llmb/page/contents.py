@@ -17,7 +17,7 @@ from llmb.page.figures import Figure, differences_figure, history_figure, run_fi
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
 from llmb.report.plan_report import plan_title
-from llmb.report.run_report import machine_table, run_table
+from llmb.report.run_report import cv_pct, machine_table, run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, rows_table, table_of
 from llmb.report.trace_report import network_table
 from llmb.report.verdict_report import explanation_tables, verdict_table
@@ -129,6 +129,7 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
     sections.sort(key=lambda section: WORST.index(section.verdict))
     differences = differences_figure({section.title: section.judged for section in sections})
     failed = [(run, flaw) for run in found.runs if (flaw := flaw_of(run))]
+    values = {name: text for run in found.runs if run.record for name, text in run.record.conventions.items()}
     return Contents(
         title=_heading(found.title, sections),
         selected=found.title,
@@ -136,7 +137,7 @@ def gather(found: FoundRuns, against: str | None, install: Path, say: Callable[[
         runs=runs_table(found.runs),
         failed=tuple((run, flaw, _look_at(run)) for run, flaw in failed),
         left_out=by_reason(found.left_out),
-        conventions=_conventions(found.runs),
+        conventions=rows_table("Conventions", ("figure", "meaning"), values.items()) if values else None,
         overview=(*([differences] if differences else []), *scaling_figures([section.shown for section in sections])),
     )
 
@@ -258,7 +259,7 @@ def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
         Column("label", lambda run: run.label or run.campaign, optional=True),
         Column("status", lambda run: run.status.replace("_", " ")),
         number_column("step s", lambda run: run.step_time_s.mean if run.step_time_s else None, known),
-        number_column("CV %", lambda run: _cv_pct(run), known),
+        number_column("CV %", lambda run: cv_pct(run.step_time_s), known),
         number_column("tokens/s", lambda run: _result(run, "tokens_per_s"), known),
         Column("verdict, published", lambda run: _result(run, "verdict_name"), optional=True),
         Column("reason", flaw_of, optional=True),
@@ -266,19 +267,8 @@ def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
     return table_of("Runs", runs, columns)
 
 
-def _cv_pct(run: AnalyzedRun) -> float | None:
-    times = run.step_time_s
-    return 100 * times.cv if times and times.cv is not None else None
-
-
 def _result(run: AnalyzedRun, name: str) -> object:
     return getattr(run.record.result, name) if run.record and run.record.result else None
-
-
-def _conventions(runs: Sequence[AnalyzedRun]) -> Table | None:
-    """How figures are counted, by the records; None if there are only logs."""
-    values = {name: text for run in runs if run.record for name, text in run.record.conventions.items()}
-    return rows_table("Conventions", ("figure", "meaning"), values.items()) if values else None
 
 
 def _same_run(record: RunRecord, repeats: int) -> str | None:

@@ -85,23 +85,19 @@ class Beside:
 
 
 def figures_beside(run: AnalyzedRun) -> list[Beside]:
-    return [*_published(run), *_predicted(run)]
-
-
-def _published(run: AnalyzedRun) -> Iterator[Beside]:
-    for expected in run.recipe.expectations[:1] if run.recipe else ():
-        tokens, gpus = expected.tokens_per_s, run.recipe.layout.gpus if run.recipe else 1
+    """What is published of the run's recipe, and what was predicted before the run."""
+    found = []
+    if run.recipe and (expected := next(iter(run.recipe.expectations), None)):
+        tokens = None if expected.tokens_per_s is None else expected.tokens_per_s / run.recipe.layout.gpus
         source = f"{expected.source} line {expected.line}"
-        yield Beside(PUBLISHED, expected.step_time_s, None if tokens is None else tokens / gpus, source)
-
-
-def _predicted(run: AnalyzedRun) -> Iterator[Beside]:
+        found.append(Beside(PUBLISHED, expected.step_time_s, tokens, source))
     plan = run.record.plan if run.record else None
-    if plan and (found := plan.predicted):
-        layout, (low, high) = plan.recipe.layout, found.ci95_s
-        tokens = layout.gbs * layout.seq_len / found.step_time_s / layout.gpus
+    if plan and (predicted := plan.predicted):
+        layout, (low, high) = plan.recipe.layout, predicted.ci95_s
+        tokens = layout.gbs * layout.seq_len / predicted.step_time_s / layout.gpus
         source = f"by llmb before the run, from {low:.4g} to {high:.4g} s"
-        yield Beside(PREDICTED, found.step_time_s, tokens, source)
+        found.append(Beside(PREDICTED, predicted.step_time_s, tokens, source))
+    return found
 
 
 FARTHEST = 0.25

@@ -228,17 +228,14 @@ def _devices(parts: Parts, rule: OutlierRule) -> Table:
         Column("uuid", lambda part: part.row.device_uuid, optional=True),
     ]
     table = table_of(title, shown, columns)
-    table.caption = _rule_text(parts, rule)
-    return table
-
-
-def _rule_text(parts: Parts, rule: OutlierRule) -> str:
-    if len(parts.measured) < rule.least_devices:
-        return f"No device is called slow with fewer than {rule.least_devices}: nothing tells which one of two is."
-    return (
+    table.caption = (
         f"Median {number(median_tflops(parts))} TFLOPS. Slow: more than {rule.below_pct:g} % and more than "
         f"{rule.sigmas:g} robust standard deviations below the median of devices of the same name."
     )
+    if len(parts.measured) < rule.least_devices:
+        why = "nothing tells which one of two is"
+        table.caption = f"No device is called slow with fewer than {rule.least_devices}: {why}."
+    return table
 
 
 def advice(parts: Parts) -> str | None:

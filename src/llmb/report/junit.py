@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from xml.etree import ElementTree
 
 from llmb.errors import EnvironmentProblem
-from llmb.health.records import ANSWER, Check, NodeReport
+from llmb.health.records import ANSWER, NodeReport
 from llmb.runs.folder import write_atomically
 from llmb.verdict.conditions import VerdictName
 
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
     from llmb.analysis.analyzed_run import LeftOut
-    from llmb.analysis.compare_runs import Comparison, Row, Unmatched
+    from llmb.analysis.compare_runs import Comparison
     from llmb.analysis.judge_run import Judged
-    from llmb.campaigns.campaign import Campaign, CampaignJob
+    from llmb.campaigns.campaign import Campaign
     from llmb.jobs.job import Job
 
 Outcome = Literal["pass", "failure", "error", "skipped"]
@@ -90,16 +90,15 @@ def _shown(text: str) -> str:
 def node_cases(reports: Iterable[NodeReport]) -> Iterator[JunitCase]:
     """All checks of all nodes; one that warns passes, and says so."""
     for report in reports:
-        yield from (_check_case(report.node, check) for check in report.checks)
+        for check in report.checks:
+            found = "; ".join(filter(None, ("" if check.value is None else str(check.value), check.advice)))
+            if check.status == "warn" and check.name == ANSWER:
+                yield JunitCase(report.node, check.name, "skipped", found)
+            else:
+                outcome: Outcome = "failure" if check.status == "fail" else "pass"
+                warning = "warning: " if check.status == "warn" else ""
+                yield JunitCase(report.node, check.name, outcome, f"{warning}{found}")
         yield from (JunitCase(report.node, one.name, "skipped", one.reason) for one in report.not_checked)
-
-
-def _check_case(node: str, check: Check) -> JunitCase:
-    found = "; ".join(filter(None, ("" if check.value is None else str(check.value), check.advice)))
-    if check.status == "warn" and check.name == ANSWER:
-        return JunitCase(node, check.name, "skipped", found)
-    warning = "warning: " if check.status == "warn" else ""
-    return JunitCase(node, check.name, "failure" if check.status == "fail" else "pass", f"{warning}{found}")
 
 
 def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[LeftOut]") -> Iterator[JunitCase]:
@@ -110,24 +109,17 @@ def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[LeftOut]") -> 
 
 
 def comparison_cases(comparison: "Comparison") -> Iterator[JunitCase]:
-    yield from map(_row_case, comparison.rows)
-    yield from map(_unmatched_case, comparison.unmatched)
-    yield from (JunitCase(f"left out {one.side}", one.run, "skipped", one.reason) for one in comparison.left_out)
-
-
-def _row_case(row: "Row") -> JunitCase:
-    delta, interval = row.delta_pct, row.ci95_pct
-    change = "" if delta is None else f"{delta:+.2f} % step time"
-    if interval:
-        change += " ({:+.2f} to {:+.2f} %)".format(*interval)
-    text = "; ".join(filter(None, (row.verdict, change, f"tolerance {row.tolerance_pct:g} %", row.reason)))
-    return JunitCase(row.recipe, "step time", VERDICTS[row.verdict], text)
-
-
-def _unmatched_case(one: "Unmatched") -> JunitCase:
     """A recipe that all runs after failed to measure is an error: it may be broken."""
-    outcome: Outcome = "error" if one.side == "before" and one.reason else "skipped"
-    return JunitCase(one.recipe, "step time", outcome, one.reason or f"it was run {one.side} only")
+    for row in comparison.rows:
+        change = "" if row.delta_pct is None else f"{row.delta_pct:+.2f} % step time"
+        if row.ci95_pct:
+            change += " ({:+.2f} to {:+.2f} %)".format(*row.ci95_pct)
+        text = "; ".join(filter(None, (row.verdict, change, f"tolerance {row.tolerance_pct:g} %", row.reason)))
+        yield JunitCase(row.recipe, "step time", VERDICTS[row.verdict], text)
+    for one in comparison.unmatched:
+        outcome: Outcome = "error" if one.side == "before" and one.reason else "skipped"
+        yield JunitCase(one.recipe, "step time", outcome, one.reason or f"it was run {one.side} only")
+    yield from (JunitCase(f"left out {one.side}", one.run, "skipped", one.reason) for one in comparison.left_out)
 
 
 def job_cases(jobs: "Iterable[Job]") -> Iterator[JunitCase]:
@@ -141,18 +133,12 @@ def job_cases(jobs: "Iterable[Job]") -> Iterator[JunitCase]:
 
 
 def campaign_cases(campaign: "Campaign", left_out: Iterable[str]) -> Iterator[JunitCase]:
-    yield from map(_queued_case, campaign.jobs)
+    outcomes: dict[str, Outcome] = {"submitted": "pass", "refused": "failure"}
+    for job in campaign.jobs:
+        asked = job.wanted.request
+        name = f"{job.key or job.where} {asked.workload} {asked.size} {asked.dtype} on {asked.scale} x {asked.gpu_type}"
+        texts = {"submitted": f"job {job.job_id}", "refused": job.reason or "refused"}
+        text = texts.get(job.state, f"not queued: {job.state}")
+        yield JunitCase("jobs", name, outcomes.get(job.state, "skipped"), text)
     for line in left_out:
         yield JunitCase("left out", line.partition(": ")[2] or line, "skipped", line)
-
-
-def _queued_case(job: "CampaignJob") -> JunitCase:
-    asked = job.wanted.request
-    name = f"{job.key or job.where} {asked.workload} {asked.size} {asked.dtype} on {asked.scale} x {asked.gpu_type}"
-    match job.state:
-        case "submitted":
-            return JunitCase("jobs", name, "pass", f"job {job.job_id}")
-        case "refused":
-            return JunitCase("jobs", name, "failure", job.reason or "refused")
-        case _:
-            return JunitCase("jobs", name, "skipped", f"not queued: {job.state}")

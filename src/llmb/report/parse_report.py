@@ -108,49 +108,33 @@ def all_statistics(statistics: Statistics) -> dict[str, Any]:
     return fields_of(statistics, "mean", "median", "std", "cv", "ci95", "min", "max")
 
 
-def _time(name: str) -> Callable[[AnalyzedRun], Any]:
-    return lambda run: known_times(run.outcome).get(name)
-
-
-def _time_limit(place: int) -> Callable[[AnalyzedRun], Any]:
-    return lambda run: (known_times(run.outcome).get("ci95") or (None, None))[place]
-
-
-def _rate(name: str) -> Callable[[AnalyzedRun], Any]:
-    return lambda run: run.outcome.tflops_per_gpu and getattr(run.outcome.tflops_per_gpu, name)
-
-
-def _configured(key: str) -> Callable[[AnalyzedRun], str | None]:
-    return lambda run: run.text(key)
-
-
 VALUES: Mapping[str, Callable[[AnalyzedRun], Any]] = {
     "status": lambda run: run.outcome.status,
-    "time_mean_seconds": _time("mean"),
-    "time_std_dev_seconds": _time("std"),
-    "tflops_per_gpu_mean": _rate("mean"),
-    "tflops_per_gpu_std_dev": _rate("std"),
+    "time_mean_seconds": lambda run: known_times(run.outcome).get("mean"),
+    "time_std_dev_seconds": lambda run: known_times(run.outcome).get("std"),
+    "tflops_per_gpu_mean": lambda run: run.outcome.tflops_per_gpu and run.outcome.tflops_per_gpu.mean,
+    "tflops_per_gpu_std_dev": lambda run: run.outcome.tflops_per_gpu and run.outcome.tflops_per_gpu.std,
     "max_iteration": lambda run: run.outcome.max_step,
     "reason": lambda run: run.outcome.reason,
     "window_first": lambda run: run.outcome.window and run.outcome.window.first,
     "window_last": lambda run: run.outcome.window and run.outcome.window.last,
     "steps": lambda run: run.outcome.steps,
-    "time_median_seconds": _time("median"),
-    "time_cv": _time("cv"),
-    "time_ci95_low_seconds": _time_limit(0),
-    "time_ci95_high_seconds": _time_limit(1),
+    "time_median_seconds": lambda run: known_times(run.outcome).get("median"),
+    "time_cv": lambda run: known_times(run.outcome).get("cv"),
+    "time_ci95_low_seconds": lambda run: (known_times(run.outcome).get("ci95") or (None, None))[0],
+    "time_ci95_high_seconds": lambda run: (known_times(run.outcome).get("ci95") or (None, None))[1],
     "loss_first": lambda run: run.outcome.loss_first,
     "loss_last": lambda run: run.outcome.loss_last,
     "weights": lambda run: run.origin and run.origin.weights.text,
     "data": lambda run: run.origin and run.origin.data.text,
     "run": lambda run: run.id,
-    "workload": _configured("workload"),
-    "size": _configured("size"),
-    "dtype": _configured("dtype"),
-    "gpu_type": _configured("gpu_type"),
+    "workload": lambda run: run.text("workload"),
+    "size": lambda run: run.text("size"),
+    "dtype": lambda run: run.text("dtype"),
+    "gpu_type": lambda run: run.text("gpu_type"),
     "gpus": lambda run: run.gpus,
     "layout": lambda run: run.layout_text or None,
-    "program": _configured("program"),
+    "program": lambda run: run.text("program"),
     "nodes": lambda run: run.node_count,
     "date": date_of,
     "mfu_pct": lambda run: one_mfu(run)[0],
@@ -236,11 +220,8 @@ def _measured_table(report: ParseReport, runs: Sequence[AnalyzedRun], *, wide: b
     assumed = sum(run.layout_source == "recipe" for run in runs)
     notes += [f"layout of {assumed} of these logs: not reported, that of the recipe is assumed"] if assumed else []
     coarse = sum(run.outcome.clock_error_s is not None for run in runs)
-    notes += (
-        [f"±: the clock of {coarse} of these logs shows whole seconds; the spread of steps is unknown"]
-        if coarse
-        else []
-    )
+    clock = f"±: the clock of {coarse} of these logs shows whole seconds; the spread of steps is unknown"
+    notes += [clock] if coarse else []
     unknown = sum(run.gpus is None and run.node_count is not None for run in runs)
     notes += [f"GPUs of {unknown} of these logs: only the nodes are reported; add --gpu-type"] if unknown else []
     noted = [f"{ids[run.log_path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []

@@ -261,17 +261,17 @@ def waterfall(prediction: Prediction) -> Table:
 
 
 def rows_document(rows: Iterable[PredictedRow]) -> list[dict[str, Any]]:
-    return [_row_document(row) for row in rows]
-
-
-def _row_document(row: PredictedRow) -> dict[str, Any]:
-    if isinstance(row.found, LlmbError):
-        return {"line": row.line, **row.asked, "step_time_s": None, "reason": row.found.what}
-    found = row.found
-    tokens = found.plan.recipe.layout.gbs * found.plan.recipe.layout.seq_len / found.seconds
-    low, high = found.interval_s
-    figures = {"step_time_s": found.seconds, "low_s": low, "high_s": high, "tokens_per_s": tokens}
-    return {"line": row.line, **row.asked, **figures, "reason": None}
+    document = []
+    for row in rows:
+        one: dict[str, Any] = {"line": row.line, **row.asked, "step_time_s": None, "reason": None}
+        if isinstance(row.found, LlmbError):
+            one["reason"] = row.found.what
+        else:
+            layout, seconds, (low, high) = row.found.plan.recipe.layout, row.found.seconds, row.found.interval_s
+            one |= {"step_time_s": seconds, "low_s": low, "high_s": high}
+            one["tokens_per_s"] = layout.gbs * layout.seq_len / seconds
+        document.append(one)
+    return document
 
 
 def rows_csv(rows: Iterable[PredictedRow]) -> str:

@@ -308,8 +308,13 @@ def fitting_widths(table: Table, width: int) -> list[int] | None:
     columns = table.columns
     texts = list(zip_longest((column.header for column in columns), *table.rows, fillvalue=""))
     shown = [[printable_lines(text) for text in cells] for cells in texts]
-    widths = [min(width, _natural(column, cells)) for column, cells in zip(columns, shown, strict=True)]
-    least = [_least(column, cells, most) for column, cells, most in zip(columns, shown, widths, strict=True)]
+    widths, least = [], []
+    for column, cells in zip(columns, shown, strict=True):
+        longest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
+        natural = min(width, longest, column.max_width or longest)
+        words = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
+        widths.append(natural)
+        least.append(max(column.min_width or 0, words) if column.wrap else natural)
     if widths[0] <= LONGEST_LABEL and columns[0].label:
         least[0] = widths[0]
     available = width - len(GAP) * (len(columns) - 1)
@@ -326,17 +331,6 @@ def _shrunk(natural: Sequence[int], least: Sequence[int], available: int) -> lis
         widest = max((place for place in range(len(widths)) if widths[place] > least[place]), key=widths.__getitem__)
         widths[widest] -= 1
     return widths
-
-
-def _natural(column: Column[Any], cells: Iterable[str]) -> int:
-    longest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
-    return min(longest, column.max_width or longest)
-
-
-def _least(column: Column[Any], cells: Iterable[str], natural: int) -> int:
-    if not column.wrap:
-        return natural
-    return max(column.min_width or 0, *(cell_len(word) for cell in cells for word in cell.split()), 0)
 
 
 Value = TypeVar("Value")

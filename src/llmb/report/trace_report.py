@@ -202,18 +202,17 @@ CHARACTERS = 24
 def trace_document(summary: TraceSummary) -> dict[str, Any]:
     """The JSON document; null for what the trace does not have."""
     return {
-        "ranks": [_rank_document(rank) for rank in summary.ranks],
+        "ranks": [
+            {
+                **fields_of(rank, "source", "rank", "device"),
+                "steps": [step_document(step) for step in rank.steps],
+                "longest": [_name_document(item) for item in rank.names],
+                "unclassified": [_name_document(item) for item in rank.unclassified],
+                "notes": list(rank.notes),
+            }
+            for rank in summary.ranks
+        ],
         "slowest_rank": summary.slowest and asdict(summary.slowest),
-    }
-
-
-def _rank_document(rank: RankTrace) -> dict[str, Any]:
-    return {
-        **fields_of(rank, "source", "rank", "device"),
-        "steps": [step_document(step) for step in rank.steps],
-        "longest": [_name_document(item) for item in rank.names],
-        "unclassified": [_name_document(item) for item in rank.unclassified],
-        "notes": list(rank.notes),
     }
 
 

@@ -14,6 +14,7 @@ from llmb.report.table import (
     Column,
     Table,
     csv_text,
+    fields_of,
     interval_of,
     markdown_table,
     markdown_text,
@@ -50,18 +51,17 @@ def judge_document(
     return {
         **first.model_dump(mode="json"),
         "acceptance": acceptance and acceptance.model_dump(mode="json"),
-        "judged": [_judged_document(*pair) for pair in zip_longest(judged, explanations)],
+        "judged": [
+            {
+                **one.verdict.model_dump(mode="json"),
+                "recipe": one.title,
+                "step_time_s": one.compared_s,
+                "runs": [{**fields_of(run, "id", "label"), "path": str(run.path)} for run in one.runs],
+                "explanation": explanation and explanation.model_dump(mode="json"),
+            }
+            for one, explanation in zip_longest(judged, explanations)
+        ],
         "left_out": [{"run": one.run, "reason": one.reason} for one in left_out],
-    }
-
-
-def _judged_document(judged: Judged, explanation: Explanation | None) -> dict[str, Any]:
-    return {
-        **judged.verdict.model_dump(mode="json"),
-        "recipe": judged.title,
-        "step_time_s": judged.compared_s,
-        "runs": [{"id": run.id, "path": str(run.path), "label": run.label} for run in judged.runs],
-        "explanation": explanation and explanation.model_dump(mode="json"),
     }
 
 
@@ -193,11 +193,8 @@ def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Tab
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
     """One for each reason: what a development version left may be dozens of runs."""
     groups = by_reason(left_out).items()
-    return [f"left out: {_first_of(runs)}: {reason}" for reason, runs in groups]
-
-
-def _first_of(runs: Sequence[str]) -> str:
-    return runs[0] if len(runs) == 1 else f"{len(runs)} runs, such as {runs[0]}"
+    several = "{} runs, such as {}"
+    return [f"left out: {runs[0] if len(runs) == 1 else several.format(len(runs), runs[0])}: {w}" for w, runs in groups]
 
 
 def _counted_runs(judged: Judged) -> Sequence[AnalyzedRun]:
