@@ -83,7 +83,7 @@ class Queueing:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """How a campaign goes on from an earlier one."""
+    """How a campaign resumes an earlier one."""
 
     resume: Annotated[
         bool,
