@@ -60,7 +60,8 @@ def test_the_next_launcher_removes_the_store_of_one_that_was_killed(started: Sta
     killed.wait()
     for pid in ranks.values():
         os.kill(pid, signal.SIGKILL)
-    assert len(list(tmp_path.glob("llmb-ranks-*"))) == 1
+    (left,) = tmp_path.glob("llmb-ranks-*")
+    os.utime(left, (0, 0))  # a new one may not be locked yet
     (tmp_path / "begun").unlink()
     launcher = started("true")
     begun(tmp_path)
