@@ -70,8 +70,8 @@ def order_of(
 
 
 def folder_of(order: Order) -> RunFolder:
-    name = order.experiment
-    return RunFolder(order.parent / f"{name}_1700000000" / name)
+    parent, name = order.place()
+    return RunFolder(parent / f"{name}_1700000000" / name)
 
 
 def script_of(order: Order) -> str:
