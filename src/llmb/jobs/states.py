@@ -96,7 +96,7 @@ def _ended(job: Job, seen: JobState, folder: FolderState) -> tuple[Status, str |
     if seen.phase == "completed":
         return _completed(folder)
     meaning = seen.meaning or seen.state
-    if folder.done and (seen.phase in FROM_OUTSIDE or folder.run_status == "success"):
+    if folder.done and (seen.phase in FROM_OUTSIDE or folder.run_status not in ("failed", "cancelled")):
         return "success", f"{meaning}, after its last step"
     if seen.phase == "cancelled":
         return "cancelled", f"{meaning}{_progress(folder)}"
@@ -160,7 +160,7 @@ def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:
     if end.exit_code == 0:
         status, reason = _completed(folder)
         return COMPLETED, status, reason
-    if folder.done and folder.run_status == "success":
+    if folder.done and folder.run_status not in ("failed", "cancelled"):
         return FAILED, "success", f"exit code {end.exit_code}, after its last step"
     reason = folder.run_reason if folder.run_status == "failed" else None
     return FAILED, "failed", reason or f"the batch script ended with exit code {end.exit_code}{_progress(folder)}"
