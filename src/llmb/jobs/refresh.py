@@ -12,16 +12,14 @@ from functools import cache
 from pathlib import Path
 
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
 from llmb.jobs.job import Job
 from llmb.jobs.states import FAILED, FolderState, decide, read_figures, read_folder
 from llmb.jobs.store import Store
 from llmb.jobs.submit import resolve_submissions
 from llmb.runs.failure import failed_host, tail
-from llmb.runs.folder import RunFolder
 from llmb.schedulers.lookup import LOCAL, find_scheduler
-from llmb.schedulers.port import INFRASTRUCTURE, FaultPattern, JobState, Phase, Scheduler
+from llmb.schedulers.port import INFRASTRUCTURE, FaultTable, JobState, Phase, Scheduler
 
 TABLE = Path(__file__).parent / "data" / "faults.yaml"
 TIME_OUT_S = 60.0
@@ -31,10 +29,6 @@ PUT_BACK_S = 3600.0
 """For this long after its end a job is queried again: it may have been requeued."""
 NOT_CONCLUDED = "not concluded"
 """The run of an ended job has no result yet."""
-
-
-class FaultTable(Record):
-    faults: tuple[FaultPattern, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +162,7 @@ def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _log(job: Job) -> str:
-    folder = RunFolder(Path(job.run_dir))
+    folder = job.folder
     try:
         return tail(folder.log) + tail(folder.batch_output)
     except OSError:

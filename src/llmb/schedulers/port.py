@@ -262,6 +262,12 @@ class FaultPattern(Record):
         return value
 
 
+class FaultTable(Record):
+    """The content of a file ``faults.yaml``."""
+
+    faults: tuple[FaultPattern, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A job whose files are written, as it is handed over."""

@@ -3,11 +3,12 @@
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from llmb.catalogue.records import Record
 from llmb.options import Option
-from llmb.schedulers.port import NONE, Choice, Offer, Partition, SchedulerQuestion
+from llmb.schedulers.port import NONE, Choice, InstallerPart, Offer, Partition, SchedulerQuestion
 from llmb.schedulers.slurm.settings import GpuRequest, partition_names
 from llmb.shown_text import counted
 
@@ -101,17 +102,6 @@ class GpuRequests(SlurmQuestion):
         return None
 
 
-QUESTIONS = (Account, GpuPartition, CpuPartition, GpuRequests)
-RUNTIMES = (Choice("pyxis", "Slurm's plugin, with Enroot"), Choice("apptainer"))
-COMMENTS = {
-    "partition": "of jobs that train",
-    "cpu_partition": "of jobs without GPUs",
-    "gpu_request": "gpus-per-node, gres, or none",
-    "gres_type": "type in --gres=gpu:TYPE:N",
-}
-"""By key of the section."""
-
-
 def training_partition(answers: SlurmAnswers, offer: Offer) -> Partition | None:
     """The partition of the nodes that train, of several the first."""
     return offer.partition(partition_names(answers.gpu_partition)[0])
@@ -123,24 +113,39 @@ def _partition_text(item: Partition) -> str:
     return ", ".join(filter(None, (nodes, gpus, item.architecture, "the default" if item.is_default else None)))
 
 
-def slurm_section(answers: SlurmAnswers, gpus_per_node: int | None) -> dict[str, Any]:
-    """The section of cluster_config.yaml that the answers give."""
-    found = {
-        "account": answers.account,
-        "partition": answers.gpu_partition,
-        "cpu_partition": answers.cpu_partition,
-        "gpus_per_node": gpus_per_node,
-        "gres_type": answers.gres_type,
-    }
-    given = {key: value for key, value in found.items() if value not in (None, NONE)}
-    # 'none' is a way to ask for GPUs; elsewhere it is not a value.
-    return {**given, "gpu_request": answers.gpu_request} if answers.gpu_request else given
+class SlurmInstaller(InstallerPart):
+    """What Slurm brings to an installation."""
 
+    answers = SlurmAnswers
+    questions = (Account, GpuPartition, CpuPartition, GpuRequests)
+    runtimes = (Choice("pyxis", "Slurm's plugin, with Enroot"), Choice("apptainer"))
+    comments = MappingProxyType(
+        {
+            "partition": "of jobs that train",
+            "cpu_partition": "of jobs without GPUs",
+            "gpu_request": "gpus-per-node, gres, or none",
+            "gres_type": "type in --gres=gpu:TYPE:N",
+        }
+    )
 
-def answers_of_section(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers, by name, that a section of cluster_config.yaml gives."""
-    same = ("account", "cpu_partition", "gpus_per_node", "gres_type")
-    found = {name: section[name] for name in same if section.get(name) is not None}
-    if section.get("partition"):
-        found |= {"gpu_partition": section["partition"], "gpu_request": section["gpu_request"]}
-    return found
+    def training_nodes(self, answers: SlurmAnswers, offer: Offer) -> Partition | None:
+        return training_partition(answers, offer)
+
+    def section(self, answers: SlurmAnswers, gpus_per_node: int | None) -> dict[str, Any]:
+        found = {
+            "account": answers.account,
+            "partition": answers.gpu_partition,
+            "cpu_partition": answers.cpu_partition,
+            "gpus_per_node": gpus_per_node,
+            "gres_type": answers.gres_type,
+        }
+        given = {key: value for key, value in found.items() if value not in (None, NONE)}
+        # 'none' is a way to ask for GPUs; elsewhere it is not a value.
+        return {**given, "gpu_request": answers.gpu_request} if answers.gpu_request else given
+
+    def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        same = ("account", "cpu_partition", "gpus_per_node", "gres_type")
+        found = {name: section[name] for name in same if section.get(name) is not None}
+        if section.get("partition"):
+            found |= {"gpu_partition": section["partition"], "gpu_request": section["gpu_request"]}
+        return found

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.records import Record
 from llmb.errors import InfrastructureError
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
@@ -18,17 +17,17 @@ from llmb.schedulers.port import (
     AskedJob,
     Defaults,
     FaultPattern,
+    FaultTable,
     JobAnswers,
     JobState,
     NodeState,
     Offer,
     Overlay,
-    Partition,
     Scheduler,
     SchedulerSetup,
     Submission,
 )
-from llmb.schedulers.slurm import client, installer
+from llmb.schedulers.slurm import client
 from llmb.schedulers.slurm.asked import (
     ADDITIONAL,
     FLAG_NAMES,
@@ -39,7 +38,7 @@ from llmb.schedulers.slurm.asked import (
     slurm_options,
     variable_of,
 )
-from llmb.schedulers.slurm.installer import SlurmAnswers
+from llmb.schedulers.slurm.installer import SlurmInstaller
 from llmb.schedulers.slurm.job_state import WORDS, SlurmJob, with_meaning
 from llmb.schedulers.slurm.launch import call_launch, completed_launch, launch_text, launched_id
 from llmb.schedulers.slurm.offer import (
@@ -70,22 +69,6 @@ OF_SRUN = ("SRUN_", "SLURM_EXPORT_ENV")
 """How variables begin that change what a step gets."""
 
 
-def overlays(
-    settings: SlurmSettings, environ: Mapping[str, str], partition: str | None, gpu_type: str | None
-) -> Iterator[Overlay]:
-    """Raises UsageError for variables that cannot be used."""
-    yield from _of_shell(environ)
-    if partition:
-        yield Overlay(key="slurm.partition", value=partition, source="option", place="--partition")
-    chosen = partition or shell_flags(environ).get("partition") or site_partition(settings, gpu_type)
-    for name in partition_names(chosen):
-        if name in settings.partitions:
-            for field, value in settings.partitions[name].model_dump(exclude_none=True).items():
-                key, place = field if field == "gpu_type" else f"slurm.{field}", f"slurm.partitions.{name}.{field}"
-                yield Overlay(key=key, value=value, source="setting", place=place)
-            return
-
-
 def _of_shell(environ: Mapping[str, str]) -> Iterator[Overlay]:
     names = {flag: name for name, flag in FLAG_NAMES.items()}
     for flag, value in shell_flags(environ).items():
@@ -110,11 +93,7 @@ CAUSES = {"TERM": "Slurm (TERM: cancelled, preempted, or out of time)", "USR1": 
 FAULTS = Path(__file__).with_name("faults.yaml")
 
 
-class FaultFile(Record):
-    faults: tuple[FaultPattern, ...]
-
-
-class SlurmScheduler(Scheduler):
+class SlurmScheduler(SlurmInstaller, Scheduler):
     """Everything that jobs, campaigns and commands need from Slurm."""
 
     name = "slurm"
@@ -123,10 +102,6 @@ class SlurmScheduler(Scheduler):
     gpus_key, time_limit_key = "slurm.gpus_per_node", "slurm.flags.time"
     choices = SlurmChoices
     words = WORDS
-    answers = SlurmAnswers
-    questions = installer.QUESTIONS
-    runtimes = installer.RUNTIMES
-    comments = installer.COMMENTS
 
     def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
         return slurm_options(build(SlurmChoices, values), environ, python)
@@ -138,7 +113,17 @@ class SlurmScheduler(Scheduler):
         return Defaults(found, own.gpus_per_node, own.start, own.retries)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        return tuple(overlays(settings_of(site), site.shell, partition, site.config.gpu_type))
+        settings, found = settings_of(site), list(_of_shell(site.shell))
+        if partition:
+            found.append(Overlay(key="slurm.partition", value=partition, source="option", place="--partition"))
+        shell = shell_flags(site.shell).get("partition")
+        chosen = partition_names(partition or shell or site_partition(settings, site.config.gpu_type))
+        name = next((name for name in chosen if name in settings.partitions), None)
+        own = settings.partitions[name].model_dump(exclude_none=True) if name else {}
+        for field, value in own.items():
+            key, place = field if field == "gpu_type" else f"slurm.{field}", f"slurm.partitions.{name}.{field}"
+            found.append(Overlay(key=key, value=value, source="setting", place=place))
+        return found
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
         if spec.launch:
@@ -219,16 +204,7 @@ class SlurmScheduler(Scheduler):
         return slurm_offer()
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
-        return read_file(FAULTS, FaultFile).faults
-
-    def training_nodes(self, answers: SlurmAnswers, offer: Offer) -> Partition | None:
-        return installer.training_partition(answers, offer)
-
-    def section(self, answers: SlurmAnswers, gpus_per_node: int | None) -> dict[str, Any]:
-        return installer.slurm_section(answers, gpus_per_node)
-
-    def answers_in(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        return installer.answers_of_section(section)
+        return read_file(FAULTS, FaultTable).faults
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
         partition, gpus = environ.get("SLURM_JOB_PARTITION"), environ.get("SLURM_GPUS_ON_NODE", "")
