@@ -3,6 +3,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,33 +42,14 @@ def job_log(job: Job, lines: int | None) -> Iterator[bytes]:
 
 def log_of(job: Job) -> Path | None:
     """The workers' log, else the batch script's output; None if neither has content."""
-    folder = RunFolder(Path(job.run_dir))
+    folder = job.folder
     return next((path for path in (folder.log, folder.batch_output) if path.exists() and path.stat().st_size), None)
 
 
 def start_of_last(stream: BinaryIO, lines: int) -> int:
-    """Offset in bytes of the last ``lines`` lines; reads from the end, so a long log takes no longer."""
-    end = position = stream.seek(0, 2)
-    needed = lines + 1 if lines and _ends_with_newline(stream, end) else lines
-    count = 0
-    while position > 0 and lines:
-        begin = max(0, position - CHUNK_BYTES)
-        stream.seek(begin)
-        chunk = stream.read(position - begin)
-        while (at := chunk.rfind(b"\n")) >= 0:
-            count += 1
-            if count == needed:
-                return begin + at + 1
-            chunk = chunk[:at]
-        position = begin
-    return 0 if lines else end
-
-
-def _ends_with_newline(stream: BinaryIO, end: int) -> bool:
-    if not end:
-        return False
-    stream.seek(end - 1)
-    return stream.read(1) == b"\n"
+    """Offset in bytes of the last ``lines`` lines."""
+    last = deque(stream, maxlen=lines)
+    return stream.seek(0, 2) - sum(map(len, last))
 
 
 def follow_log(
