@@ -302,7 +302,7 @@ def repeats_lock(local: LocalRun) -> AbstractContextManager[object]:
 
 def _ended(job: Job) -> EndedRun | None:
     """None if its folder is gone, or cannot be read."""
-    folder = RunFolder(Path(job.run_dir))
+    folder = job.folder
     try:
         return read_ended_run(folder)
     except (UsageError, EnvironmentProblem):

@@ -357,11 +357,6 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
     return find_scheduler(spec.scheduler).submit(job)
 
 
-def write_job(folder: RunFolder, handle: SubmittedJob) -> None:
-    with writing(folder.path):
-        write_atomically(folder.job, handle.model_dump_json(indent=2) + "\n")
-
-
 @contextmanager
 def removed_if_refused(folder: RunFolder, plan: Plan | None = None) -> Iterator[None]:
     """Removes the folder of a job that is rejected, and what ``plan`` would have saved to.

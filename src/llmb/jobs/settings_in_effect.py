@@ -49,14 +49,6 @@ class SettingsInEffect:
     variables: tuple[Setting, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Jobs:
-    """What a recipe gives its jobs."""
-
-    size: str
-    defaults: JobDefaults
-
-
 def settings_in_effect(
     catalogue: Catalogue,
     root: InstallRoot,
@@ -92,8 +84,9 @@ def settings_in_effect(
     gpu_type = str(settings["gpu_type"].value) if "gpu_type" in settings else None
     jobs = _jobs_of(catalogue, workload, size, gpu_type) if workload else None
     if jobs and scheduler.time_limit_key:
-        place = f"recipe {jobs.size}: {jobs.defaults.time_limit_source}"
-        entry = Setting(scheduler.time_limit_key, f"{jobs.defaults.time_limit_min} minutes", CATALOGUE, place)
+        of_recipe, defaults = jobs
+        place = f"recipe {of_recipe}: {defaults.time_limit_source}"
+        entry = Setting(scheduler.time_limit_key, f"{defaults.time_limit_min} minutes", CATALOGUE, place)
         settings.setdefault(entry.key, entry)
     used = list(_variables(catalogue, config, variables, environ, workload, jobs))
     return SettingsInEffect(
@@ -137,7 +130,7 @@ def _variables(
     written: Mapping[str, Setting],
     environ: Mapping[str, str],
     workload: str | None,
-    jobs: _Jobs | None,
+    jobs: tuple[str, JobDefaults] | None,
 ) -> Iterator[Setting]:
     """The workers' variables: what the catalogue has, below the shell's, below what the files say."""
     shipped: dict[str, Setting] = {}
@@ -146,8 +139,9 @@ def _variables(
         place = f"fabric {fabric.fabric}: {fabric.source}"
         shipped |= {name: Setting(name, value, CATALOGUE, place) for name, value in fabric.variables.items()}
     if jobs:
-        for own in jobs.defaults.variables:
-            shipped[own.name] = Setting(own.name, own.value, CATALOGUE, f"recipe {jobs.size}: {own.source}")
+        size, defaults = jobs
+        for own in defaults.variables:
+            shipped[own.name] = Setting(own.name, own.value, CATALOGUE, f"recipe {size}: {own.source}")
     entries = dict(shipped)
     shells = {name: environ[name] for name in shipped if name in environ and not holds_secret(name, environ[name])}
     entries |= {name: Setting(name, value, "shell", name) for name, value in shells.items()}
@@ -159,12 +153,12 @@ def _variables(
     yield from entries.values()
 
 
-def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> _Jobs:
-    """``size`` is by default the first one of the workload."""
+def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> tuple[str, JobDefaults]:
+    """The size, by default the first one of the workload, and what its recipe gives its jobs."""
     sizes = sizes_of(find_workload(catalogue, workload))
     chosen = size or next(name for name in sizes if (name == TINY) == (gpu_type == CPU))
     recipe = resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type))
-    return _Jobs(chosen, job_defaults(catalogue, recipe))
+    return chosen, job_defaults(catalogue, recipe)
 
 
 def _without_secret(setting: Setting) -> Setting:

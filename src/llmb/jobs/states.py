@@ -226,7 +226,7 @@ def read_step_times(job: Job) -> list[float]:
             return []
         return [step.step_time_s for step in read_steps(folder.steps)]
 
-    return _readable(times, RunFolder(Path(job.run_dir))) or []
+    return _readable(times, job.folder) or []
 
 
 def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Content | None:
@@ -238,12 +238,12 @@ def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Conten
 
 def read_run(job: Job) -> RunRecord | None:
     """The record of a job's run; None for another job, and if it cannot be read."""
-    return _readable(read_record, RunFolder(Path(job.run_dir))) if job.kind == "run" else None
+    return _readable(read_record, job.folder) if job.kind == "run" else None
 
 
 def read_last_lines(job: Job) -> list[str]:
     """The log of a failed job up to the failure, or its batch script's output."""
-    folder = RunFolder(Path(job.run_dir))
+    folder = job.folder
     if job.status != "failed":
         return []
     return _readable(lambda place: last_lines(tail(place.log) or tail(place.batch_output), MOST_LINES), folder) or []

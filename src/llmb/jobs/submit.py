@@ -15,11 +15,11 @@ from pathlib import Path
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError, UserInterrupt
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
-from llmb.jobs.order import Order, Prepared, prepare, removed_if_refused, send, write_job
+from llmb.jobs.order import Order, Prepared, prepare, removed_if_refused, send
 from llmb.jobs.store import Store
 from llmb.jobs.task import TaskOrder
 from llmb.runs.experiment import stamped_folder
-from llmb.runs.folder import RunFolder, link_latest
+from llmb.runs.folder import RunFolder, link_latest, write_atomically, writing
 from llmb.runs.record import SubmittedJob, now, read_job, read_record, write_record
 from llmb.schedulers.lookup import find_scheduler
 from llmb.trust import STATE_FOLDER
@@ -104,7 +104,9 @@ def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
     before = read_job(folder)
     earlier = (*before.earlier, before.model_copy(update={"earlier": ()})) if before else ()
     own = {"key": job.key, "campaign": job.campaign, "retries": job.retries, "retry_of": job.retry_of}
-    write_job(folder, handle.model_copy(update={**own, "earlier": earlier}))
+    with writing(folder.path):
+        text = handle.model_copy(update={**own, "earlier": earlier}).model_dump_json(indent=2)
+        write_atomically(folder.job, text + "\n")
 
 
 def new_job(prepared: Prepared, key: str, campaign: str | None = None) -> Job:
@@ -133,7 +135,9 @@ def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s:
         unresolved = _unresolved(store, scheduler)
         claimed = store.job_ids()
         now_s = time.time()
-        since_s = min((_submitted_s(job, now_s) for job in unresolved), default=0.0)
+        # The clock may have been wrong when a job was submitted.
+        times = [job.submitted_s if job.submitted_s <= now_s else now_s - LOOK_BACK_S for job in unresolved]
+        since_s = min(times, default=0.0)
         ids = find_scheduler(scheduler).find(unresolved, since_s, claimed, time_out_s) if unresolved else {}
         claimed |= set(ids.values())
         for job in unresolved:
@@ -149,11 +153,6 @@ def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s:
                 yield f"a submission was interrupted before it reached {title}: {job.run_dir}"
 
 
-def _submitted_s(job: Job, now_s: float) -> float:
-    """When ``job`` was submitted at the earliest: the clock may have been wrong then."""
-    return job.submitted_s if job.submitted_s <= now_s else now_s - LOOK_BACK_S
-
-
 def _unresolved(store: Store, scheduler: str) -> list[Job]:
     return [job for job in store.unresolved() if job.scheduler == scheduler]
 
@@ -161,20 +160,20 @@ def _unresolved(store: Store, scheduler: str) -> list[Job]:
 def _begun_as(job: Job, claimed: set[str]) -> str | None:
     """The id that the job in the folder recorded; None if it is that of an earlier attempt."""
     try:
-        begun = read_record(RunFolder(Path(job.run_dir))).job
+        begun = read_record(job.folder).job
     except (OSError, ValueError):
         return None
     return begun.job_id if begun and begun.job_id not in claimed else None
 
 
 def _write_handle(job: Job, job_id: str) -> None:
-    folder = RunFolder(Path(job.run_dir))
+    folder = job.folder
     if folder.path.is_dir():
         record_handle(folder, SubmittedJob(scheduler=job.scheduler, job_id=job_id, submitted_at=now()), job)
 
 
 def _end_record(job: Job, reason: str) -> None:
-    folder = RunFolder(Path(job.run_dir))
+    folder = job.folder
     try:
         record = read_record(folder)
         if record.status == "queued":

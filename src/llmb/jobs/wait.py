@@ -29,7 +29,6 @@ from llmb.jobs.store import KeyTaken, Store
 from llmb.jobs.submit import hand_over, submission_lock
 from llmb.jobspec.spec import read_spec
 from llmb.programs.port import NewSteps, find_program
-from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record, write_record
 from llmb.runs.steps import StepNews
 from llmb.schedulers.lookup import find_scheduler
@@ -111,7 +110,7 @@ class Watch:
         self.on_job(job)
         if job.kind != "run":
             return
-        folder = RunFolder(Path(job.run_dir))
+        folder = job.folder
         if self.steps is None:
             try:
                 self.steps = find_program(read_record(folder).program).new_steps(folder)
@@ -191,7 +190,7 @@ def excluded(*nodes: str | None) -> str | None:
 
 def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, str], now_s: float) -> tuple[str, str]:
     """Id of the new job, and the nodes that it excludes."""
-    folder = RunFolder(Path(job.run_dir))
+    folder = job.folder
     check_owner(folder.job_spec, install)
     spec = read_spec(folder)
     nodes = excluded(spec.excluded_nodes, *(tried.bad_nodes for tried in _tries(store, job)))
