@@ -198,7 +198,9 @@ class NodesCheck:
             return self._silent()
         if state.phase in ("cancelled", "preempted"):
             return unchecked(f"its job was {state.meaning or state.phase}")
-        words = self._last_words(node)
+        base = self.folder.job(node)
+        lines = (line for path in (base.log, base.batch_output) for line in reversed(_lines(path)))
+        words = next(lines, "")[:LAST_WORDS]
         return Problem("fail", f"its task wrote no report: {state.meaning or 'it ended'}{words and f': {words}'}")
 
     def _silent(self) -> Problem:
@@ -228,11 +230,6 @@ class NodesCheck:
         except LlmbError as error:
             ids = ",".join(str(self.jobs[node].job_id) for node in nodes)
             self.say(f"warning: jobs {ids} could not be cancelled: {error.what}")
-
-    def _last_words(self, node: str) -> str:
-        base = self.folder.job(node)
-        lines = (line for path in (base.log, base.batch_output) for line in reversed(_lines(path)))
-        return next(lines, "")[:LAST_WORDS]
 
 
 def _lines(path: Path) -> list[str]:

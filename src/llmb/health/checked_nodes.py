@@ -175,10 +175,6 @@ def _stamp(path: Path) -> tuple[str, int]:
     return stamp, int(number) if number.isdecimal() else 1
 
 
-def age_s(started_at: str) -> float:
-    return (datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds()
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Why a node has no report; ``case`` picks the advice."""
@@ -378,7 +374,7 @@ def _told(judged: JudgedNodes, name: str, how: str, cluster: Cluster, say: Say) 
     say(f"{UNFIT}: {what} in the {name} of {judged.started_at}{f': {names}' if names else ''}")
     if judged.undecided:
         say(f"warning: {cluster.host_list(judged.undecided)} had no result in that {name}, and may be unfit")
-    age = age_s(judged.started_at)
+    age = (datetime.now(UTC) - datetime.fromisoformat(judged.started_at)).total_seconds()
     if age > OLD_S:
         say(f"warning: that {name} is {age / 3600:.0f} hours old; {how}")
     return unfit

@@ -98,9 +98,11 @@ def verify_prepared(
     source, model = source_of(catalogue, workload, size), find_model(catalogue, workload, size)
     wanted = _Wanted(workload, size, source, model, folders)
     documented = find_workload(catalogue, workload).checkpoints.get(size)
+    dataset = wanted.source.dataset
+    path = wanted.folders.dataset(dataset)
     found = [
         _checkpoint(wanted, documented.size_gb if documented else None),
-        _samples(wanted),
+        _dataset_item(wanted, f"datasets/{dataset}", path, read_samples_record, wanted.command("dataset", "--force")),
         *(_packed(wanted, split, length) for length in seq_lens_of(catalogue, workload, size) for split in SPLITS),
     ]
     if on_progress:
@@ -157,12 +159,6 @@ def _checkpoint(wanted: _Wanted, documented_gib: float | None) -> _Found:
         return replace(item, state="damaged", bytes=size, problem=f"it is another model: {differences[0]}"), {}
     source = record.imported_from.path if record.imported_from else f"a run of {record.workload}"
     return replace(item, state="complete", bytes=size, source=source), record.crc32
-
-
-def _samples(wanted: _Wanted) -> _Found:
-    dataset = wanted.source.dataset
-    path = wanted.folders.dataset(dataset)
-    return _dataset_item(wanted, f"datasets/{dataset}", path, read_samples_record, wanted.command("dataset", "--force"))
 
 
 def _packed(wanted: _Wanted, split: Split, seq_len: int) -> _Found:

@@ -155,13 +155,6 @@ def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
             flush_file(target / name)
 
 
-def check_context(context: Path) -> None:
-    """Raises UsageError if a file cannot be read that is copied in the end, after hours for a large model."""
-    for path in (context / name for name in CONTEXT_FILES):
-        if path.is_file():
-            open_file(path).close()
-
-
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
     """Makes a new checkpoint, of weights alone, from another program's; resumes an import that was killed.
 
@@ -169,7 +162,10 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
     """
     source, target = read_source(request.source, request.model), request.target.absolute()
     check_converter()
-    check_context(source.context)
+    # Raises UsageError if a file cannot be read that is copied in the end, after hours for a large model.
+    for path in (source.context / name for name in CONTEXT_FILES):
+        if path.is_file():
+            open_file(path).close()
     with new_folder(target, finished_files) as folder:
         if source.format == "huggingface" and not finished_files(folder):
             check_content(source, request.processes, on_progress, on_note)
@@ -200,7 +196,14 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
         check_nemo_config(found, model)
     else:
         found = read_folder(path)
-        check_config(found, model)
+        # Raises UsageError if the configuration is of another model, or may be: with keys that are not understood.
+        name, where = f"{model.model} {model.size}", str(found.path / CONFIG)
+        if differences := list(config_differences(model, found.config)):
+            what = f"this is another model than {name}:{itemized(differences)}"
+            raise UsageError(what, where=where, do="give its workload and size with -w and -s; see 'llmb list'")
+        if unknown := list(unknown_keys(model, found.config)):
+            what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
+            raise UsageError(what, where=where, do=f"remove them if the model is {name} without them, too")
     return found
 
 
@@ -233,17 +236,6 @@ def write_context(source: WeightsFolder, model: Model, imported: ImportedWeights
         dtype: ExportDtype = "bf16" if imported.dtypes == ("bf16",) else "fp32"
         write_atomically(target / CONFIG, json.dumps(config_of(model, dtype), indent=2) + "\n")
     return {path.name: file_checksum(path) for path in sorted(target.iterdir())}
-
-
-def check_config(source: WeightsFolder, model: Model) -> None:
-    """Raises UsageError if the configuration is of another model, or may be: with keys that are not understood."""
-    name, where = f"{model.model} {model.size}", str(source.path / CONFIG)
-    if differences := list(config_differences(model, source.config)):
-        what = f"this is another model than {name}:{itemized(differences)}"
-        raise UsageError(what, where=where, do="give its workload and size with -w and -s; see 'llmb list'")
-    if unknown := list(unknown_keys(model, source.config)):
-        what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
-        raise UsageError(what, where=where, do=f"remove them if the model is {name} without them, too")
 
 
 def imported_record(

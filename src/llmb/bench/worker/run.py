@@ -51,16 +51,13 @@ class AttentionChoices:
 
     def prepare(self, case: AttentionCase) -> PreparedCall:
         """Raises RuntimeError if no backend computes the shape."""
-        trial = self._trial(case)
-        call = _call(case, self.device, repeats_heads=trial.repeats_heads, backend=trial.backend)
-        context = attention_kernel(trial.backend)
-        return PreparedCall(call, context, backend=trial.backend, flushes=True)
-
-    def _trial(self, case: AttentionCase) -> Trial:
         shape = case.model_copy(update={"direction": "both"})
         if shape not in self.chosen:
             self.chosen[shape] = self._try(shape)
-        return self.chosen[shape]
+        trial = self.chosen[shape]
+        call = _call(case, self.device, repeats_heads=trial.repeats_heads, backend=trial.backend)
+        context = attention_kernel(trial.backend)
+        return PreparedCall(call, context, backend=trial.backend, flushes=True)
 
     def _try(self, case: AttentionCase) -> Trial:
         def attempt(backend: AttentionBackend, timed: bool) -> Trial:
