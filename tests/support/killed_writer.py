@@ -3,22 +3,20 @@
 
 import os
 import signal
-from collections.abc import Callable
 
 from llmb.weights.protocol import FinishedFile
 from llmb.weights.worker.chunk_files import WeightFile
 
 
-def write_or_die(file: WeightFile, on_bytes: Callable[[int], None]) -> FinishedFile:
+def write_or_die(file: WeightFile) -> FinishedFile:
     """Is killed as if the machine were short of memory when it writes the file 'fatal'."""
     if file.name == "fatal":
         os.kill(os.getpid(), signal.SIGKILL)
-    on_bytes(file.bytes)
     return FinishedFile(name=file.name, bytes=file.bytes, crc32="", places=())
 
 
-def write_or_fail(file: WeightFile, on_bytes: Callable[[int], None]) -> FinishedFile:
+def write_or_fail(file: WeightFile) -> FinishedFile:
     """Raises an error that no caller expects when it writes the file 'fatal'."""
     if file.name == "fatal":
         raise KeyError(file.name)
-    return write_or_die(file, on_bytes)
+    return write_or_die(file)

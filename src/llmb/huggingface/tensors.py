@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -117,6 +117,8 @@ def obstacles(model: Model, known: WeightsFormat) -> Iterator[str]:
 
 
 Shape = tuple[int, ...]
+Tensor = TypeVar("Tensor")
+"""Names a tensor, or a part of one."""
 
 READABLE = {"F32": 4, "BF16": 2, "F16": 2}
 """Dtypes of safetensors that convert to fp32 without loss, with their bytes per element."""
@@ -237,9 +239,9 @@ def parse_size(text: str) -> int:
     return size
 
 
-def plan_shards(sizes: Mapping[str, int], largest: int) -> list[list[str]]:
-    """Names of tensors by file, in order. A file has at most ``largest`` bytes of tensors, or holds a single tensor."""
-    shards: list[list[str]] = []
+def plan_shards(sizes: Mapping[Tensor, int], largest: int) -> list[list[Tensor]]:
+    """Tensors by file, in order. A file has at most ``largest`` bytes of tensors, or holds a single tensor."""
+    shards: list[list[Tensor]] = []
     room = 0
     for name, size in sizes.items():
         if not shards or size > room:

@@ -38,7 +38,7 @@ from llmb.engine.checkpoint.load import torch_message
 from llmb.engine.checkpoint.save import causes
 from llmb.engine.checkpoint.state import MODEL
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
-from llmb.huggingface.tensors import Shape
+from llmb.huggingface.tensors import Shape, plan_shards
 from llmb.runs.checkpoints import check_room
 from llmb.runs.folder import write_atomically
 from llmb.runs.parent_death import end_with_parent
@@ -92,62 +92,38 @@ def chunks_of(name: str, parameter: Parameter, largest: int) -> Iterator[Chunk]:
 
 def plan_files(parameters: Mapping[str, Parameter], largest_file: int) -> list[WeightFile]:
     """All chunks, in order, in files of at most ``largest_file`` bytes of tensors or of a single chunk."""
-    chunks = [
-        (chunk, (chunk.end - chunk.first) * parameter.row_bytes)
+    sizes = {
+        chunk: (chunk.end - chunk.first) * parameter.row_bytes
         for name, parameter in parameters.items()
         for chunk in chunks_of(name, parameter, min(CHUNK_BYTES, largest_file))
-    ]
+    }
     return [
-        WeightFile(f"__0_{number}.distcp", tuple(chunk for chunk, _ in group), sum(size for _, size in group))
-        for number, group in enumerate(_groups(chunks, largest_file))
+        WeightFile(f"__0_{number}.distcp", tuple(chunks), sum(sizes[chunk] for chunk in chunks))
+        for number, chunks in enumerate(plan_shards(sizes, largest_file))
     ]
-
-
-def _groups(chunks: Iterable[tuple[Chunk, int]], largest: int) -> list[list[tuple[Chunk, int]]]:
-    groups: list[list[tuple[Chunk, int]]] = []
-    room = 0
-    for chunk, size in chunks:
-        if not groups or size > room:
-            groups.append([])
-            room = largest
-        groups[-1].append((chunk, size))
-        room -= size
-    return groups
 
 
 FEWER = "run the same command again, with fewer processes if memory is short: files that are finished are kept"
 PARENT_GONE = 1
 
-OnFinished = Callable[[FinishedFile], None]
-OnBytes = Callable[[int], None]
-
-
-class WriteFile(Protocol):
-    """Writes one file, and calls ``on_bytes`` with the bytes of each of its chunks."""
-
-    def __call__(self, file: WeightFile, on_bytes: OnBytes) -> FinishedFile: ...
-
 
 def write_in_processes(
-    write: WriteFile, files: Sequence[WeightFile], processes: int, on_finished: OnFinished, on_bytes: OnBytes
-) -> None:
-    """Writes ``files`` and reports each as it is finished; ``on_bytes`` is called with the bytes that are written.
+    write: Callable[[WeightFile], FinishedFile], files: Sequence[WeightFile], processes: int
+) -> Iterator[FinishedFile]:
+    """Writes ``files``, each as it is finished.
 
     Raises the first error of a process once the others have finished the files that they are writing, and RunFailed if
     a process was killed.
     """
     processes = min(processes, len(files))
     if processes < 2:
-        for file in files:
-            on_finished(write(file, on_bytes))
+        yield from map(write, files)
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, _begin, (os.getpid(),))
     try:
-        writing = {pool.submit(write, file, _ignore): file for file in files}
-        for future in as_completed(writing):
-            on_finished(future.result())
-            on_bytes(writing[future].bytes)
+        for future in as_completed([pool.submit(write, file) for file in files]):
+            yield future.result()
     except BrokenProcessPool as error:
         raise RunFailed("a process that was writing weights was killed", do=FEWER) from error
     finally:
@@ -159,10 +135,6 @@ def _begin(parent: int) -> None:
     if os.getppid() != parent:
         sys.exit(PARENT_GONE)  # it ended before the kernel was asked
     torch.set_num_threads(1)  # the processes share the cores
-
-
-def _ignore(_bytes: int) -> None:
-    """What is written counts when its file is finished."""
 
 
 METADATA = ".metadata"
@@ -197,16 +169,12 @@ def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgres
         done = total - sum(file.bytes for file in remaining)
         on_progress(done, total)
 
-        def keep(file: FinishedFile) -> None:
+        sizes = {file.name: file.bytes for file in remaining}
+        for file in write_in_processes(FileWriter(folder / WEIGHTS, source), remaining, job.processes):
             finished[file.name] = file
             write_atomically(folder / IMPORTED / file.name, file.model_dump_json())
-
-        def count(bytes_: int) -> None:
-            nonlocal done
-            done += bytes_
+            done += sizes[file.name]
             on_progress(done, total)
-
-        write_in_processes(FileWriter(folder / WEIGHTS, source), remaining, job.processes, keep, count)
         checksum = _write_metadata(folder / WEIGHTS / METADATA, metadata_of(parameters, planned, finished))
     except UsageError as error:
         raise UsageError(error.what, where=error.where or job.source, do=error.do) from error
@@ -219,14 +187,14 @@ def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgres
     return ImportedWeights(checksums={**checksums, METADATA: checksum}, dtypes=tuple(sorted(dtypes)))
 
 
+@dataclass(frozen=True, slots=True)
 class FileWriter:
     """Writes files of ``weights`` one chunk at a time."""
 
-    def __init__(self, folder: Path, source: ChunkSource) -> None:
-        self.folder = folder
-        self.source = source
+    folder: Path
+    source: ChunkSource
 
-    def __call__(self, file: WeightFile, on_bytes: Callable[[int], None]) -> FinishedFile:
+    def __call__(self, file: WeightFile) -> FinishedFile:
         """Returns when the file is on disk. Raises UsageError if the source is rejected, OSError."""
         path, places = self.folder / file.name, []
         path.unlink(missing_ok=True)  # a process of a killed import may still be writing it
@@ -235,7 +203,6 @@ class FileWriter:
                 begin, values = stream.tell(), self.source.read(chunk)
                 _save(values, stream)
                 places.append((begin, stream.tell() - begin))
-                on_bytes(values.numel() * values.element_size())
             stream.flush()
             os.fsync(stream.fileno())
         return FinishedFile(name=file.name, bytes=sum(size for _, size in places), crc32=stream.checksum, places=places)
