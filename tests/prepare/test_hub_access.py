@@ -19,7 +19,7 @@ from llmb.cli.prepare import app
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import Answers
 from llmb.install.installation import check_hub, hub_repositories
-from llmb.prepare.hub_access import access_problem, check_access, needed_repositories, token_source, use_token
+from llmb.prepare.hub import access_problem, check_access, needed_repositories, token_source, use_token
 
 TOKEN, OTHER, UNKNOWN = ("hf_" + letter * 34 for letter in "xyz")
 MODEL, SQUAD = "meta-llama/Meta-Llama-3-70B", "rajpurkar/squad"

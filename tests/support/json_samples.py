@@ -31,7 +31,7 @@ from llmb.metrics.statistics import describe, describe_means
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import default_calibration, predict
 from llmb.predict.search import Candidate, Remedy
-from llmb.prepare.hub_access import NeededRepository, RepositoryAccess
+from llmb.prepare.hub import NeededRepository, RepositoryAccess
 from llmb.programs.conclude import EndedRun
 from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
 from llmb.report.doctor_report import DriftReport

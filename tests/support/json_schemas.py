@@ -23,8 +23,7 @@ from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
 from llmb.predict.scale import Goodput
 from llmb.predict.search import Goal
-from llmb.prepare.hub import AccessState
-from llmb.prepare.hub_access import NeededRepository, TokenSource
+from llmb.prepare.hub import AccessState, NeededRepository, TokenSource
 from llmb.reference_suite.launch_scripts import FileState
 from llmb.report.doctor_report import DriftReport
 from llmb.runs.choices import DpSharding, Recompute

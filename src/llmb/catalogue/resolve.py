@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue, Published, layout_of, model_of
-from llmb.catalogue.published import Expectation, PublishedFlops
+from llmb.catalogue.published import Expectation, PublishedFlops, Source
 from llmb.catalogue.records import DEFAULT, OPEN_CHOICES, Dtype, Layout, Model, Packing, Recipe, Record, Unspecified
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 from llmb.errors import UsageError, itemized, unknown
@@ -216,6 +216,22 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
 def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
     """The full model, not a proxy, that a size of a workload trains."""
     return catalogue.families[_sized_workload(catalogue, workload, size).model][size]
+
+
+def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
+    """Where data and weights of a fine-tuning come from. Raises UsageError for a workload without."""
+    sources = find_workload(catalogue, workload).sources
+    if size not in sources:
+        fine_tuning = [name for name, found in catalogue.workloads.items() if found.sources]
+        what = f"{workload} {size} starts from nothing prepared: it is not fine-tuning"
+        raise UsageError(what, choices=fine_tuning, do="give one of these with --workload")
+    return sources[size]
+
+
+def seq_lens_of(catalogue: Catalogue, workload: str, size: str) -> tuple[int, ...]:
+    """Sequence lengths of all recipes of a size, from the shortest."""
+    tables = find_workload(catalogue, workload).layouts
+    return tuple(sorted({table.seq_len for table in tables if table.size == size}))
 
 
 def _sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:

@@ -273,13 +273,15 @@ class WorkloadFile(Record):
 
 
 class FigureRow(Record):
-    """Figures of one scale."""
+    """Figures of one scale; None for what the document does not print."""
 
     gpus: int
     step_time_s: float
-    tokens_per_s: float
-    mfu_pct: float
+    step_time_std_s: float | None = None
+    tokens_per_s: float | None
+    mfu_pct: float | None
     days_per_1t_tokens: float | None
+    tflops_per_gpu: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -295,22 +297,14 @@ class FigureTable(Record):
     rows: tuple[FigureRow, ...]
 
 
-class Example(Record):
+class Example(FigureRow):
     """A figure from a document's prose."""
 
     size: str
     dtype: Dtype
     gpu_type: str | None
-    gpus: int
     line: int
-    step_time_s: float
-    step_time_std_s: float | None = None
-    tokens_per_s: float | None
-    mfu_pct: float | None
-    days_per_1t_tokens: float | None
-    tflops_per_gpu: float | None = None
     peak_tflops: float | None
-    notes: tuple[str, ...] = ()
 
 
 class ConditionEntry(PublishedCondition):

@@ -26,7 +26,7 @@ from llmb.install.installation import Removal, complete_removal, hub_repositorie
 from llmb.install.installing import free_text, install_all, known_answers, next_commands, would_install
 from llmb.install.questions import completed, completed_path
 from llmb.install.state import read_state
-from llmb.prepare.hub_access import can_check
+from llmb.prepare.hub import can_check
 from llmb.report.install_report import (
     answers_table,
     install_document,

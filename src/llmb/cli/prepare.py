@@ -32,7 +32,7 @@ from llmb.jobs.task import TaskOrder
 from llmb.options import build, options_of
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
-from llmb.prepare.hub_access import (
+from llmb.prepare.hub import (
     NeededRepository,
     RepositoryAccess,
     access_problem,

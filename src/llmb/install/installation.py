@@ -32,7 +32,7 @@ from llmb.jobs.history import database_path, read_history
 from llmb.jobs.job import LIVE
 from llmb.jobs.store import Filter
 from llmb.jobs.task import PREPARATIONS
-from llmb.prepare.hub_access import NeededRepository, access_problem, can_check, check_access, needed_repositories
+from llmb.prepare.hub import NeededRepository, access_problem, can_check, check_access, needed_repositories
 from llmb.prepare.verify import verify_prepared
 from llmb.runs.folder import writing
 from llmb.trust import STATE_FOLDER, WORKLOADS, check_inside

@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.published import Source
-from llmb.catalogue.resolve import find_model, find_workload
+from llmb.catalogue.resolve import find_model, seq_lens_of, source_of
 from llmb.checkpoints.files import damaged_files, file_checksum
 from llmb.checkpoints.prepared_data import RECORD, SPLITS, PackedDataset, PreparedFolders, Split
 from llmb.errors import UsageError, check_installed, itemized
@@ -61,22 +60,6 @@ class PreparedDataset:
     samples: SampleFiles
     samples_made: bool
     packed: tuple[PackedFolder, ...]
-
-
-def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
-    """Where data and weights of a fine-tuning come from. Raises UsageError for a workload without."""
-    sources = find_workload(catalogue, workload).sources
-    if size not in sources:
-        fine_tuning = [name for name, found in catalogue.workloads.items() if found.sources]
-        what = f"{workload} {size} starts from nothing prepared: it is not fine-tuning"
-        raise UsageError(what, choices=fine_tuning, do="give one of these with --workload")
-    return sources[size]
-
-
-def seq_lens_of(catalogue: Catalogue, workload: str, size: str) -> tuple[int, ...]:
-    """Sequence lengths of all recipes of a size, from the shortest."""
-    tables = find_workload(catalogue, workload).layouts
-    return tuple(sorted({table.seq_len for table in tables if table.size == size}))
 
 
 def prepare_dataset(

@@ -11,7 +11,7 @@ from typing import Annotated
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Record
-from llmb.catalogue.resolve import CPU, Request, resolve
+from llmb.catalogue.resolve import CPU, Request, resolve, source_of
 from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.job import LIVE, Job
@@ -21,7 +21,6 @@ from llmb.jobs.task import PREPARATIONS, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import PYTHON, Placement
 from llmb.options import Option, limit_problems
-from llmb.prepare.dataset import source_of
 from llmb.schedulers.lookup import scheduler_of
 from llmb.site.site import Site
 from llmb.trust import WORKLOADS

@@ -14,7 +14,7 @@ from llmb.install.installation import Removal
 from llmb.install.installing import StepResult
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
-from llmb.prepare.hub_access import RepositoryAccess, TokenSource
+from llmb.prepare.hub import RepositoryAccess, TokenSource
 from llmb.prepare.verify import Item, Verification
 from llmb.reference_suite.documented_paths import NemoItem
 from llmb.reference_suite.launch_scripts import CheckedFile
