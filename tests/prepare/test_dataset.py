@@ -272,7 +272,7 @@ def test_two_at_once_are_refused(tmp_path: Path, source: Path, monkeypatch: pyte
     monkeypatch.setattr(dataset, "PATIENCE_S", 0)
     with (
         file_lock(folder / LOCK, 0, "testing"),
-        pytest.raises(EnvironmentProblem, match="another process has been preparing this dataset"),
+        pytest.raises(EnvironmentProblem, match="another process is preparing this dataset"),
     ):
         prepare(tmp_path, source)
 
