@@ -25,16 +25,7 @@ from llmb.predict.memory import estimate
 from llmb.programs.engine.program import count_rank
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.runs.rank_account import (
-    GIB,
-    MARGIN_GIB,
-    OWNERS,
-    AccountJob,
-    MemoryUse,
-    RankAccount,
-    countable,
-    fullest_ranks,
-)
+from llmb.runs.rank_account import GIB, MARGIN_GIB, OWNERS, AccountJob, MemoryUse, RankAccount, countable, fullest_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "published-layouts.md"

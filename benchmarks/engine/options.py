@@ -167,11 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--fresh", action="store_true", help="discard the content of --out")
     add("--retry-failed", action="store_true", help="run again what failed in an earlier call")
     add("--logs", type=Path, help="folder for the logs of all cases")
-    add(
-        "--wheels",
-        type=Path,
-        help="folder of wheels of missing packages, for machines without network access",
-    )
+    add("--wheels", type=Path, help="folder of wheels of missing packages, for machines without network access")
     add("--check", action="store_true", help="say which packages are there and which are missing, and run nothing")
     add("--json", action="store_true", help="print the document instead of tables")
     return parser

@@ -154,7 +154,7 @@ def footnotes(document: Document) -> list[Text]:
         "mb: micro-batches per step; +-%: slowest minus fastest step; ratio: llmb's tokens/s divided by the engine's;"
         " paper: published MFU of the full model, with which 'alike' is counted; products: TFLOPS (causal) divided by"
         " the rate of matrix products alone; kernels: time of products and attention alone divided by the step time;"
-        " sustained: the same with products at the rate that is kept for seconds.",
+        " sustained: the same with products at the rate that is kept for seconds."
     ]
     if ceilings and ceilings.reason:
         notes.append(f"kernels not measured: {ceilings.reason}")

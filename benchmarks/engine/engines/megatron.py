@@ -82,12 +82,7 @@ def transformer_config(model: Model, *, fp8: bool) -> Any:  # noqa: ANN401 (Mega
     activations: Any = import_module("megatron.core.activations")
     gated = model.mlp == "swiglu"
     zero_centered = model.norm == "layernorm1p"
-    precision = {
-        "fp8": "hybrid",
-        "fp8_recipe": "delayed",
-        "fp8_amax_history_len": 1024,
-        "fp8_amax_compute_algo": "max",
-    }
+    precision = {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
     return transformer.TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden_size,

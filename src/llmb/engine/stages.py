@@ -239,8 +239,10 @@ def overlap_exchange(stages: Sequence[Decoder]) -> None:
     reduction = Reduction()
     for stage in stages:
         stage.reduction = reduction
-        for layer, buckets in groupby(stage.buckets, key=lambda bucket: bucket.layer):
-            unit = Unit.of(list(buckets), stage.gradient_sums)
+        for layer, grouped in groupby(stage.buckets, key=lambda bucket: bucket.layer):
+            buckets = list(grouped)
+            parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
+            unit = Unit(buckets, [each for each in stage.gradient_sums if parameters.issuperset(each.parameters)])
             reduction.units.append(unit)
             if layer is None:
                 stage.outer = unit

@@ -14,3 +14,10 @@ def apply(function: type[Function], *arguments: object) -> Any:  # noqa: ANN401 
 def save_for_backward(ctx: FunctionCtx, *tensors: Tensor | None) -> None:
     """Torch restores None as None."""
     ctx.save_for_backward(*tensors)  # type: ignore[arg-type]
+
+
+class Context(FunctionCtx):
+    """What autograd sets on the context of any function."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]

@@ -4,8 +4,6 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from llmb.engine.nccl_request import ask_for_nccl_log, keep_network_lines
@@ -18,20 +16,7 @@ from llmb.resources.sampler import start_sampler
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.parent_death import end_with_parent
-from llmb.runs.plan import EnginePlan
 from llmb.runs.record import attempt_plan, read_record
-
-
-@contextmanager
-def resources_sampled(plan: EnginePlan, folder: RunFolder) -> Iterator[None]:
-    """The last sample is taken when the block ends. If it fails, the sampler ends with this process."""
-    sampler = None
-    if plan.resource_interval_s is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-        node = host_name()
-        sampler = start_sampler(folder.resources_of(node), node, plan.resource_interval_s, plan.device)
-    yield
-    if sampler:
-        sampler.end()
 
 
 def work(folder: RunFolder) -> None:
@@ -46,9 +31,13 @@ def work(folder: RunFolder) -> None:
     progress = Progress(plan.first_step)
     start_watchdog(plan, folder, progress)
     own_log = ask_for_nccl_log(plan, folder)
-    with resources_sampled(plan, folder):
-        ranks = join_ranks(plan) if plan.recipe.pretended_rank is None else pretend_others(plan)
-        train(plan, folder, ranks, progress)
+    sampler, node = None, host_name()
+    if plan.resource_interval_s is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        sampler = start_sampler(folder.resources_of(node), node, plan.resource_interval_s, plan.device)
+    ranks = join_ranks(plan) if plan.recipe.pretended_rank is None else pretend_others(plan)
+    train(plan, folder, ranks, progress)
+    if sampler:  # which takes a last sample; where training fails it ends with this process
+        sampler.end()
     keep_network_lines(own_log, folder)
     progress.enter("end", plan.last_step)
     leave_ranks()

@@ -115,14 +115,13 @@ class PartsSavePlanner(DefaultSavePlanner):
         self.state_dict = {name: tensor for name, tensor in state.items() if name not in self.places}
         plan = super().create_local_plan()
         self.state_dict = state
-        self.plan = replace(plan, items=[*plan.items, *self._boxes()])
-        return self.plan
-
-    def _boxes(self) -> Iterator[WriteItem]:
+        items = list(plan.items)
         for name, place in self.places.items():
-            for chunk, box in place.boxes(self.state_dict[name]):
+            for chunk, box in place.boxes(state[name]):
                 written = TensorWriteData(chunk, TensorProperties.create_from_tensor(box), torch.Size(place.full))
-                yield WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=written)
+                items.append(WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=written))
+        self.plan = replace(plan, items=items)
+        return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> object:
         if index.fqn in self.places:

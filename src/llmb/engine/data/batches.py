@@ -156,7 +156,6 @@ class RankData:
     """The most tokens of a document."""
 
     def step(self, number: int) -> StepData:
-        """Prepares the data of a step."""
         layout = self.plan.recipe.layout
         samples = rank_samples(layout, self.plan.samples_before(number), self.dp_rank)
         began = time.perf_counter()

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
-from llmb.engine.typed_autograd import apply, save_for_backward
+from llmb.engine.typed_autograd import Context, apply, save_for_backward
 
 aten = torch.ops.aten
 
@@ -174,8 +174,7 @@ def _(gradient, query, key, value, seen, lse, numbers, kernel):  # type: ignore[
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-class _Context(FunctionCtx):
-    saved_tensors: tuple[Tensor, ...]
+class _Context(Context):
     numbers: list[int]
     kernel: str
 

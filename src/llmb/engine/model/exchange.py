@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -110,26 +110,22 @@ class Bucket:
     @torch.no_grad()
     def begin_reduction(self) -> None:
         """Takes the gradients of the parameters, and sums them over the ranks, without waiting for it."""
-        gradient = self._take_gradients()
-        pieces, replicas, *_ = self.peers
-        if pieces is not None:
-            gradient = c10d.reduce_scatter_tensor(gradient, "sum", pieces.size, pieces.name)
-        elif replicas is not None:
-            gradient = c10d.all_reduce_(gradient, "sum", replicas.name)
-        self.reduced = gradient
-
-    def _take_gradients(self) -> Tensor:
-        """Gradients of all parameters, one after the other, after partial sums of tensor-parallel ranks are reduced."""
-        flat = torch.empty_like(self.flat, dtype=self.peers.dtype)
-        flat[sum(self.sizes) :].zero_()
-        for parameter, place in zip(self.parameters, cut(flat, self.sizes), strict=True):
+        # All parameters, one after the other, after partial sums of tensor-parallel ranks are reduced.
+        gradient = torch.empty_like(self.flat, dtype=self.peers.dtype)
+        gradient[sum(self.sizes) :].zero_()
+        for parameter, place in zip(self.parameters, cut(gradient, self.sizes), strict=True):
             if parameter.grad is None:
                 place.zero_()
                 continue
             reduce_partial_gradient(parameter)
             place.copy_(local_tensor(parameter.grad).flatten())
             parameter.grad = None
-        return flat
+        pieces, replicas, *_ = self.peers
+        if pieces is not None:
+            gradient = c10d.reduce_scatter_tensor(gradient, "sum", pieces.size, pieces.name)
+        elif replicas is not None:
+            gradient = c10d.all_reduce_(gradient, "sum", replicas.name)
+        self.reduced = gradient
 
     @torch.no_grad()
     def finish_reduction(self) -> None:
@@ -179,12 +175,6 @@ class Unit:
     buckets: Sequence[Bucket]
     sums: Sequence[GradientSum]
     passes: int | None = None
-
-    @classmethod
-    def of(cls, buckets: Sequence[Bucket], sums: Iterable[GradientSum]) -> Self:
-        """With those of the sums that are of its parameters."""
-        parameters = {parameter for bucket in buckets for parameter in bucket.parameters}
-        return cls(buckets, [each for each in sums if parameters.issuperset(each.parameters)])
 
     def await_updates(self) -> None:
         """Before any parameter is read: what other ranks updated in the last step arrives."""

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from llmb.engine.collectives import Group
 from llmb.engine.model.shards import gathered, local_shard, local_tensor, multiply_shard, overlapped, sharded_like
-from llmb.engine.typed_autograd import apply
+from llmb.engine.typed_autograd import Context, apply
 
 
 class KeptWeight(Protocol):
@@ -100,9 +100,7 @@ def _(_total: Tensor, _is_empty: Tensor, _gradient: Tensor, shard: Tensor, *_: o
     return torch.empty_like(shard, memory_format=torch.contiguous_format)
 
 
-class _SumContext(FunctionCtx):
-    saved_tensors: tuple[Tensor, Tensor]
-    needs_input_grad: tuple[bool, ...]
+class _SumContext(Context):
     total: Tensor
     is_empty: Tensor
     group: Group | None

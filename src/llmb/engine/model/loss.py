@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from llmb.engine.model.linear import Linear
 from llmb.engine.model.shards import local_shard
-from llmb.engine.typed_autograd import apply, save_for_backward
+from llmb.engine.typed_autograd import Context, apply, save_for_backward
 
 LARGEST_CHUNK = 1 / 16
 """Largest chunk, as a fraction of the size of all logits in fp32."""
@@ -169,9 +169,7 @@ class Head(Linear):
         return loss
 
 
-class _LossContext(FunctionCtx):
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
+class _LossContext(Context):
     head: Head
 
 

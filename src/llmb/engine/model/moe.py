@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
@@ -16,7 +16,7 @@ from llmb.catalogue.records import Router as RouterName
 from llmb.engine.model.layers import GatedMLP
 from llmb.engine.model.linear import KeptWeight
 from llmb.engine.model.shards import local_shard
-from llmb.engine.typed_autograd import apply
+from llmb.engine.typed_autograd import Context, apply
 
 SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
@@ -173,8 +173,7 @@ def rearrange(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     return rearranged
 
 
-class _ArrangeContext(FunctionCtx):
-    saved_tensors: tuple[Tensor]
+class _ArrangeContext(Context):
     has_gaps: bool
 
 

@@ -101,14 +101,7 @@ shard_gradients = torch.library.custom_op("llmb::shard_gradients", _gradients, m
 
 
 @shard_gradients.register_fake
-def _(
-    gradients: list[Tensor],  # noqa: ARG001
-    shard: Tensor,
-    weights: list[Tensor],
-    name: str,  # noqa: ARG001
-    size: int,  # noqa: ARG001
-    rank: int,  # noqa: ARG001
-) -> list[Tensor]:
+def _(_gradients: list[Tensor], shard: Tensor, weights: list[Tensor], *_: object) -> list[Tensor]:
     return [torch.empty_like(each, memory_format=torch.contiguous_format) for each in (shard, *weights)]
 
 

@@ -19,7 +19,7 @@ from llmb.engine.kernels.fp8_cast import Activation, cast, cast_activation_gradi
 from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, factors_of, rotate
 from llmb.engine.model.shards import SEQUENCE, gathered, overlapped
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, Scaled, cast_tensor, multiply
-from llmb.engine.typed_autograd import save_for_backward
+from llmb.engine.typed_autograd import Context, save_for_backward
 from llmb.runs.attention import ProductDtype
 
 Gradients = tuple[Tensor | None, ...]
@@ -88,9 +88,7 @@ class Saved(NamedTuple):
     more: Sequence[Tensor]
 
 
-class Fp8Context(FunctionCtx):
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
+class Fp8Context(Context):
     kind: ProductKind
     keeps: bool
     held: int

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from llmb.engine.kernels.fp8_cast import cast_activated, cast_activation_gradient
 from llmb.engine.model.moe import Experts
@@ -25,7 +25,7 @@ from llmb.engine.precision.scaling import (
     cast_tensor,
     multiply,
 )
-from llmb.engine.typed_autograd import apply, save_for_backward
+from llmb.engine.typed_autograd import Context, apply, save_for_backward
 from llmb.runs.attention import ProductDtype
 
 
@@ -152,9 +152,7 @@ class Fp8Stack(Fp8Matrix):
         return result
 
 
-class _StackContext(FunctionCtx):
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
+class _StackContext(Context):
     stack: Fp8Stack
     kept: Kept | None
     counts: list[int]
@@ -218,8 +216,7 @@ def fp8_stacks(experts: Experts) -> tuple[Fp8Stack, Fp8Stack]:
     return first, last
 
 
-class _ExpertsContext(FunctionCtx):
-    saved_tensors: tuple[Tensor, ...]
+class _ExpertsContext(Context):
     stacks: tuple[Fp8Stack, Fp8Stack]
     kept: list[Kept | None]
     counts: list[int]
