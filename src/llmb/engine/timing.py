@@ -162,7 +162,7 @@ class PendingStep:
 
 
 class RankStep(NamedTuple):
-    """What a rank tells the others of a step. loss: 0 where ``has_loss`` is. Sums of ``Figures`` are last."""
+    """What a rank tells the others of a step. loss: 0 where ``has_loss`` is. The fields of ``Figures`` are last."""
 
     has_loss: float
     loss: float
@@ -178,27 +178,6 @@ class RankStep(NamedTuple):
     labels: float
     squares: float
     chunked: float
-
-
-def rank_step(pending: PendingStep, loss: float, norm: float, ahead_s: float) -> RankStep:
-    """This rank's part of a step that has ended."""
-    layers = seconds_of(pending.layers, pending.began)
-    return RankStep(
-        has_loss=pending.has_loss,
-        loss=loss,
-        norm=norm,
-        step_s=pending.ended.seconds_since(pending.began),
-        peak_bytes=pending.memory.peak_bytes,
-        wait_s=pending.wait_s,
-        pause_s=pending.pause_s,
-        ahead_s=ahead_s,
-        layer_s=layers.layer_s,
-        outside_s=max(0.0, layers.outside_s - pending.wait_s),
-        tokens=pending.figures.tokens,
-        labels=pending.figures.counted_labels,
-        squares=pending.figures.sum_of_squares,
-        chunked=pending.figures.chunked_sum_of_squares,
-    )
 
 
 class KnownStep(NamedTuple):
@@ -259,7 +238,11 @@ class StepReader:
         ahead_s = time.perf_counter() - asked_s
         loss, norm, *counts = pending.values.tolist()
         load, fp8 = (counts[:-2], counts[-2:]) if self.plan.fp8_recipe else (counts, None)
-        ranks, recipe = self._exchange(rank_step(pending, loss, norm, ahead_s)), self.plan.recipe
+        layers, step_s = seconds_of(pending.layers, pending.began), pending.ended.seconds_since(pending.began)
+        outside_s = max(0.0, layers.outside_s - pending.wait_s)
+        waits = pending.wait_s, pending.pause_s, ahead_s
+        values = pending.has_loss, loss, norm, step_s, pending.memory.peak_bytes, *waits, layers.layer_s, outside_s
+        ranks, recipe = self._exchange(RankStep(*values, *pending.figures)), self.plan.recipe
         times, peaks = [rank.step_s for rank in ranks], [rank.peak_bytes for rank in ranks]
         layer_times = [rank.layer_s for rank in ranks]
         # Ranks that have the same samples have the same figures. One that is alone has only its own.

@@ -83,7 +83,9 @@ def account_of(
         ledger.memory.give(local_tensor(each.detach()), "optimizer")
 
     def counts(number: int, micro_batches: int) -> Counts:
-        short = with_micro_batches(plan, micro_batches)
+        layout = plan.recipe.layout
+        fewer = layout.model_copy(update={"gbs": layout.mbs * layout.dp * micro_batches})
+        short = plan.model_copy(update={"recipe": plan.recipe.model_copy(update={"layout": fewer})})
         passes = build_passes(list(stages), short, ranks)
         gc.collect()
         ledger.begin()
@@ -113,12 +115,6 @@ def account_of(
             for of, count in found.messages.items()
         ),
     )
-
-
-def with_micro_batches(plan: EnginePlan, number: int) -> EnginePlan:
-    layout = plan.recipe.layout
-    short = layout.model_copy(update={"gbs": layout.mbs * layout.dp * number})
-    return plan.model_copy(update={"recipe": plan.recipe.model_copy(update={"layout": short})})
 
 
 def counted(ledger: Ledger, ranks: Ranks) -> Counts:

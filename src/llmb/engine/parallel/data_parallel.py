@@ -91,14 +91,3 @@ def reduce_dtype(plan: EnginePlan) -> torch.dtype:
     """The dtype of sums of gradients over micro-batches and ranks."""
     exact = plan.recipe.dtype is Dtype.FP32 or plan.recipe.training.grad_reduce_dtype == "fp32"
     return torch.float32 if exact else torch.bfloat16
-
-
-def accumulate(model: Decoder, *, last: bool) -> None:
-    """Sets whether the next backward pass is the last of a step: gradients are reduced once per step.
-
-    Does nothing for a model that is not sharded.
-    """
-    if not isinstance(model, FSDPModule):
-        return
-    model.set_requires_gradient_sync(last)
-    model.set_is_last_backward(last)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _PipelineScheduleRuntime
 
@@ -26,7 +27,7 @@ from llmb.engine.model.attention import DocumentSegments
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.shards import local_tensor
 from llmb.engine.parallel.context_parallel import rank_positions
-from llmb.engine.parallel.data_parallel import accumulate, compute_dtype
+from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks, new_group
 from llmb.runs.plan import EnginePlan
 
@@ -66,7 +67,9 @@ class Accumulation:
         # fp64: in fp32 the last digit of the mean would depend on the order of the losses.
         total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
         for index, batch in enumerate(batches):
-            accumulate(model, last=index == ga - 1)
+            if isinstance(model, FSDPModule):  # gradients are reduced once per step
+                model.set_requires_gradient_sync(index == ga - 1)
+                model.set_is_last_backward(index == ga - 1)
             # Divided here, not afterwards, which would round bf16 gradients once more.
             loss = model(
                 batch.tokens[:, self.positions],
