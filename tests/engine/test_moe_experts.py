@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
-from llmb.engine.model.moe import MoELayer, grouped_matmul, loop_matmul, permute, rearrange, runs_grouped
+from llmb.engine.model.moe import MoELayer, grouped_matmul, loop_matmul, permute, runs_grouped
 
 COUNTS = {"one-empty": [3, 0, 5, 4], "ends-empty": [0, 7, 5, 0], "all-in-one": [0, 0, 12, 0], "no-rows": [0, 0, 0, 0]}
 
@@ -141,7 +141,7 @@ def test_tokens_beyond_the_capacity_are_dropped_as_in_megatron(
 def test_rows_without_a_source_or_a_place_are_zeros_and_have_no_gradient():
     rows = torch.arange(1.0, 7.0).view(3, 2).requires_grad_()
     order, inverse = torch.tensor([2, 3, 0, 3]), torch.tensor([2, 4, 0])
-    found = rearrange(rows, order, inverse)
+    found = permute(rows, order, inverse, has_gaps=True)
     assert found.tolist() == [[5, 6], [0, 0], [1, 2], [0, 0]]
     (gradient,) = torch.autograd.grad(found, rows, torch.arange(10.0, 18.0).view(4, 2))
     assert gradient.tolist() == [[14, 15], [0, 0], [10, 11]]

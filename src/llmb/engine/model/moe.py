@@ -43,10 +43,6 @@ class Router(nn.Module):
         """Expert numbers, [n, top_k], from [n, experts]."""
         return logits.topk(self.top_k, dim=-1).indices
 
-    def known_counts(self, choices: int) -> list[int] | None:  # noqa: ARG002
-        """How many of that many choices are of each expert, if it does not depend on tokens."""
-        return None
-
 
 class BalancedRouter(Router):
     """Chooses experts round-robin, independent of the logits, so that all get the same number of tokens.
@@ -59,20 +55,12 @@ class BalancedRouter(Router):
         self.weight = router.weight
         self.top_k, self.score = router.top_k, router.score
         self.place = place
-        self.experts = len(router.weight)
 
     def choose(self, logits: Tensor) -> Tensor:
         tokens, experts = logits.shape
-        return turns(self.place, tokens * self.top_k, experts, logits.device).view(tokens, self.top_k)
-
-    def known_counts(self, choices: int) -> list[int]:
-        return balanced_counts(self.place, choices, self.experts)
-
-
-def turns(place: int, choices: int, experts: int, device: torch.device) -> Tensor:
-    """The consecutive experts that the rank at ``place`` chooses, the same number on each rank: [choices]."""
-    first = place * choices
-    return torch.arange(first, first + choices, device=device) % experts
+        choices = tokens * self.top_k
+        first = self.place * choices
+        return (torch.arange(first, first + choices, device=logits.device) % experts).view(tokens, self.top_k)
 
 
 def balanced_counts(place: int, choices: int, experts: int) -> list[int]:
@@ -155,22 +143,16 @@ class Experts(nn.Module):
         return local_shard(self.get_parameter(name)).flatten(2)
 
 
-def permute(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = False) -> Tensor:
     """The rows in the given order, a permutation with its inverse.
 
     The gradient is a permutation, too. Autograd, which does not know that, would add each row to one of zeros.
+
+    has_gaps: some rows go nowhere and some come from nowhere, which are zeros. order: [m] of 0 to n, the number of
+    rows, for zeros; inverse: [n] of 0 to m likewise.
     """
-    permuted: Tensor = apply(_Arrange, rows, order, inverse, False)
+    permuted: Tensor = apply(_Arrange, rows, order, inverse, has_gaps)
     return permuted
-
-
-def rearrange(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    """``permute`` where some rows go nowhere and some come from nowhere, which are zeros.
-
-    order: [m] of 0 to n, the number of rows, for zeros; inverse: [n] of 0 to m likewise.
-    """
-    rearranged: Tensor = apply(_Arrange, rows, order, inverse, True)
-    return rearranged
 
 
 class _ArrangeContext(Context):
@@ -267,20 +249,22 @@ class MoELayer(nn.Module):
         rows = (copies * scores.unsqueeze(-1) if self.scales_inputs else copies).flatten(0, 1)
         weights = None if self.scales_inputs else scores
         capacity = self.capacity(chosen.numel())
-        if capacity is not None:
+        if capacity is None:
+            order = chosen.flatten().argsort(stable=True)
+            places = order.argsort().view_as(chosen)
+            counts = count_choices(chosen, self.moe.experts)
+        else:
             order, places = fill_to_capacity(scores.detach(), chosen, self.moe.experts, capacity)
             counts = torch.full((self.moe.experts,), capacity, device=chosen.device)
-            return Routed(hidden, rearrange(rows, order, places.flatten()), counts, order, places, weights)
-        order = chosen.flatten().argsort(stable=True)
-        places = order.argsort().view_as(chosen)
-        counts = count_choices(chosen, self.moe.experts)
-        return Routed(hidden, permute(rows, order, places.flatten()), counts, order, places, weights)
+        rows = permute(rows, order, places.flatten(), has_gaps=capacity is not None)
+        return Routed(hidden, rows, counts, order, places, weights)
 
     def combine(self, routed: Routed, outputs: Tensor, shared: Tensor | None) -> Tensor:
         """Outputs of the experts, weighted and summed by token, plus that of the shared expert."""
         # A gather restores the order of tokens: a scatter with repeated targets would not be reproducible.
-        arrange = permute if self.capacity_factor is None else rearrange
-        rows = torch.unflatten(arrange(outputs, routed.places.flatten(), routed.order), 0, routed.places.shape)
+        has_gaps = self.capacity_factor is not None
+        rows = permute(outputs, routed.places.flatten(), routed.order, has_gaps=has_gaps)
+        rows = torch.unflatten(rows, 0, routed.places.shape)
         weighted = rows if routed.weights is None else rows * routed.weights.unsqueeze(-1)
         summed = weighted.sum(1).view_as(routed.hidden)
         return summed if shared is None else shared + summed
@@ -289,7 +273,9 @@ class MoELayer(nn.Module):
         """How many of this rank's rows each expert has, if that does not depend on the tokens."""
         if self.capacity_factor is not None:
             return [rows // self.moe.experts] * self.moe.experts
-        return self.router.known_counts(rows)
+        if isinstance(self.router, BalancedRouter):
+            return balanced_counts(self.router.place, rows, self.moe.experts)
+        return None
 
 
 def count_choices(chosen: Tensor, experts: int) -> Tensor:
