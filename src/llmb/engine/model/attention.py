@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
-from llmb.catalogue.records import Model, RopeScaling
+from llmb.catalogue.records import Model
 from llmb.engine.kernels.rotary import RotaryFactors, Rotation, factors_of, rotate
 from llmb.engine.model.adapter import FusedAdapter
 from llmb.engine.model.layers import RMSNorm, bias_if
@@ -103,12 +103,10 @@ def frequencies(model: Model, device: torch.device) -> Tensor:
     """Radians per position of each rotated pair: [pairs], fp32."""
     size = int(model.head_dim * model.rotary_fraction)
     exponents = torch.arange(0, size, 2, device=device, dtype=torch.float32) / size
-    plain = 1.0 / model.rope_theta**exponents
-    return plain if model.rope_scaling is None else _scaled(plain, model.rope_scaling)
-
-
-def _scaled(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1: slow frequencies are divided by ``factor``, fast ones kept, those in between blended linearly."""
+    plain, scaling = 1.0 / model.rope_theta**exponents, model.rope_scaling
+    if scaling is None:
+        return plain
+    # Llama 3.1: slow frequencies are divided by ``factor``, fast ones kept, those in between blended linearly.
     turns = scaling.original_max_position * plain / (2 * math.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0, 1)
@@ -259,15 +257,13 @@ class ChunkedCausalAttention(CausalAttention):
         # Chunks become separate sequences, which need no mask. Only the last chunk can be padded, and no query that
         # is kept attends to padding at its end.
         padding = -seq % self.chunk_size
-        query, key, value = (as_chunks(heads, padding, self.chunk_size) for heads in (query, key, value))
+        chunks = []
+        for heads in (query, key, value):
+            padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
+            chunks.append(torch.unflatten(padded, 1, (-1, self.chunk_size)).flatten(0, 1))
+        query, key, value = chunks
         seen = super().forward(query, key, value)
         return torch.unflatten(seen, 0, (batch, -1)).flatten(1, 2)[:, :seq]
-
-
-def as_chunks(heads: Tensor, padding: int, size: int) -> Tensor:
-    """Splits [batch, seq, heads, head_dim], padded at its end, into chunks along the batch dimension."""
-    padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
-    return torch.unflatten(padded, 1, (-1, size)).flatten(0, 1)
 
 
 class RotaryPosition(nn.Module):

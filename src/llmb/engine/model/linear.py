@@ -195,21 +195,17 @@ class Joined:
         Each is [..., outputs], or [..., heads, head_dim]: then gradients of heads are written where the backward pass
         multiplies them, which the compiler would not do for parts of a last dimension that is unflattened later.
         """
-        if self.weight is None and self.group is None:
+        if self.weight is not None:
+            return self.adapted(self.split(self.multiply(hidden), head_dim), hidden)
+        if self.group is None:
             return tuple(as_heads(layer(hidden), head_dim) for layer in self.layers)
-        return self.adapted(self.products(hidden, head_dim), hidden)
+        products = multiply_shard(hidden, [local_shard(layer.weight) for layer in self.layers], self.group)
+        return self.adapted([as_heads(product, head_dim) for product in products], hidden)
 
     @property
     def group(self) -> Group | None:
         """See ``Linear``."""
         return self.layers[0].group
-
-    def products(self, hidden: Tensor, head_dim: int | None) -> tuple[Tensor, ...]:
-        """Without what adapters of single layers add."""
-        if self.weight is None and self.group is not None:
-            products = multiply_shard(hidden, [local_shard(layer.weight) for layer in self.layers], self.group)
-            return tuple(as_heads(product, head_dim) for product in products)
-        return self.split(self.multiply(hidden), head_dim)
 
     def adapted(self, products: Iterable[Tensor], hidden: object) -> tuple[Tensor, ...]:
         """The outputs of the layers, from their products."""
@@ -226,12 +222,9 @@ class Joined:
         """``hidden`` times the joined weight: [..., sum of outputs]."""
         if self.gradients is not None and self.weight is not None:
             return self.gradients.multiply(hidden, self.weight, local_shard(self.layers[0].weight), self.group)
-        return multiply(hidden, self.matrix(), self.group)
-
-    def matrix(self) -> Tensor:
-        """The joined weight; its gradient goes to the parameters, as views and not as copies."""
+        # The gradient of the joined weight goes to the parameters, as views and not as copies.
         matrix: Tensor = apply(_AsOne, self.weight, *(local_shard(layer.weight) for layer in self.layers))
-        return matrix
+        return multiply(hidden, matrix, self.group)
 
 
 def as_heads(outputs: Tensor, head_dim: int | None) -> Tensor:
