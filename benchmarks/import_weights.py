@@ -10,6 +10,7 @@ Target: less than 2 GB of memory with two processes, whatever the size; after th
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +115,14 @@ def file_bytes(model: Model) -> int:
 
 def write_model(folder: Path, model: Model) -> int:
     """Normal values in bf16, a tensor in memory at a time; the number of bytes of weights."""
+    from llmb.weights.worker.weights_import import parameter_shapes
+
     folder.mkdir(parents=True)
     form = format_of(model)
     shapes: dict[str, Shape] = {}
-    for name, shape in engine_shapes(model).items():
+    for name, shape in parameter_shapes(model).items():
         shapes |= stored_tensors(name, shape, form)
-    sizes = {name: BF16 * count(shape) for name, shape in shapes.items()}
+    sizes = {name: BF16 * math.prod(shape) for name, shape in shapes.items()}
     shards = plan_shards(sizes, SHARD_BYTES)
     for names, file in zip(shards, shard_files(len(shards)), strict=True):
         write_safetensors(folder / file, {name: shapes[name] for name in names})
@@ -129,18 +132,12 @@ def write_model(folder: Path, model: Model) -> int:
     return sum(sizes.values())
 
 
-def engine_shapes(model: Model) -> dict[str, Shape]:
-    from llmb.weights.worker.weights_import import parameter_shapes
-
-    return parameter_shapes(model)
-
-
 def write_safetensors(path: Path, shapes: Mapping[str, Shape]) -> None:
     import torch
 
     header, end = {}, 0
     for name, shape in shapes.items():
-        begin, end = end, end + BF16 * count(shape)
+        begin, end = end, end + BF16 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -149,20 +146,9 @@ def write_safetensors(path: Path, shapes: Mapping[str, Shape]) -> None:
     with path.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for shape in shapes.values():
-            write_repeated(stream, some, BF16 * count(shape))
-
-
-def write_repeated(stream: Any, block: bytes, size: int) -> None:  # noqa: ANN401 (a binary file)
-    for _ in range(size // len(block)):
-        stream.write(block)
-    stream.write(block[: size % len(block)])
-
-
-def count(shape: Sequence[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
+            times, rest = divmod(BF16 * math.prod(shape), len(some))
+            stream.writelines([some] * times)
+            stream.write(some[:rest])
 
 
 def run_import(source: Path, target: Path, model: Model, processes: int) -> tuple[float, int]:

@@ -50,7 +50,8 @@ def main() -> None:
 
 def measure(samples: int) -> Iterator[dict[str, Any]]:
     """``spread``: standard deviation of a pack's squared lengths over their mean, which attention's time follows."""
-    lengths = squad_like(samples)
+    # With the mean of SQuAD's lengths, about 170 tokens, and a tail up to 900.
+    lengths = np.clip(np.random.default_rng(SEED).gamma(5.0, 34.0, samples), 30, 900).astype(np.int64)
     packers: dict[str, Packer] = {"llmb": by_llmb, "first-fit scan (NeMo)": by_scan}
     if find_spec("trl"):
         packers["best-fit decreasing (TRL)"] = by_trl
@@ -71,12 +72,6 @@ def measure(samples: int) -> Iterator[dict[str, Any]]:
                 "mean_squares": float(squares.mean()),
                 "spread": float(squares.std() / squares.mean()),
             }
-
-
-def squad_like(samples: int) -> np.ndarray:
-    """Lengths with the mean of SQuAD's, about 170 tokens, and a tail up to 900."""
-    drawn = np.random.default_rng(SEED).gamma(5.0, 34.0, samples)
-    return np.clip(drawn, 30, 900).astype(np.int64)
 
 
 def by_llmb(lengths: np.ndarray, seq_len: int) -> list[list[int]]:

@@ -133,7 +133,9 @@ def _noises() -> dict[str, Noise]:
         "independent": partial(_ar1, phi=0.0, skewed=False),
         "autocorrelated (0.5)": partial(_ar1, phi=0.5, skewed=False),
         "skewed": partial(_ar1, phi=0.0, skewed=True),
-        "real steps, resampled": partial(_resampled, fits=[_fit(series) for series in read_series()]),
+        "real steps, resampled": partial(
+            _resampled, fits=[_fit(series) for series in json.loads(DATA.read_text())["step_times_s"]]
+        ),
     }
 
 
@@ -302,12 +304,6 @@ class _Fit:
 
     weights: Floats
     residuals: Floats
-
-
-def read_series() -> list[list[float]]:
-    """Step times in seconds, without warm-up."""
-    series: list[list[float]] = json.loads(DATA.read_text())["step_times_s"]
-    return series
 
 
 def _fit(times: Sequence[float]) -> _Fit:

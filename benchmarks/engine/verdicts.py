@@ -50,7 +50,9 @@ def judge(cases: Sequence[CaseResult], published: Sequence[Published]) -> Iterat
             mine = next((case for case in same if case.ga == other.ga), None)
             if mine:
                 apart = max(filter(None, (differ_pct(rounds[case.setup]) for case in (mine, other))), default=None)
-                yield against_engine(mine, other).model_copy(update={"rounds_differ_pct": apart})
+                against, speeds = f"tokens/s of {other.engine}", (mine.tokens_per_s, other.tokens_per_s)
+                verdict = _verdict(mine, "other_engine", against, *speeds, _why(mine) or _why(other))
+                yield verdict.model_copy(update={"rounds_differ_pct": apart})
 
 
 def differ_pct(rounds: Sequence[CaseResult]) -> float | None:
@@ -69,11 +71,6 @@ def against_published(own: CaseResult, target: Published | None) -> Verdict:
         if reason is None and measured is None:
             reason = f"the catalogue has no {own.dtype} peak for this device"
     return _verdict(own, "published_mfu", name, measured, target.mfu_pct if target else None, reason)
-
-
-def against_engine(own: CaseResult, other: CaseResult) -> Verdict:
-    reason = _why(own) or _why(other)
-    return _verdict(own, "other_engine", f"tokens/s of {other.engine}", own.tokens_per_s, other.tokens_per_s, reason)
 
 
 def _why(case: CaseResult) -> str | None:
