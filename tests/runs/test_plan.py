@@ -53,6 +53,21 @@ def test_what_nobody_shares_is_kept_through_a_step(tiny_plan: Callable[..., Engi
     assert sharding(scale=1, parallelism=by(1, "full")) == "full"
 
 
+def test_the_code_of_a_run_follows_from_its_plan(tiny_plan: Callable[..., EnginePlan]) -> None:
+    def true_of(**options: object) -> set[str]:
+        return {name for name, value in tiny_plan(**options).compute_path.model_dump().items() if value is True}
+
+    assert true_of(scale=1) == {"keeps_gathered"}
+    assert true_of(scale=1, compiled=True) == {"keeps_gathered", "compiled", "joins_products"}
+    assert true_of(scale=1, dtype="fp8", compiled=True) == {"keeps_gathered", "compiled", "fuses_casts"}
+    assert true_of(scale=2) == {"shards_parameters"}
+    assert true_of(scale=2, parallelism=by(2, "optimizer")) == {"exchanges_updates", "keeps_gathered"}
+    pipeline = {"keeps_gathered", "fuses_casts", "casts_attention_again"}
+    assert true_of(scale=2, dtype="fp8", overrides={"pp": 2}) == pipeline
+    assert true_of(scale=4, dtype="fp8", overrides={"pp": 2}) == pipeline | {"shards_parameters"}
+    assert true_of(scale=2, overrides={"tp": 2}) == {"keeps_gathered", "overlaps_tp"}
+
+
 def test_adapters_are_those_of_the_recipe_unless_chosen_otherwise(tiny_plan: Callable[..., EnginePlan]) -> None:
     assert tiny_plan("finetune_llama3").lora == RECIPE_LORA
     chosen = tiny_plan("finetune_llama3", lora_rank=8, lora_alpha=4.0, lora_dropout=0.5, lora_targets="all-linear").lora
