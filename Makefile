@@ -64,6 +64,11 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.parse_logs
+	$(BIN)/python -m benchmarks.nccl_logs
+	$(BIN)/python -m benchmarks.clean_ends
+	$(BIN)/python -m benchmarks.jobs
 	$(BIN)/python -m benchmarks.engine_overhead
 	$(BIN)/python -m benchmarks.fp8_on_cpu
 	$(BIN)/python -m benchmarks.pretended_rank
@@ -75,6 +80,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.explain_causes
 	$(BIN)/python -m benchmarks.verdict_calibration
 	$(BIN)/python -m benchmarks.resource_sampling
+	$(BIN)/python -m benchmarks.report_page
 	$(BIN)/python -m benchmarks.engine.pairs
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".

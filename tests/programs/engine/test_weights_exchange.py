@@ -347,8 +347,8 @@ def begin_export(checkpoint: Path, target: Path, environ: dict[str, str]) -> tup
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
     end = time.monotonic() + ENDS_WITHIN_S
     while time.monotonic() < end:
-        for partial in target.parent.glob(f".{target.name}.*.partial"):  # not before it has its lock
-            return process, partial
+        if partial_path(target).exists():
+            return process, partial_path(target)
         time.sleep(0.001)
     raise AssertionError("the export did not begin")
 
