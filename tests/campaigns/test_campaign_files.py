@@ -159,12 +159,7 @@ def test_layers_of_a_yaml_file(files: CampaignFiles, catalogue: Catalogue) -> No
     )
     assert first.add_profile
     assert first.variables == {"NCCL_DEBUG": "INFO", "LEVEL": "3"}
-    assert second.options == {
-        "mbs": ("1",),
-        "tp": ("1", "2"),
-        "gbs": ("32", "64"),
-        "partition": ("batch",),
-    }
+    assert second.options == {"mbs": ("1",), "tp": ("1", "2"), "gbs": ("32", "64"), "partition": ("batch",)}
     assert (second.repeats, second.selection.dtypes, second.variables["LEVEL"]) == (2, ("bf16",), "2")
     assert (third.selection.max_scale, third.variables["LEVEL"]) == (16, "1")
     assert [entry.where.rpartition(":")[2] for entry in entries] == ["11", "14", "16"]
@@ -198,10 +193,7 @@ pretrain_nemotron4_15b: {scales: 32, proxy: perhaps}
     [
         ("pretrain_llama3.1_8b: {scale: [1}\n", "jobs.yaml:1: not valid YAML"),
         ("- pretrain_llama3.1_8b\n", "jobs.yaml:1: it must be a mapping"),
-        (
-            "pretrain_llama3.1_8b: {profle: true}\n",
-            "jobs.yaml:1: pretrain_llama3.1_8b.profle: unknown key",
-        ),
+        ("pretrain_llama3.1_8b: {profle: true}\n", "jobs.yaml:1: pretrain_llama3.1_8b.profle: unknown key"),
         (
             "pretrain_llama3.1_8b: {tasks: [{sweep: {tp: {a: 1}}}]}\n",
             "jobs.yaml:1: pretrain_llama3.1_8b.tasks.0.sweep.tp",
@@ -228,8 +220,7 @@ JOB = st.tuples(
 @settings(deadline=None)
 @given(st.lists(JOB, max_size=5))
 def test_what_is_written_is_read(
-    files: CampaignFiles,
-    jobs: list[tuple[str, list[str], list[int], int, bool, dict[str, str]]],
+    files: CampaignFiles, jobs: list[tuple[str, list[str], list[int], int, bool, dict[str, str]]]
 ) -> None:
     lines, tuples, tasks = [], [], {}
     expected = []

@@ -116,12 +116,7 @@ def test_where_no_gpu_is_nothing_of_gpus_passes(program: Program, doctor: Run) -
     ],
 )
 def test_missing_gpus_that_are_expected_fail(
-    program: Program,
-    doctor: Run,
-    install: Path,
-    options: tuple[str, ...],
-    config: str,
-    by: str,
+    program: Program, doctor: Run, install: Path, options: tuple[str, ...], config: str, by: str
 ) -> None:
     program("nvidia-smi", "echo 'No devices were found'; exit 6")
     if config:

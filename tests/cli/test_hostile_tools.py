@@ -83,10 +83,7 @@ def test_a_number_without_end_is_not_used_of_a_program_that_is_ended_either(monk
 
 @pytest.mark.parametrize(
     ("script", "limits_s", "code"),
-    [
-        ("trap '' TERM; sleep 600 & echo $!; wait; wait", (0.3, 3.0, 30.0), None),
-        ("sleep 600 & echo $!", (60.0,), 0),
-    ],
+    [("trap '' TERM; sleep 600 & echo $!; wait; wait", (0.3, 3.0, 30.0), None), ("sleep 600 & echo $!", (60.0,), 0)],
     ids=["it ignores the request to end", "its parent succeeds"],
 )
 def test_what_a_program_started_ends_with_it(

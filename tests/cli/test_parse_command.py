@@ -401,12 +401,7 @@ def test_an_interrupt_and_a_kill_end_all_processes_quietly(tmp_path, killed):
         with (tmp_path / f"{number}.out").open("wb") as file:
             file.truncate(200 << 30)
     command = [sys.executable, "-m", "llmb.cli.main", "parse", str(tmp_path), "--jobs", "2"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     deadline = time.monotonic() + ENDS_WITHIN_S
     while len(_readers(process.pid, tmp_path)) < 2:
         assert time.monotonic() < deadline and process.poll() is None

@@ -56,8 +56,7 @@ def test_ranks_train_alike_however_they_share_parameters_and_resume_each_other(t
 
     experts = {"workload": MAVERICK, "steps": 2}
     full, *others = train(
-        *((way, None, {"workload": LLAMA, **saving(way)}) for way in WAYS),
-        *((way, None, experts) for way in WAYS),
+        *((way, None, {"workload": LLAMA, **saving(way)}) for way in WAYS), *((way, None, experts) for way in WAYS)
     )
     for found in others[:2]:
         assert_same(found, full)
@@ -72,7 +71,7 @@ def test_ranks_train_alike_however_they_share_parameters_and_resume_each_other(t
             for way in WAYS
             for other in WAYS
             if way != other and "optimizer" in (way, other)
-        ),
+        )
     ):
         assert_same(found, rest)
 

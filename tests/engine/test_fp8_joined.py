@@ -13,14 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from llmb.catalogue.records import Model
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.precision.apply import (
-    drop_kept,
-    fuse_activations,
-    fuse_rotation,
-    join_casts,
-    kept_in,
-    layers_of,
-)
+from llmb.engine.precision.apply import drop_kept, fuse_activations, fuse_rotation, join_casts, kept_in, layers_of
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.transformations import apply_compile, apply_recompute
 from llmb.runs.attention import ProductDtype
@@ -213,10 +206,7 @@ def test_fp8_blocks_compile_once_for_all_layers(models: dict[str, Model], random
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it compiles
 @pytest.mark.parametrize("name", ["llama", "nemotron4"])
 def test_a_gpu_computes_in_one_pass_what_it_does_in_several(
-    name: str,
-    needs: Callable[[str, bool, str], None],
-    models: dict[str, Model],
-    randomised: Randomised,
+    name: str, needs: Callable[[str, bool, str], None], models: dict[str, Model], randomised: Randomised
 ) -> None:
     """Kernels and compiled code round elsewhere, which a cast to FP8 makes a step: errors are as large, from fp32."""
     needs("gpu", torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9), "a GPU with FP8")

@@ -226,12 +226,7 @@ def test_adapters_beside_frozen_weights_in_fp8(train: Trains) -> None:
     """Whether weights are cast once in a run or whenever they are gathered, recomputed or not, it is the same; and in
     layouts it is close. Scales of weights are final before the first step."""
     lora = {"workload": LORA, "steps": FEW, "lora_targets": "all-linear"}
-    cast_once, recomputed, current = train(
-        1,
-        lora,
-        {**lora, "recompute": "full"},
-        {**lora, "fp8_recipe": "current"},
-    )
+    cast_once, recomputed, current = train(1, lora, {**lora, "recompute": "full"}, {**lora, "fp8_recipe": "current"})
     assert_same(recomputed, cast_once)
     assert all("adapter." in name for name in cast_once["gradients"])
     for name, history in cast_once["scales"].items():

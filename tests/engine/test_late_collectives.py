@@ -90,12 +90,7 @@ def in_fp8(cases: dict[str, Case]) -> dict[str, Case]:
     return {f"{name}, FP8": case._replace(dtype="fp8") for name, case in cases.items()}
 
 
-TABLE = {
-    "kinds": KINDS,
-    "combined": COMBINED,
-    "kinds in FP8": in_fp8(KINDS),
-    "combined in FP8": in_fp8(COMBINED),
-}
+TABLE = {"kinds": KINDS, "combined": COMBINED, "kinds in FP8": in_fp8(KINDS), "combined in FP8": in_fp8(COMBINED)}
 
 
 @pytest.fixture(scope="module")

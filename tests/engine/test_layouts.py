@@ -109,16 +109,10 @@ class Tiers(NamedTuple):
         return (pytest.mark.slow if name in self.slow else pytest.mark.measured,)
 
 
-BEGIN = Tiers(
-    ("DP2", "PP2 x VP2", "EP2 x ETP2"),
-    ("FSDP2", "TP2 + SP", "CP2", "EP2"),
-)
+BEGIN = Tiers(("DP2", "PP2 x VP2", "EP2 x ETP2"), ("FSDP2", "TP2 + SP", "CP2", "EP2"))
 OTHER_MODELS = Tiers(slow=("TP2 + SP", "EP2"))
 TRAIN = Tiers()
-SHARE = Tiers(
-    ("TP2 x PP2, no SP, 99 tokens",),
-    ("PP2, 1 layer first", "PP2 x VP2", "FSDP4", "EP2"),
-)
+SHARE = Tiers(("TP2 x PP2, no SP, 99 tokens",), ("PP2, 1 layer first", "PP2 x VP2", "FSDP4", "EP2"))
 SORTS = ("loss", "gradient", "norm")
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))

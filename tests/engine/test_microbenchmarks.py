@@ -19,11 +19,7 @@ SIZES = {"forward": ((M, K), (N, K)), "input_gradient": ((M, N), (N, K)), "weigh
 SUMS = {"forward": "mk,nk->mn", "input_gradient": "mn,nk->mk", "weight_gradient": "mn,mk->nk"}
 FP8_SIZES = {"forward": ((M, K), (N, K)), "input_gradient": ((M, N), (K, N)), "weight_gradient": ((N, M), (K, M))}
 FP8_SUMS = {"forward": "mk,nk->mn", "input_gradient": "mn,kn->mk", "weight_gradient": "nm,km->nk"}
-FP8_OPERANDS = {
-    "forward": (INPUT, WEIGHT),
-    "input_gradient": (GRADIENT, WEIGHT),
-    "weight_gradient": (GRADIENT, INPUT),
-}
+FP8_OPERANDS = {"forward": (INPUT, WEIGHT), "input_gradient": (GRADIENT, WEIGHT), "weight_gradient": (GRADIENT, INPUT)}
 ATTENTION = AttentionCase(
     batch=2, heads=4, kv_heads=2, seq_len=32, head_dim=16, dtype="fp32", direction="forward", backend="auto"
 )

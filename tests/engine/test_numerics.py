@@ -94,11 +94,7 @@ def table() -> Iterator[Found]:
 @pytest.mark.measured
 @pytest.mark.parametrize("workload", MODELS if MAKING_TABLE else [LLAMA])
 def test_every_way_to_compute_learns_what_fp32_learns(
-    workload: str,
-    tiny_plan: Callable[..., Plan],
-    run_ranks: Callable[..., list[str]],
-    tmp_path: Path,
-    table: Found,
+    workload: str, tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path: Path, table: Found
 ) -> None:
     ways = {name: way for name, way in WAYS.items() if MAKING_TABLE or name in EVERY_TIME}
     options = [REFERENCE, *(way.options for way in ways.values())]

@@ -11,12 +11,7 @@ from recorded_node import RecordedNode
 
 from llmb.catalogue.load import Catalogue
 from llmb.health.checks.gpus import gpu_checks
-from llmb.health.checks.nvidia_smi import (
-    LinkErrors,
-    parse_link_errors,
-    parse_links,
-    read_gpus,
-)
+from llmb.health.checks.nvidia_smi import LinkErrors, parse_link_errors, parse_links, read_gpus
 from llmb.health.facts import WantedFacts
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import names_of, rules

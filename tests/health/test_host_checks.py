@@ -59,9 +59,7 @@ def test_a_fit_host_passes_every_check(host: Host) -> None:
     found = host.found()
     assert [*found] == [name for area in AREAS for name in names_of(area)]
     not_passed = {name: one for name, one in found.items() if getattr(one, "status", "") != "pass"}
-    assert not_passed == {
-        "network_rdma_mtu": NotChecked(name="network_rdma_mtu", reason="no active port is of RoCE"),
-    }
+    assert not_passed == {"network_rdma_mtu": NotChecked(name="network_rdma_mtu", reason="no active port is of RoCE")}
     values = {name: one.value for name, one in found.items() if isinstance(one, Check)}
     assert values["cpu_idle_states"] == "C6, 290 µs to leave"
     assert values["cpu_numa"] == "2 NUMA nodes"

@@ -92,15 +92,7 @@ class Site:
         return {finding.name: finding for part in parts for finding in part}
 
 
-SPACE = {
-    "exists": True,
-    "writable": True,
-    "device": 7,
-    "free": 10**14,
-    "total": 10**15,
-    "free_inodes": 0,
-    "inodes": 0,
-}
+SPACE = {"exists": True, "writable": True, "device": 7, "free": 10**14, "total": 10**15, "free_inodes": 0, "inodes": 0}
 
 
 @pytest.fixture

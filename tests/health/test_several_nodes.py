@@ -101,9 +101,7 @@ def test_what_a_check_found_bad_and_what_may_differ_is_not_compared() -> None:
 def test_a_clock_is_off_by_more_than_its_uncertainty() -> None:
     ahead = {"node0": 0.02, "node1": 0.0, "node2": 3.5}
     reports = [report(node, ahead_s=seconds) for node, seconds in ahead.items()]
-    assert added(reports)["node2"] == [
-        ("nodes_clock", "warn", "3.480 s ahead of the median of 3 nodes (± 0.005 s)"),
-    ]
+    assert added(reports)["node2"] == [("nodes_clock", "warn", "3.480 s ahead of the median of 3 nodes (± 0.005 s)")]
     assert not added(reports)["node0"]
     vague = [*reports[:2], report("node2", ahead_s=3.5, unsure_s=3.0)]
     assert not any(added(vague).values())

@@ -254,11 +254,7 @@ def test_rotary_settings_pass_only_where_transformers_computes_the_same() -> Non
         ("llama", {"auto_map": {"AutoModel": "m.M"}}, ["auto_map is {'AutoModel': 'm.M'}"]),
         ("llama", {"sliding_window": None, "bos_token_id": 5, "pretraining_tp": 2}, []),
         ("llama", {"qkv_bias": False}, ["qkv_bias is False"]),
-        (
-            "llama",
-            {"is_encoder_decoder": True, "pruned_heads": {}},
-            ["is_encoder_decoder is True, not False"],
-        ),
+        ("llama", {"is_encoder_decoder": True, "pruned_heads": {}}, ["is_encoder_decoder is True, not False"]),
         ("mixtral", {"layer_types": ["full_attention"]}, ["layer_types is ['full_attention']"]),
         ("qwen3", {"max_window_layers": 36, "sliding_window": 4096, "layer_types": ["full_attention"] * 36}, []),
     ],

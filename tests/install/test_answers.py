@@ -32,11 +32,7 @@ def cluster(**changes: Any) -> Surroundings:
         accounts=("bench", "other"),
     )
     return Surroundings(
-        catalogue=Catalogue(),
-        programs=frozenset(["uv"]),
-        architecture="x86_64",
-        offers={"slurm": offer},
-        **changes,
+        catalogue=Catalogue(), programs=frozenset(["uv"]), architecture="x86_64", offers={"slurm": offer}, **changes
     )
 
 

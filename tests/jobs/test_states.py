@@ -192,12 +192,7 @@ UNKNOWN = JobState(job_id="7")
         (marked(WHOLE, 0), "COMPLETED", "success", None),
         (marked(HALF, 0), "COMPLETED", "failed", "the run did not, after 5 of 10 steps"),
         (marked(HALF, 1), "FAILED", "failed", "exit code 1, after 5 of 10 steps"),
-        (
-            marked(HALF, 1, run_status="failed", run_reason="rank 1 failed"),
-            "FAILED",
-            "failed",
-            "rank 1 failed",
-        ),
+        (marked(HALF, 1, run_status="failed", run_reason="rank 1 failed"), "FAILED", "failed", "rank 1 failed"),
         (marked(HALF, 143, "TERM"), "LOST", "failed", "ended by TERM, after 5 of 10 steps"),
         (marked(WHOLE, 143, "TERM"), "LOST", "success", "TERM, after its last step"),
         (marked(WHOLE, 0, run_status="invalid", run_reason="nan"), "COMPLETED", "invalid", "nan"),

@@ -53,10 +53,7 @@ def test_any_number_of_steps(steps, first, last):
 
 def test_a_run_of_one_step_is_no_result():
     found = run(range(1), 1)
-    assert (found.status, found.reason) == (
-        "too_few_steps",
-        "the only step is the first one, which includes warm-up",
-    )
+    assert (found.status, found.reason) == ("too_few_steps", "the only step is the first one, which includes warm-up")
     assert (found.step_time_s, found.step_times_s, found.steps) == (None, (), 1)
 
 
@@ -356,10 +353,7 @@ def test_an_error_after_the_last_step_is_a_note(sample, error):
 @pytest.mark.parametrize(
     ("end", "error"),
     [
-        (
-            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***\nSystemExit: Error",
-            None,
-        ),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***\nSystemExit: Error", None),
         ("RuntimeError: a\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***", "RuntimeError: a"),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***", "slurmstepd: error: "),
     ],

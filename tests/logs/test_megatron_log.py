@@ -71,10 +71,7 @@ def test_a_run_that_died_says_where():
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
-    [
-        ({"norm": "nan"}, "the gradient norm is not finite from step 21"),
-        ({"loss": "NAN"}, "loss is nan from step 21"),
-    ],
+    [({"norm": "nan"}, "the gradient norm is not finite from step 21"), ({"loss": "NAN"}, "loss is nan from step 21")],
 )
 def test_numbers_that_are_none_make_a_run_invalid(fields, reason):
     text = b"".join(iteration(n, **(fields if n == 21 else {})) for n in range(1, 51))

@@ -49,12 +49,7 @@ def random_layout(seed: int, catalogue: Catalogue) -> RandomLayout:
         chosen = _choices(random, dtype, has_experts=has_experts)
         try:
             request = Request(
-                workload=workload,
-                size=size,
-                gpu_type="h100",
-                scale=gpus,
-                dtype=dtype,
-                overrides=Overrides(**sizes),
+                workload=workload, size=size, gpu_type="h100", scale=gpus, dtype=dtype, overrides=Overrides(**sizes)
             )
             plan = make_plan(resolve(catalogue, request), Choices(**chosen), device="cuda")
         except UsageError:

@@ -186,11 +186,7 @@ def typed(token: str, url: str, home: Path) -> tuple[int, str]:
     command = ["setsid", "--ctty", "--wait", sys.executable, "-m", "llmb", "prepare", "access", "-w", "finetune_llama3"]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command,
-        env={**kept, "HOME": str(home), "HF_ENDPOINT": url},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        command, env={**kept, "HOME": str(home), "HF_ENDPOINT": url}, stdin=theirs, stdout=theirs, stderr=theirs
     )
     os.close(theirs)
     shown = b""

@@ -25,8 +25,7 @@ def left_in(install: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"),
-    [("file", "it is a file"), ("file/below", "Not a directory"), ("/proc/llmb-checkpoints", "")],
+    ("place", "reason"), [("file", "it is a file"), ("file/below", "Not a directory"), ("/proc/llmb-checkpoints", "")]
 )
 def test_a_place_that_takes_no_checkpoints_is_told_and_nothing_is_left(
     tmp_path: Path, tiny_plan: MakePlan, place: str, reason: str

@@ -250,10 +250,7 @@ def test_a_figure_of_an_unknown_gpu_type_is_said_to_be_that(device: str | None) 
     ("changes", "reason"),
     [
         ({"status": "failed", "reason": "killed by signal 9", "step_time_s": NOT_SUCCESSFUL}, "killed by signal 9"),
-        (
-            {"status": "invalid", "reason": "the loss is nan", "step_time_s": NOT_SUCCESSFUL},
-            "the loss is nan",
-        ),
+        ({"status": "invalid", "reason": "the loss is nan", "step_time_s": NOT_SUCCESSFUL}, "the loss is nan"),
         ({"measurement_reason": "it includes warm-up"}, "it includes warm-up"),
         ({"step_time_s": Missing("profiled")}, "profiled"),
     ],

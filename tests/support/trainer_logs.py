@@ -24,14 +24,7 @@ time.time = now_s  # before tqdm takes it
 
 import torch  # noqa: E402
 from tqdm.auto import tqdm  # noqa: E402
-from transformers import (  # noqa: E402
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-    trainer_callback,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, trainer_callback  # noqa: E402
 
 MODEL = LlamaConfig(
     vocab_size=32,

@@ -64,10 +64,7 @@ def sentence(reference: Reference, verdict: str, *conditions: Condition, **field
             sentence(EXPECTED, "inconclusive", delta_pct=2.9, reason="a single value has no interval"),
             "inconclusive: 2.9 % slower than expected, tolerance 5.3 %; a single value has no interval",
         ),
-        (
-            sentence(PUBLISHED, "invalid", WINDOW, reason="loss is nan from step 3"),
-            "invalid: loss is nan from step 3",
-        ),
+        (sentence(PUBLISHED, "invalid", WINDOW, reason="loss is nan from step 3"), "invalid: loss is nan from step 3"),
         (
             sentence(PUBLISHED, "not comparable", WINDOW, delta_pct=7.13, ci95_pct=(6.9, 7.3), reason="GPU differs"),
             "not comparable with the published figure: GPU differs (7.1 % slower than published (6.9 to 7.3 %))",

@@ -38,12 +38,7 @@ from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, print_unspecified, say
 from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.options import build, options_of
-from llmb.report.bench_report import (
-    history_document,
-    history_tables,
-    measurement_document,
-    measurement_tables,
-)
+from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
 from llmb.report.output import print_line, print_output
 from llmb.resources.host import Device
 from llmb.site.site import this_machine

@@ -120,8 +120,7 @@ class Several:
     partition: Annotated[
         str | None,
         _several(
-            *("-p", "--partition"),
-            help="All usable nodes of this partition; with --nodes, the partition of the jobs.",
+            *("-p", "--partition"), help="All usable nodes of this partition; with --nodes, the partition of the jobs."
         ),
     ] = None
     every: Annotated[bool, _several("--all", help="All usable nodes of the cluster.")] = False

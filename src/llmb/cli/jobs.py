@@ -96,10 +96,7 @@ JobId = Annotated[
         help="Id of the job or the run, or the beginning of the run folder's name.",
     ),
 ]
-JobIds = Annotated[
-    list[str],
-    typer.Argument(metavar="ID...", autocompletion=complete_run, help="As for show."),
-]
+JobIds = Annotated[list[str], typer.Argument(metavar="ID...", autocompletion=complete_run, help="As for show.")]
 
 
 @dataclass(frozen=True, slots=True)

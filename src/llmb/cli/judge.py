@@ -88,7 +88,7 @@ class Reference:
         str | None,
         typer.Option(
             help="Steps to average: last, all, auto, reference or A-B. Default: a run's own, and of a reference"
-            " document's log those that the document takes.",
+            " document's log those that the document takes."
         ),
     ] = None
 

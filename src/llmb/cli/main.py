@@ -68,10 +68,7 @@ PANELS = {
         "nccl": ("llmb.cli.traces", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
     },
     "Compatibility": {
-        "launch": (
-            "llmb.cli.submit",
-            "Queue a run that the environment variables of the reference documents describe.",
-        ),
+        "launch": ("llmb.cli.submit", "Queue a run that the environment variables of the reference documents describe.")
     },
 }
 """The commands by the panels of ``--help``: the module of each, and what it is for."""

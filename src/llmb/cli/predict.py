@@ -204,10 +204,7 @@ def plan(
     choices: Choices,
     goal: Annotated[
         Goal,
-        typer.Option(
-            "--goal",
-            help="step: the fastest step; token: the cheapest token, on as many GPUs or fewer.",
-        ),
+        typer.Option("--goal", help="step: the fastest step; token: the cheapest token, on as many GPUs or fewer."),
     ] = "step",
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Layouts that are listed.")] = 10,
     price: Annotated[

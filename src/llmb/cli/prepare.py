@@ -42,12 +42,7 @@ from llmb.prepare.hub import (
     token_source,
     use_token,
 )
-from llmb.prepare.jobs import (
-    TOKENS,
-    PrepareChoices,
-    preparation_orders,
-    same_jobs,
-)
+from llmb.prepare.jobs import TOKENS, PrepareChoices, preparation_orders, same_jobs
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepare.verify import verify_prepared
 from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
@@ -196,11 +191,7 @@ def submit(
 
 
 def _orders(
-    catalogue: Catalogue,
-    name: str,
-    values: Mapping[str, Any],
-    given: Mapping[str, Any],
-    environ: Mapping[str, str],
+    catalogue: Catalogue, name: str, values: Mapping[str, Any], given: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[TaskOrder]:
     """The jobs that options and variables ask for. Raises UsageError."""
     workload, own_size = split_model(catalogue, name)

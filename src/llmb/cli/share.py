@@ -47,10 +47,7 @@ def report(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Default: report.html or NAME.svg here; Markdown: stdout."),
     ] = None,
-    form: Annotated[
-        Format,
-        typer.Option("--format", help="pdf: printed by a browser; svg, png: --plot."),
-    ] = "html",
+    form: Annotated[Format, typer.Option("--format", help="pdf: printed by a browser; svg, png: --plot.")] = "html",
     plot: Annotated[
         str | None, typer.Option("--plot", metavar="NAME", help="Only this plot, named as in the page's links.")
     ] = None,
@@ -216,8 +213,7 @@ def archive(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'llmb archive' wrote.")],
-    json: Json = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'llmb archive' wrote.")], json: Json = False
 ) -> None:
     """Add the runs of an archive to those of this machine. Runs that are there already are left as they are.
 

@@ -227,7 +227,7 @@ def queued_document(jobs: Sequence[Job]) -> dict[str, Any]:
                 "submitted_at": datetime.fromtimestamp(job.submitted_s, UTC).isoformat(timespec="seconds"),
             }
             for job in jobs
-        ],
+        ]
     }
 
 

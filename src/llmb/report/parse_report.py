@@ -336,11 +336,7 @@ def parse_document(
 ) -> dict[str, Any]:
     """The JSON document. An unknown value is null, and so are ``groups`` and ``scaling`` unless they are wanted."""
     return {
-        "analysis": {
-            "directories": list(report.directories),
-            "window_rule": report.rule,
-            "files": report.files,
-        },
+        "analysis": {"directories": list(report.directories), "window_rule": report.rule, "files": report.files},
         "results": [_result(run, report.name(run)) for run in report.runs],
         "groups": groups,
         "scaling": scaling,

@@ -23,9 +23,7 @@ Key = tuple[int, str, str | None]
 
 
 def nccl_document(
-    summary: NcclSummary | None,
-    tests: Sequence[TestTable],
-    network: Network | None = None,
+    summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
 ) -> dict[str, Any]:
     """The JSON document; ``log`` is null without calls, ``network`` if no line names one."""
     return {
@@ -36,9 +34,7 @@ def nccl_document(
 
 
 def nccl_tables(
-    summary: NcclSummary | None,
-    tests: Sequence[TestTable],
-    network: Network | None = None,
+    summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
 ) -> Iterator[Table]:
     if network:
         yield network_table(network)

@@ -90,11 +90,7 @@ def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> No
     result = finished(*LLAMA, "--scale", "2", *TEN)
     newest = Path(result["run_dir"]) / "checkpoints" / "step=10-consumed_samples=80"
     assert sorted(path.name for path in newest.parent.iterdir()) == [newest.name, "step=5-consumed_samples=40"]
-    assert sorted(path.name for path in (newest / "weights").iterdir()) == [
-        ".metadata",
-        "__0_0.distcp",
-        "__1_0.distcp",
-    ]
+    assert sorted(path.name for path in (newest / "weights").iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
     told = result["checkpoint"]
     assert told["path"] == str(newest)
     assert told["size_bytes"] == sum(path.stat().st_size for path in (newest / "weights").iterdir())
@@ -322,11 +318,7 @@ def run_and_kill(folder: RunFolder, victim: int, chance: random.Random, start_ra
 @pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.measured)])
 @pytest.mark.slow
 def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
-    kills: int,
-    tmp_path: Path,
-    tiny_plan: MakePlan,
-    losses: Callable[..., list[dict[str, Any]]],
-    start_ranks: Start,
+    kills: int, tmp_path: Path, tiny_plan: MakePlan, losses: Callable[..., list[dict[str, Any]]], start_ranks: Start
 ) -> None:
     saving = tiny_plan(steps=MOST_STEPS, checkpoint_interval=1, overrides={"layers": 1})
 

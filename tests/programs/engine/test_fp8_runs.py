@@ -50,10 +50,7 @@ def test_the_table_names_the_products_and_why(tiny_plan: Callable[..., Plan]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [
-        (),
-        pytest.param(("--fp8-recipe", "current", "--emulate-fp8", "--pp", "4", "--gbs", "4"), marks=pytest.mark.slow),
-    ],
+    [(), pytest.param(("--fp8-recipe", "current", "--emulate-fp8", "--pp", "4", "--gbs", "4"), marks=pytest.mark.slow)],
 )
 def test_a_run_records_recipe_and_counts(finished: Finished, options: tuple[str, ...]) -> None:
     scale = "4" if options else "1"

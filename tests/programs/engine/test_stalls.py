@@ -55,10 +55,7 @@ def test_a_killed_worker_of_four_ends_the_run_and_is_named(start: Start, gone: G
 
 @pytest.mark.parametrize(
     ("options", "victim", "others"),
-    [
-        (TWO, 0, "rank 1 waits in all"),
-        pytest.param(FOUR, 2, "ranks 0, 1, 3 wait in all", marks=pytest.mark.measured),
-    ],
+    [(TWO, 0, "rank 1 waits in all"), pytest.param(FOUR, 2, "ranks 0, 1, 3 wait in all", marks=pytest.mark.measured)],
 )
 @pytest.mark.slow
 def test_a_stopped_worker_ends_the_run_and_is_named(

@@ -60,10 +60,7 @@ CLASSES = {
 
 # One is enough for every change: tests/engine exchanges the weights of small models of every form.
 OTHERS = [name for name in CLASSES if name != LLAMA]
-WORKLOADS = [
-    LLAMA,
-    *(pytest.param(name, marks=pytest.mark.measured) for name in OTHERS),
-]
+WORKLOADS = [LLAMA, *(pytest.param(name, marks=pytest.mark.measured) for name in OTHERS)]
 
 
 def tiny(workload: str) -> Model:

@@ -373,10 +373,7 @@ def test_what_cannot_be_profiled_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("profiling", "reason"),
-    [
-        ({}, None),
-        ({"profile_start_step": 40}, "4 of the 10 steps of the window were profiled, which slows them down"),
-    ],
+    [({}, None), ({"profile_start_step": 40}, "4 of the 10 steps of the window were profiled, which slows them down")],
 )
 def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, object], reason: str | None) -> None:
     choices = Choices(steps=50, profiling=Profiling(profile=True, profiler="torch", **profiling))

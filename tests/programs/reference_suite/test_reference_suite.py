@@ -7,15 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from small_suite import (
-    AS_RELEASED,
-    SmallSuite,
-    checked_out,
-    nemo1_lines,
-    nemo_lines,
-    small_suite,
-    write_image,
-)
+from small_suite import AS_RELEASED, SmallSuite, checked_out, nemo1_lines, nemo_lines, small_suite, write_image
 
 from llmb.analysis.read_run import planned_window
 from llmb.campaigns.proposal import job_options
@@ -293,12 +285,7 @@ def test_runs_of_the_documents_software_have_the_documents_window(
     [(OLDEST, "405b", 576, nemo1_lines, 17.20), (LLAMA, "8b", 8, nemo_lines, 12.27)],
 )
 def test_a_run_is_judged_by_the_documents_statistic(
-    recipe: tuple[str, str, str],
-    size: str,
-    scale: int,
-    lines: Callable[..., str],
-    published_s: float,
-    tmp_path: Path,
+    recipe: tuple[str, str, str], size: str, scale: int, lines: Callable[..., str], published_s: float, tmp_path: Path
 ) -> None:
     """Each time that 24.11 prints is the mean of five steps, so that the last one is of steps 45-49."""
     plan, folder = order_of(recipe, size, scale, dtype="bf16").plan, RunFolder(tmp_path)

@@ -133,10 +133,7 @@ def test_vboost_ends_when_the_job_is_cancelled(
 
 @pytest.mark.slurm
 def test_vboost_that_cannot_be_set_fails_the_job(
-    smi: Path,
-    queue: Callable[[JobSpec], tuple[str, RunFolder]],
-    slurm: SlurmCluster,
-    monkeypatch: pytest.MonkeyPatch,
+    smi: Path, queue: Callable[[JobSpec], tuple[str, RunFolder]], slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMI_FAILS", "node2")
     job, folder = queue(spec_of(f"touch {smi}.worked", vboost=Boost(level=1)))
@@ -148,10 +145,7 @@ def test_vboost_that_cannot_be_set_fails_the_job(
 
 @pytest.mark.slurm
 def test_vboost_of_a_recipe_is_told_where_a_node_does_not_allow_it(
-    smi: Path,
-    queue: Callable[[JobSpec], tuple[str, RunFolder]],
-    slurm: SlurmCluster,
-    monkeypatch: pytest.MonkeyPatch,
+    smi: Path, queue: Callable[[JobSpec], tuple[str, RunFolder]], slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMI_FAILS", "node2")
     job, folder = queue(spec_of(f"touch {smi}.worked", vboost=Boost(level=1, required=False)))

@@ -140,12 +140,7 @@ def test_the_reason_is_without_who_gave_it() -> None:
 
 @pytest.mark.parametrize(
     ("gres", "gpus"),
-    [
-        ("(null)", None),
-        ("gpu:4", 4),
-        ("gpu_mem:16280,gpu:1", 1),
-        ("gpu:h100:4(S:0),gpu:h100:4(S:1),nvme:2", 8),
-    ],
+    [("(null)", None), ("gpu:4", 4), ("gpu_mem:16280,gpu:1", 1), ("gpu:h100:4(S:0),gpu:h100:4(S:1),nvme:2", 8)],
 )
 def test_gpus_of_a_node(gres: str, gpus: int | None) -> None:
     found = parse_node(NODE.format(state="IDLE").replace("gpu:h100:8(S:0-1)", gres))
