@@ -107,7 +107,7 @@ def _unpacked(path: Path) -> bytes:
             return b"\n".join(
                 repr(row).encode() for table in tables for row in history.execute(f'SELECT * FROM "{table}"')
             )
-    except (sqlite3.Error, OSError, EOFError, zlib.error):
+    except (sqlite3.Error, UnicodeDecodeError, OSError, EOFError, zlib.error):
         return b""
 
 
