@@ -58,9 +58,9 @@ def train(plan: EnginePlan, parts: int) -> dict[str, object]:
     losses, norms = [], []
     for number in range(plan.steps):
         samples = range(number * gbs, (number + 1) * gbs)
-        if plan.lora:
+        if (keys := token_keys(model)) is not None:
             length = plan.recipe.layout.seq_len
-            token_keys(model).set(samples, torch.arange(length), length)
+            keys.set(samples, torch.arange(length), length)
         batch = data.micro_batch(samples)
         loss = model(batch.tokens, batch.labels, starts=batch.starts)
         loss.backward()
