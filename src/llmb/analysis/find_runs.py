@@ -101,7 +101,7 @@ def _latest(install: Path, say: Say) -> RecordedRun:
         if folder.imported.exists():
             continue
         try:
-            run = read_folder(folder)
+            (run,) = _concluded([read_folder(folder)], say)
         except (OSError, BrokenRecord) as error:
             newer.append(f"{folder.path}: its record {_unreadable(error)}")
             continue
