@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,8 @@ def test_a_run_that_lasts_is_cancelled_from_elsewhere(llmb: Run, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_is_found_out(llmb: Run, tmp_path: Path, forked_python: str) -> None:
-    process, row = begin(llmb, tmp_path, forked_python)
+def test_a_run_that_was_killed_is_found_out(llmb: Run, tmp_path: Path) -> None:
+    process, row = begin(llmb, tmp_path, sys.executable)  # a process of its own, which is gone at once
     process.send_signal(signal.SIGKILL)
     process.wait(WITHIN_S)
     llmb("jobs", "refresh", PATH=BARE, code=0)
