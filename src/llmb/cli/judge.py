@@ -47,7 +47,7 @@ BAD, SKIP = 1, 125
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceOptions:
     """What runs are judged against, and how."""
 
     against: Annotated[
@@ -114,9 +114,9 @@ class Reference:
 
 
 @app.command()
-@takes(Reference)
+@takes(ReferenceOptions)
 def judge(
-    reference: Reference,
+    reference: ReferenceOptions,
     runs: Runs,
     explain: Annotated[
         bool,
