@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Or each of the thousands of processes would compile the same modules.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests that wait for a cluster, or for a run that another began, leave the cores to others: more processes than cores.
-WORKERS := $(shell echo $$(($$(nproc) + 2)))
+# Tests that wait for a cluster, or for a run that another began, leave their core to others: one process more than cores.
+WORKERS := $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: setup demo test test-all test-pythons test-measured lint bench bench-engine picture layouts numerics published accuracy golden reference schemas clean
@@ -42,9 +42,10 @@ $(VENV)/.dev: pyproject.toml scripts/setup.sh
 demo: $(VENV)/.run
 	$(BIN)/llmb run -w pretrain_llama3.1 -s tiny --scale 2
 
-# TESTS picks some, such as TESTS=tests/cli.
+# TESTS picks some, such as TESTS=tests/cli, and MARKS by their markers.
+MARKS := not slow and not measured
 test: $(VENV)/.dev
-	$(PYTEST) -m "not slow and not measured" $(TESTS)
+	$(PYTEST) -m "$(MARKS)" $(TESTS)
 
 test-all: $(VENV)/.dev
 	$(PYTEST) -m "not measured"

@@ -20,6 +20,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFIER = "Programming Language :: Python :: 3."
 USER = "llmb-tests"
+MARKS = "not slow and not measured and not slurm"
 NO_TORCH = 4
 """The exit code of scripts/setup.sh where there is no torch for a Python."""
 ASKED = (
@@ -103,8 +104,9 @@ class Place:
         return self.run({"PYTHON": self.python.program, "PIP_NO_COMPILE": "0"}, "scripts/setup.sh", ".venv", "test")
 
     def test(self) -> int:
+        """The exit code of the tests, but for those on Slurm, which is the same with each Python."""
         self.run({}, "touch", ".venv/.run", ".venv/.dev")
-        return self.run({}, "make", "test")
+        return self.run({}, "make", "test", f"MARKS={MARKS}", f"WORKERS={os.cpu_count()}")
 
     def run(self, variables: Mapping[str, str], *command: str) -> int:
         environ = {name: value for name, value in os.environ.items() if name not in ("LLMB_REQUIRE", "MAKEFLAGS")}

@@ -28,6 +28,7 @@ def test_collectives_between_two_nodes(client, tmp_path) -> None:
     assert {row.wrong for row in kept.measurements} == {0, None}
 
 
+@pytest.mark.measured
 def test_a_job_that_nobody_waits_for_keeps_its_result(client) -> None:
     queued = client.json("bench", "collectives", "sendrecv", *NODES, *SIZES)
     run_dir, job_id = Path(queued["run_dir"]), queued["job_id"]
@@ -55,6 +56,7 @@ def test_every_node_reports_by_itself(client) -> None:
     assert {kept.node for kept in read_measurements(client.install)} == {"node1", "node2"}
 
 
+@pytest.mark.measured
 def test_workers_that_cannot_start_are_an_error(client) -> None:
     (client.install / "cluster_config.yaml").write_text(
         "gpu_type: cpu\npython: /bin/false\nslurm: {partition: gpu, gpus_per_node: 2}\n"

@@ -73,6 +73,7 @@ def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretended: Ca
     assert (row["status"], row["step_time_s"]) == ("success", 10.0)
 
 
+@pytest.mark.measured
 def test_a_time_limit_says_how_far_its_log_came(bridge: Client, pretended: Callable[..., dict[str, str]]) -> None:
     """Both jobs at once: Slurm looks for such jobs twice a minute."""
     queued = [bridge.json("submit", *BRIDGE, **pretended(steps, sleep_s=300))["jobs"][0] for steps in (20, 7)]

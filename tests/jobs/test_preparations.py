@@ -55,7 +55,7 @@ def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_what_is_being_prepared_is_not_submitted_again_and_can_be_cancelled(client: Client) -> None:
     with_command(client, "echo working; exec sleep 600")
     (job,) = submitted(client, "--skip-dataset")

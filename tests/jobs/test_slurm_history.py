@@ -343,7 +343,7 @@ def read_until(watcher: "subprocess.Popen[str]", beginning: str) -> list[str]:
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_job_is_watched_from_the_queue_to_its_end(submit: Submit, shell: Client) -> None:
     job = submit(IN_TWO_PARTS)
     watcher = watching(shell, str(job.job_id), "--expect", "0.1")

@@ -68,7 +68,7 @@ FOUR = ("--scale", "4", "--tp", "2", "--pp", "2", "--document-tokens", "40")
 TWO_STAGES = ("--scale", "2", "--pp", "2", "--vp", "2")
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_layout_goes_on_from_another(finished: Finished) -> None:
     """The checkpoint tells of how long documents are packed. More layouts: ``engine/test_checkpoint_state.py``."""
     whole = finished(*LLAMA, *FOUR, *TEN)
@@ -137,7 +137,7 @@ def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: M
     assert result.checkpoint.overlapped_steps_in_window == 1
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(
     tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start
 ) -> None:

@@ -63,7 +63,7 @@ def test_traced_steps_last_as_long_as_the_run_says(profiled: dict[str, Any], tmp
     assert picture.read_text().startswith("<svg ")
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_unprofiled_ranks_and_runs_leave_nothing(finished: Callable[..., dict[str, Any]]) -> None:
     alone = finished(*OPTIONS, *STEPS, "--profile-ranks", "1")
     assert alone["profile"]["files"] == ["torch_profile/rank-1.json.gz"]

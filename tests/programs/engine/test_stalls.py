@@ -140,7 +140,7 @@ def test_a_rank_that_hangs_or_leaves_while_the_others_wait_is_named(
     assert seconds < within_s
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_run_that_cannot_disconnect_is_finished_all_the_same(
     tmp_path: Path, tiny_plan: MakePlan, forked_python: str
 ) -> None:

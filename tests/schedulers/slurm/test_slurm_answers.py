@@ -91,7 +91,7 @@ def test_a_command_that_waits_for_its_configuration_says_so(program: Program) ->
     """Slurm 22.05 looks for a slurm.conf that is not there for a minute."""
     program("squeue", f"echo '{NO_FILE}' >&2; exec sleep 600")
     with pytest.raises(EnvironmentProblem, match="cannot stat file /nope"):
-        controller_states(["1"], time_out_s=10.0)  # on a busy machine a second passes before it says anything
+        controller_states(["1"], time_out_s=5.0)  # on a busy machine a second passes before it says anything
 
 
 def test_a_command_that_cannot_be_started_is_named(
