@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter
 from llmb.analysis.compare_runs import Comparison, Row, compare_runs
 from llmb.analysis.copies import with_copies
 from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, named_folders
-from llmb.analysis.judge_run import Against, judge_runs
+from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.analysis.read_run import known_run, parsed_run
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from llmb.analysis.compare_runs import IN_BOTH, compare_runs
 from llmb.analysis.copies import with_copies
 from llmb.analysis.find_runs import find_ended_runs, find_runs, find_sides
-from llmb.analysis.judge_run import Against, judge_runs, write_expectations
+from llmb.analysis.judge_run import write_expectations
+from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.analysis.parsed_scaling import group_runs
 from llmb.analysis.read_run import known_run
 from llmb.cli.judge import app as judge

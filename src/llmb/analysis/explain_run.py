@@ -27,11 +27,11 @@ from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.record import LOCAL
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import kept_breakdown
-from llmb.schedulers.lookup import LOCAL
 from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.conditions import Condition, Verdict, rule_of
 

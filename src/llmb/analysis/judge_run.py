@@ -2,22 +2,20 @@
 """Judges runs that ended: against published figures, other runs, or what the user expects."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 import yaml
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, flaw_of, grouped, measured
+from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of, grouped
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
-from llmb.analysis.copies import once_in
-from llmb.analysis.find_runs import earlier_runs, find_runs, in_window
 from llmb.analysis.match_runs import Earlier, earlier_spread, no_earlier
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
-from llmb.errors import EnvironmentProblem, UsageError, see, unknown
+from llmb.errors import EnvironmentProblem, UsageError, see
 from llmb.metrics.statistics import Statistics, describe, student_t
 from llmb.metrics.window import STEADY
 from llmb.missing import Missing
@@ -42,7 +40,6 @@ from llmb.verdict.expectations_file import (
     Expectations,
     ExpectedLayout,
     ExpectedStepTime,
-    read_expectations,
 )
 from llmb.verdict.judgement import Measured, Tolerance, judge_against_figure, judge_against_runs, without_reference
 
@@ -85,69 +82,20 @@ class Judged:
         return self.step_time_s.median if self.baseline and len(counted) > 1 else self.step_time_s.mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
-    """What runs are judged against: at most one of ``runs`` and ``expectations``, else the published figure."""
-
-    runs: str | None = None
-    """What ``find_runs`` takes."""
-    expectations: Path | None = None
-    tolerance: Tolerance | None = None
-    """None for the default."""
-    gpu_type: str | None = None
-    """GPU type of logs that do not name theirs, for the published figure."""
-    window: str | None = None
-    """The rule of the window that the runs have been read with, for those that they are judged against."""
-
-
-def judge_runs(
-    runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
-) -> list[Judged]:
-    """Raises UsageError if there is nothing to judge them against, or for an unknown GPU type."""
-    if against.gpu_type and against.gpu_type not in (known := Catalogue().gpus):
-        raise unknown("GPU type", against.gpu_type, known)
-    pretended, others = [run for run in runs if is_pretended(run)], [run for run in runs if not is_pretended(run)]
-    judged = [_judge_pretended(repeats) for repeats in grouped(pretended)]
-    return [*judged, *_judge_runs(others, against, install, say)] if others else judged
-
-
 def is_pretended(run: AnalyzedRun) -> bool:
     return run.recipe is not None and run.recipe.pretended_rank is not None
 
 
-def _judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
-    """All that a run could be judged against is of all ranks."""
+def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
+    """Never comparable: all that a run could be judged against is of all ranks."""
     why = flaw_of(repeats[0])
     assert why, "a rank alone measures no step of all"
     return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why), None)
 
 
-def _judge_runs(
-    runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
-) -> list[Judged]:
-    def earlier(run: AnalyzedRun) -> Sequence[AnalyzedRun]:
-        return in_window(known(run), against.window)
-
-    known = earlier_runs(install, say)
-    if against.runs is not None:
-        _, baseline = once_in(FoundRuns("", tuple(runs)), find_runs(against.runs, install, say))
-        baseline = measured(replace(baseline, runs=in_window(baseline.runs, against.window)))
-        for one in baseline.left_out:
-            say(f"left out of {baseline.title}: {one.run}: {one.reason}")
-        judged = {run.counted_as for run in runs}
-        others = [run for run in baseline.runs if run.counted_as not in judged]
-        return judge_against(runs, others, baseline.title, against.tolerance, earlier)
-    if against.expectations is not None:
-        expectations = read_expectations(against.expectations)
-        for where in expectations.without_source:
-            say(f"note: {where}: the entry has no source")
-        return [judge_expected(run, expectations, against.tolerance) for run in runs]
-    return [judged for run in runs for judged in _judge_alone(run, against, earlier)]
-
-
-def _judge_alone(run: AnalyzedRun, against: Against, earlier: Earlier) -> list[Judged]:
+def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | None, earlier: Earlier) -> list[Judged]:
     """Against the published figure; without one, against earlier runs of the recipe on the same nodes."""
-    judged = judge_published(run, against.tolerance, against.gpu_type)
+    judged = judge_published(run, tolerance, gpu_type)
     if judged.verdict.verdict != "not comparable" or judged.verdict.reference or run.record is None:
         return [judged]
     before = [one for one in earlier(run) if (one.started_s or 0) < (run.started_s or 0)][-MOST_EARLIER:]
@@ -155,7 +103,7 @@ def _judge_alone(run: AnalyzedRun, against: Against, earlier: Earlier) -> list[J
         count = f"{len(before) or 'no'} earlier run{'' if len(before) == 1 else 's'}"
         why = f"{judged.verdict.reason}; {count} of this recipe on these nodes, and {LEAST_EARLIER} are needed"
         return [replace(judged, verdict=without_reference("not comparable", why))]
-    return judge_against([run], before, f"{len(before)} earlier runs", against.tolerance, earlier)
+    return judge_against([run], before, f"{len(before)} earlier runs", tolerance, earlier)
 
 
 def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None, gpu_type: str | None = None) -> Judged:

@@ -11,7 +11,8 @@ import typer
 from llmb.analysis.compare_runs import Comparison, compare_runs
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import earlier_runs, find_all_runs, find_sides, in_window
-from llmb.analysis.judge_run import Against, Judged, is_pretended, judge_acceptance, judge_runs, write_expectations
+from llmb.analysis.judge_run import Judged, is_pretended, judge_acceptance, write_expectations
+from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.cli.common import Json, Junit
 from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.root import install_here, say

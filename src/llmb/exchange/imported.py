@@ -19,9 +19,8 @@ from llmb.jobs.locks import file_lock
 from llmb.jobs.states import COMPLETED, FAILED, read_figures
 from llmb.jobs.store import Filter, Store
 from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
-from llmb.runs.record import RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of
+from llmb.runs.record import LOCAL, RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of
 from llmb.runs.record_file import read_record_file
-from llmb.schedulers.lookup import LOCAL
 from llmb.scratch import scratch_folder
 from llmb.trust import WORKLOADS, check_links
 

@@ -14,7 +14,8 @@ from llmb.install.answers import Answers, answers_schema
 from llmb.install.environment import python_of
 from llmb.install.state import Journal, put_file
 from llmb.runs.folder import CLUSTER_CONFIG, write_atomically, writing
-from llmb.schedulers.lookup import LOCAL, UNNAMED, all_schedulers, cluster_schema, find_scheduler
+from llmb.runs.record import LOCAL
+from llmb.schedulers.lookup import UNNAMED, all_schedulers, cluster_schema, find_scheduler
 from llmb.schedulers.port import NONE
 from llmb.secrets import holds_secret
 from llmb.site.cluster_config import read_cluster_config, read_cluster_file

@@ -41,7 +41,8 @@ from llmb.install.state import InstallState, Journal, opened_journal, read_state
 from llmb.install.suite import remove_environments, suite_environments, suite_steps
 from llmb.runs.checkpoints import check_room
 from llmb.runs.folder import CLUSTER_CONFIG
-from llmb.schedulers.lookup import LOCAL, find_scheduler
+from llmb.runs.record import LOCAL
+from llmb.schedulers.lookup import find_scheduler
 from llmb.schedulers.port import NONE
 from llmb.trust import WORKLOADS
 

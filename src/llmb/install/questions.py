@@ -25,7 +25,8 @@ from llmb.install.environment import Surroundings, torch_builds
 from llmb.install.images import source_problem
 from llmb.install.installation import prepared_sizes
 from llmb.reference_suite.launch_scripts import launch_scripts, scripts_of
-from llmb.schedulers.lookup import LOCAL, SCHEDULERS, find_scheduler
+from llmb.runs.record import LOCAL
+from llmb.schedulers.lookup import SCHEDULERS, find_scheduler
 from llmb.schedulers.port import NONE, Choice, Partition, Question, Scheduler
 
 GRACE = "aarch64"

@@ -40,10 +40,10 @@ from llmb.runs.failure import last_lines, tail
 from llmb.runs.folder import RunFolder, link_latest, writing
 from llmb.runs.plan import EnginePlan, Plan, pretending
 from llmb.runs.planning import NotPrepared
-from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
+from llmb.runs.record import ENGINE, LOCAL, RunRecord, new_record, write_record
 from llmb.runs.steps import StepNews
 from llmb.schedulers.local import INTERRUPTED, JOB_VARIABLE, WORDS, local_command, local_variables, run_workers
-from llmb.schedulers.lookup import LOCAL, find_scheduler
+from llmb.schedulers.lookup import find_scheduler
 from llmb.site.site import Machine, Site, check_machine, this_machine
 from llmb.trust import STATE_FOLDER
 

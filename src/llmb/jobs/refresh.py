@@ -18,7 +18,8 @@ from llmb.jobs.states import FAILED, FolderState, decide, read_figures, read_fol
 from llmb.jobs.store import Store
 from llmb.jobs.submit import resolve_submissions
 from llmb.runs.failure import failed_host, tail
-from llmb.schedulers.lookup import LOCAL, find_scheduler
+from llmb.runs.record import LOCAL
+from llmb.schedulers.lookup import find_scheduler
 from llmb.schedulers.port import INFRASTRUCTURE, FaultTable, JobState, Phase, Scheduler
 
 TABLE = Path(__file__).parent / "data" / "faults.yaml"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, by_reason, flaw_of, grouped
 from llmb.analysis.explain_run import explain_judged
-from llmb.analysis.judge_run import Against, Judged, judge_runs, title_of_run
+from llmb.analysis.judge_run import Judged, title_of_run
+from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
 from llmb.missing import Missing
@@ -25,8 +26,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Value
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan
-from llmb.runs.record import RunRecord
-from llmb.schedulers.lookup import LOCAL
+from llmb.runs.record import LOCAL, RunRecord
 from llmb.shown_text import value_text
 from llmb.verdict.conditions import WORST, VerdictName
 from llmb.verdict.judgement import headline

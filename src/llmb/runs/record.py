@@ -78,6 +78,10 @@ class Process(Record):
     """By the clock of the host since it was booted, and which boot that was."""
 
 
+LOCAL = "local"
+"""The scheduler of runs that were started on this machine, which nothing queues."""
+
+
 class SubmittedJob(Record):
     """The content of ``job.json``: a run's handle in a scheduler."""
 

@@ -15,11 +15,11 @@ from llmb.errors import UsageError, unknown
 from llmb.jobspec.options import JobOptions
 from llmb.options import Option, options_of
 from llmb.runs.folder import ABSOLUTE, ROOT_KEY
+from llmb.runs.record import LOCAL
 from llmb.schedulers.port import Scheduler
 from llmb.site.cluster_config import ClusterConfig
 from llmb.site.site import Site, read_site
 
-LOCAL = "local"
 SCHEDULERS = {
     "slurm": ("llmb.schedulers.slurm.scheduler", "SlurmScheduler"),
     LOCAL: ("llmb.schedulers.local", "LocalScheduler"),
