@@ -122,7 +122,7 @@ def test_what_a_killed_client_left_behind_is_waited_for(client: Client) -> None:
     assert len(client.queued()) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_job_that_slurm_never_got_is_submitted_again(client: Client) -> None:
     """The client and its sbatch are both gone before Slurm hears of the job."""
     marker = client.install / "asked"

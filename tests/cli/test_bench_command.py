@@ -105,7 +105,7 @@ def test_out_of_memory_names_the_shape_after_what_was_measured(llmb) -> None:
             signal.SIGKILL,
             4,
             "while measuring copy of 65,536 bytes, for 600 s, was killed by signal 9",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.measured,
         ),
     ],
 )

@@ -68,7 +68,7 @@ def test_all_but_software_on_this_machine(doctor: Run, install: Path) -> None:
     assert [*install.iterdir()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_long_check_is_named_and_an_interrupt_ends_its_program(install: Path, tmp_path: Path) -> None:
     """An interpreter that hangs stands for a file server that does."""
     python, ready = tmp_path / "python", tmp_path / "pid"

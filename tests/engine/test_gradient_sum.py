@@ -91,7 +91,8 @@ def test_bf16_sums_are_no_less_exact_than_those_of_autograd(models: dict[str, Mo
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "recompute", ["none", *(pytest.param(parts, marks=pytest.mark.slow) for parts in ("selective", "full"))]
+    "recompute",
+    ["none", pytest.param("selective", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.measured)],
 )
 def test_compiled_and_recomputed_blocks_add_to_them_too(
     recompute: str, compiled: bool, models: dict[str, Model], randomised: Randomised

@@ -147,6 +147,7 @@ def test_a_drained_node_and_one_whose_task_dies_do_not_hide_the_other(client: Cl
     assert check["value"].endswith("exit code 127: the interpreter is gone")
 
 
+@pytest.mark.measured
 def test_ctrl_c_keeps_what_is_reported_and_cancels_the_rest(client: Client, interrupts: None) -> None:
     client.per_node("node2", "sleep 600")
     process = client.start("doctor", "--json", *ONLY, "--nodes", "node[1-2]")

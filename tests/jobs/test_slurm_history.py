@@ -48,7 +48,7 @@ def test_a_run_that_gets_through_is_a_success_with_its_numbers(submit: Submit, s
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_run_that_fails_says_why_in_its_last_lines(submit: Submit, store: Store, shell: Client) -> None:
     job = submit(f"{HALF}; echo first; echo 'ValueError: bad shapes'; exit 3")
     found = ended(store, shell, job.key)
@@ -356,7 +356,7 @@ def test_a_job_is_watched_from_the_queue_to_its_end(submit: Submit, shell: Clien
     assert (document["nodes"], document["result"]["status"]) == ("node1", "success")
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_job_that_is_held_and_then_cancelled(submit: Submit, shell: Client) -> None:
     job = submit(IN_TWO_PARTS, flags={"hold": None})
     before = shell.json("watch", str(job.job_id), "--once")

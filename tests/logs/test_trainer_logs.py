@@ -10,7 +10,7 @@ import pytest
 
 from llmb.logs.files import parse_file
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.measured  # each change reads the stored logs of test_samples.py
 SCRIPT = Path(__file__).parents[1] / "support" / "trainer_logs.py"
 
 

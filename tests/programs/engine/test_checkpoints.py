@@ -122,7 +122,7 @@ def train_on_slow_disk(plan: Plan, install: Path, start_ranks: Start, slower_s: 
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start) -> None:
     """A save takes a second, and longer still if the steps up to the next save have not ended by then."""
     plan = tiny_plan(scale=1, steps=6, checkpoint_interval=2)

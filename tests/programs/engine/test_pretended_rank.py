@@ -63,7 +63,7 @@ def test_a_stage_of_a_pipeline_has_its_compute_time_and_nothing_of_all_ranks(fin
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.measured] * (name not in ("TP2", "EP2"))) for name in LAYOUTS]
+    "name", [pytest.param(name, marks=[pytest.mark.measured] * (name != "EP2")) for name in LAYOUTS]
 )
 def test_a_rank_of_any_layout_runs_alone(finished: Finished, name: str) -> None:
     result = finished(*LAYOUTS[name], *STEPS)

@@ -398,8 +398,8 @@ def test_an_export_that_is_killed_leaves_nothing_that_looks_finished(
     assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.measured)])
-@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.measured
 def test_an_import_that_is_killed_resumes_and_gives_the_same_files(
     processes: str, exported: Path, tmp_path: Path, done: Call, slow_disk: SlowDisk
 ) -> None:
