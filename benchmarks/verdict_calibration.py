@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llmb.base.statistics import describe
 from llmb.metrics.group_difference import KnownSpread, RunMean, decide, group_difference, known_spread
-from llmb.metrics.statistics import describe
 
 DATA = Path(__file__).parent / "data" / "step_series.json"
 SEED = 1234

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmb.runs.parent_death import PARENT_DEATH
+from llmb.base.parent_death import PARENT_DEATH
 
 GRACE_S = 20
 """An interrupted ``llmb run`` ends its workers itself within 8 s."""

@@ -16,8 +16,8 @@ from benchmarks.engine.engines.registry import ENGINES, LLMB, engine_version
 from benchmarks.engine.processes import Ended, failure_reason, run_limited, tail
 from benchmarks.engine.records import CaseResult, Settings
 from benchmarks.engine.store import code_of
+from llmb.base.statistics import describe
 from llmb.catalogue.records import Dtype
-from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import parameter_count, throughput, why_too_fast
 from llmb.programs.engine.program import shipped_variables
 from llmb.runs.folder import RunFolder

@@ -15,7 +15,7 @@ from benchmarks.engine.records import CaseResult, Document, Settings
 from benchmarks.engine.run_case import blank, run_case
 from benchmarks.engine.store import difference, known_result, save, with_case
 from benchmarks.engine.verdicts import judge
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from benchmarks.engine.engines.registry import ENGINES
 from benchmarks.engine.records import CaseResult, Document, Settings, Status
-from llmb.errors import EnvironmentProblem, UsageError
-from llmb.input_files import read_text_file
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.input_files import read_text_file
 from llmb.jobs.locks import file_lock
 from llmb.runs.folder import NotWritable, write_atomically
 

@@ -7,13 +7,13 @@ Made from code and catalogue, they are never old. The sample result is one of ``
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmb.base.options import options_of
 from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Document, PublishedCondition
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
-from llmb.options import options_of
 from llmb.prepare.jobs import PrepareChoices
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables
 from llmb.report.recipe_report import scales_table

@@ -2,7 +2,7 @@
 """llmb from Python, such as in a notebook: the commands as functions with typed results.
 
 Options have the names of the command line's, with underscores: ``llmb.run("pretrain_llama3.1", "tiny", scale=2)``.
-Errors are those of ``llmb.errors``; each has the text that the command line prints.
+Errors are those of ``llmb.base.errors``; each has the text that the command line prints.
 """
 
 import os
@@ -22,22 +22,22 @@ from llmb.analysis.copies import with_copies
 from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, named_folders
 from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.analysis.read_run import known_run, parsed_run
+from llmb.base.errors import EnvironmentProblem, UsageError, unknown
+from llmb.base.input_files import named_path
+from llmb.base.options import build, options_of, valid_values
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.checkpoints.origin import Origin
-from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.exchange.export import exported_run
 from llmb.exchange.tables import RESULTS, STEPS, data_frame, frame_of, step_rows
-from llmb.input_files import named_path
 from llmb.jobs.find import parse_since
 from llmb.jobs.history import read_history
 from llmb.jobs.local_run import plan_here, raise_unless_successful
 from llmb.jobs.store import Filter
 from llmb.logs.files import ParsedFile, find_logs
 from llmb.metrics.window import DEFAULT_RULE, check_rule
-from llmb.options import build, options_of, valid_values
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.programs.engine.program import check_memory
 from llmb.report.run_report import run_table

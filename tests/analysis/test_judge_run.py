@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.analysis.judge_run import judge_acceptance, judge_against, judge_published
+from llmb.base.errors import LlmbError, NoVerdict, Regressed, UsageError
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
-from llmb.errors import LlmbError, NoVerdict, Regressed, UsageError
 from llmb.report.table import plain_lines
 from llmb.report.verdict_report import acceptance_table, summary_table, verdict_table
 from llmb.runs.folder import RunFolder

@@ -3,6 +3,7 @@
 
 import pytest
 
+from llmb.base.errors import UsageError
 from llmb.bench.collectives import (
     CollectiveRequest,
     collective_job,
@@ -26,7 +27,6 @@ from llmb.bench.protocol import (
     extents,
     sizes_between,
 )
-from llmb.errors import UsageError
 from llmb.traces.nccl_tests import read_test_tables
 
 DEVICE = DeviceReport(

@@ -9,11 +9,11 @@ from campaign_files import OPTIONS, CampaignFiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmb.base.errors import UsageError
 from llmb.campaigns.campaign import new_campaign
 from llmb.campaigns.expansion import Entry, expand
 from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue
-from llmb.errors import UsageError
 
 MODELS = ("pretrain_llama3.1_8b", "pretrain_nemotron4_340b", "finetune_llama4-maverick_400b", "finetune_llama3_70b")
 

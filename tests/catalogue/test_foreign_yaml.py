@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.base.errors import LlmbError
 from llmb.catalogue.data_files import MOST_LEVELS, MOST_PROBLEMS, CatalogueError, check_yaml, read_file
 from llmb.catalogue.records import Record
-from llmb.errors import LlmbError
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.cluster_config import read_cluster_file
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.base.errors import UsageError
 from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
-from llmb.errors import UsageError
 from llmb.reference_suite.variables import LaunchVariable, documented_variables, near_misses, read_variables
 
 VARIABLES = documented_variables()

@@ -13,11 +13,11 @@ import pytest
 from junitparser import JUnitXml
 from typer.testing import CliRunner, Result
 
+from llmb.base.errors import InfrastructureError, LlmbError, UsageError, UserInterrupt
+from llmb.base.options import options_of
 from llmb.campaigns.expansion import Selection, campaign_keys
 from llmb.campaigns.proposal import job_options
 from llmb.cli.main import app, load_command
-from llmb.errors import InfrastructureError, LlmbError, UsageError, UserInterrupt
-from llmb.options import options_of
 from llmb.reference_suite.variables import documented_variables
 
 

@@ -12,6 +12,8 @@ import typer
 from campaign_files import CampaignFiles
 from typer.testing import CliRunner
 
+from llmb.base.errors import UsageError, UserInterrupt
+from llmb.base.options import Option, build, convert, options_of
 from llmb.campaigns.expansion import Selection, campaign_keys
 from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
@@ -21,8 +23,6 @@ from llmb.cli import root
 from llmb.cli.main import load_command
 from llmb.cli.options import record_options, takes
 from llmb.cli.root import agree
-from llmb.errors import UsageError, UserInterrupt
-from llmb.options import Option, build, convert, options_of
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables, read_variables
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.profiling import Profiling

@@ -14,8 +14,8 @@ from timed_runs import noisy_times, write_run
 
 from llmb.analysis.compare_runs import Comparison, compare_runs
 from llmb.analysis.find_runs import find_ended_runs
+from llmb.base.errors import LlmbError, NoVerdict
 from llmb.cli.judge import raise_unless_passed
-from llmb.errors import LlmbError, NoVerdict
 from llmb.report.table import shortened
 from llmb.report.verdict_report import compare_csv, compare_markdown, compare_tables
 from llmb.runs.plan import Plan

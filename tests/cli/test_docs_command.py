@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from called_here import Run
 
+from llmb.base.errors import see
 from llmb.cli.docs import FOLDER, STORED, doc_pages, search_pages
-from llmb.errors import see
 from llmb.report.output import print_markdown
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,11 +12,11 @@ import pytest
 from pydantic import ValidationError
 from recorded_runs import gpu_record, times_around, write_run
 
+from llmb.base.errors import UsageError
+from llmb.base.shown_text import printable, printable_lines
 from llmb.cli.main import app, exit_code_of
-from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord
-from llmb.shown_text import printable, printable_lines
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eteg\r[bold red]x[/]"
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from llmb import tools
+from llmb.base import tools
+from llmb.base.parent_death import has_ended
+from llmb.base.tools import ask_program
 from llmb.cli.main import app, exit_code_of
-from llmb.runs.parent_death import has_ended
-from llmb.tools import ask_program
 
 TOOLS = (
     *("nvidia-smi", "sinfo", "squeue", "sacct", "sacctmgr", "scontrol", "sbatch", "scancel", "apptainer"),

@@ -8,8 +8,8 @@ import pytest
 import small_images
 from typer.testing import CliRunner
 
+from llmb.base.errors import UsageError
 from llmb.cli.prepare import app
-from llmb.errors import UsageError
 
 
 @pytest.fixture

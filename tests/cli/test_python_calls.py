@@ -17,8 +17,8 @@ from timed_runs import write_run as write_timed_run
 from typer.testing import CliRunner
 
 import llmb
+from llmb.base.errors import UsageError
 from llmb.cli.main import app
-from llmb.errors import UsageError
 from llmb.jobs.local_run import LocalRun
 from llmb.runs.experiment import run_parent
 from llmb.runs.plan import Plan

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from called_here import Run
 
-from llmb import trust
+from llmb.base import trust
+from llmb.base.errors import UsageError
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.checkpoints.files import new_folder
-from llmb.errors import UsageError
 from llmb.install.answers import Answers
 from llmb.install.state import InstallState, Made, state_path
 from llmb.jobs.history import open_history

@@ -12,11 +12,11 @@ from pathlib import Path
 import generate_reference
 import pytest
 
+from llmb.base.errors import LlmbError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.main import COMMANDS, load_command
-from llmb.errors import LlmbError
 from llmb.metrics.throughput import flops_per_sequence
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,8 +20,8 @@ import pytest
 from documented_launch import launched
 from typer.testing import CliRunner, Result
 
+from llmb.base.errors import LlmbError
 from llmb.cli.main import app
-from llmb.errors import LlmbError
 from llmb.logs.step_line import format_step_line
 from llmb.reference_suite.variables import documented_variables
 

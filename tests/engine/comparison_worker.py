@@ -14,13 +14,13 @@ import torch
 from ranks import joined, plan_in, ranks_of, run
 from torch import Tensor
 
+from llmb.base.errors import EnvironmentProblem
 from llmb.engine import kernel_check
 from llmb.engine.attention_backend import choose_attention
 from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.kernels import span_attention
 from llmb.engine.kernels.fp8_cast import cast_both_ways
 from llmb.engine.stages import prepare_stages
-from llmb.errors import EnvironmentProblem
 
 
 def break_kernels() -> None:

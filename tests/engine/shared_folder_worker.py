@@ -11,10 +11,10 @@ from pathlib import Path
 from ranks import CPU, joined, plan_in, run
 from torch.distributed.device_mesh import init_device_mesh
 
+from llmb.base.errors import EnvironmentProblem
 from llmb.engine.checkpoint.save import check_shared_folder
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.rendezvous import Hosts
-from llmb.errors import EnvironmentProblem
 
 
 def main(place: Path, folders: str, rank: int) -> None:

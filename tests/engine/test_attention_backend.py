@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+from llmb.base.errors import UsageError
 from llmb.engine import attention_backend
 from llmb.engine.attention_backend import (
     KERNELS,
@@ -34,7 +35,6 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import SpanAttention
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.stages import prepare_stages
-from llmb.errors import UsageError
 from llmb.runs.plan import Plan
 
 OPERATORS = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from llmb.base.errors import EnvironmentProblem
 from llmb.engine.kernels.fp8_cast import cast
 from llmb.engine.model.linear import Linear
 from llmb.engine.model.moe import Experts
@@ -27,7 +28,6 @@ from llmb.engine.precision.scaling import (
     multiply,
     scale_from,
 )
-from llmb.errors import EnvironmentProblem
 from llmb.runs.attention import ProductDtype
 
 ROUNDED = 2**-8

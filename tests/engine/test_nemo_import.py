@@ -13,13 +13,13 @@ from nemo_files import write_nemo
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
-from llmb.errors import UsageError
 from llmb.huggingface.config import config_of
 from llmb.weights.conversion import ImportRequest, import_checkpoint, read_source
 from llmb.weights.protocol import ImportJob

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llmb.base.errors import EnvironmentProblem
 from llmb.engine.parallel.rendezvous import (
     FILES_PER_RANK,
     STORE,
@@ -18,7 +19,6 @@ from llmb.engine.parallel.rendezvous import (
     host_store,
     listen,
 )
-from llmb.errors import EnvironmentProblem
 from llmb.health.rules import rule
 
 PATIENCE = timedelta(seconds=60)

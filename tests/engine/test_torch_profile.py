@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmb.base.errors import EnvironmentProblem
 from llmb.engine.profile import TorchRecorder, pack
-from llmb.errors import EnvironmentProblem
 
 # What torch 2.11 says of every recording, also of one with a single cycle.
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM
 
+from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.checkpoints.files import damaged_files
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
-from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.huggingface.tensors import format_of
 from llmb.weights.protocol import IMPORTED, ExportJob, ImportJob, finished_files
 from llmb.weights.worker import chunk_files, weights_export, weights_import

@@ -27,6 +27,7 @@ from recorded_runs import write_run as write_gpu_run
 from step_lines import step_line
 from timed_runs import write_run
 
+from llmb.base.shown_text import csv_value
 from llmb.exchange.tables import PREFIX, RESULTS, STEPS
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
@@ -34,7 +35,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record
 from llmb.runs.steps import ExpertLoad, Fp8Counts, step_to_json
-from llmb.shown_text import csv_value
 
 HOSTILE = 'week "47"\\,\n<b>'
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_node import RecordedNode
 
+from llmb.base.tools import Said
 from llmb.catalogue.load import Catalogue
 from llmb.health.checks.gpus import gpu_checks
 from llmb.health.checks.nvidia_smi import LinkErrors, parse_link_errors, parse_links, read_gpus
 from llmb.health.facts import WantedFacts
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import names_of, rules
-from llmb.tools import Said
 
 CATALOGUE = Catalogue().gpus
 H100 = WantedFacts(catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpu_type_by="--gpu-type", gpus=8, gpus_by="--gpus")

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from recorded_node import ADDRESSES, FILES, RecordedNode
 
+from llmb.base.tools import Said
 from llmb.catalogue.load import Catalogue
 from llmb.health.checks.host import LIMITS, allowed_cpus, cpu_checks, kernel_checks, limit_checks, memory_checks
 from llmb.health.checks.network import network_checks, read_ports
 from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rules
-from llmb.tools import Said
 
 CATALOGUE = Catalogue().gpus
 PUBLIC = """4: eth1    inet 8.8.8.8/24 brd 8.8.8.255 scope global eth1

@@ -16,6 +16,8 @@ import pytest
 from recorded_node import CHRONY, SOFTWARE, RecordedNode
 
 from llmb import __version__
+from llmb.base.missing import Missing
+from llmb.base.tools import Said, ask_program
 from llmb.health.checks.disk import NOT_MEASURED, DiskFacts, Mount, Rate, disk_checks, mount_of, read_disk
 from llmb.health.checks.host import ClockReading, clock_checks
 from llmb.health.checks.software import (
@@ -29,9 +31,7 @@ from llmb.health.checks.software import (
 from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rule_of, rules
-from llmb.missing import Missing
 from llmb.schedulers.port import NodeState, Plugin, SchedulerSetup
-from llmb.tools import Said, ask_program
 
 AREAS = ("scheduler", "container", "disk", "software", "clock")
 PYTHON = "/opt/llmb/bin/python"

@@ -13,8 +13,8 @@ import pytest
 from job_rows import job_row
 from shown_tables import shown_lines
 
+from llmb.base.errors import InfrastructureError, UsageError
 from llmb.cli.main import app, exit_code_of
-from llmb.errors import InfrastructureError, UsageError
 from llmb.health import check_nodes
 from llmb.health.check_nodes import CheckTerms, NodesCheck, check_order
 from llmb.health.checked_nodes import (

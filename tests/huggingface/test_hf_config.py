@@ -20,9 +20,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
-from llmb.errors import UsageError
 from llmb.huggingface.config import config_differences, config_of, unknown_keys
 
 MODELS = Catalogue().models

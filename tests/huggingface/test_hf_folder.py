@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.huggingface.folder import read_folder
 
 

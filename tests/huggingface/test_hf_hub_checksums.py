@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.huggingface.folder import WeightsFolder, corrupt_files, hub_checksums
 from llmb.weights.conversion import check_content
 

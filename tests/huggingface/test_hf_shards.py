@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.huggingface.tensors import index_document, parse_size, plan_shards, shard_files
 
 

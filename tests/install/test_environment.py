@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
 from llmb.install.answers import Answers
 from llmb.install.environment import EnvironmentRecord, commands, proven
 

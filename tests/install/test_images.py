@@ -14,9 +14,10 @@ import pytest
 import small_images
 import yaml
 
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.parent_death import has_ended
 from llmb.catalogue.load import Catalogue
 from llmb.cli import install
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install import images
 from llmb.install.answers import Answers
 from llmb.install.images import (
@@ -30,7 +31,6 @@ from llmb.install.images import (
 )
 from llmb.install.installation import undo
 from llmb.install.installing import Installed, install_all
-from llmb.runs.parent_death import has_ended
 
 NAME = "nvcr.io/nvidia/nemo:26.04.01"
 NEMO = "nvcr.io#nvidia/nemo:26.04.01"

@@ -14,7 +14,7 @@ import killed_installer
 import pytest
 from killed_installer import tree
 
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.runs.folder import chosen_root
 
 Install = Callable[..., Any]

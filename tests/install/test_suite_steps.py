@@ -16,9 +16,9 @@ import pytest
 import yaml
 from small_suite import AS_RELEASED, REPOSITORY, checked_out, write_image
 
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.cli.config import check
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import answers_schema
 from llmb.install.environment import Surroundings
 from llmb.install.installation import ImportImage, undo

@@ -12,7 +12,7 @@ from fake_steps import step_of
 from job_rows import job_row
 from quick_order import spec_of
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.jobs.begin import begin
 from llmb.jobs.conclude import conclude_job
 from llmb.jobs.finish import finish_job

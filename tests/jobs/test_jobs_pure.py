@@ -8,8 +8,8 @@ from job_rows import job_row
 from recorded_runs import gpu_record, times_around, write_run
 from shown_tables import shown_lines
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.data_files import CatalogueError
-from llmb.errors import UsageError
 from llmb.jobs.find import NodeRecord, node_records, parse_since
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import faults_of, find_fault, matching, read_faults, worth_a_retry

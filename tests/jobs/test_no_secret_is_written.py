@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from llmb.base.errors import UsageError
 from llmb.cli.main import app
-from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.local import run_workers
 

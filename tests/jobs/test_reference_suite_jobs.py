@@ -15,10 +15,10 @@ import pytest
 from slurm_client import Client, ended, wait_until
 from small_suite import AS_RELEASED, SmallSuite, nemo1_lines, nemo_lines, small_suite
 
+from llmb.base.secrets import without_secrets
 from llmb.jobs.history import open_history
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
-from llmb.secrets import without_secrets
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 SETTINGS = "gpu_type: h100\nslurm: {account: research, partition: gpu, gpu_request: none}\n"

@@ -13,11 +13,11 @@ from fake_steps import steps_of
 from job_rows import job_row
 from typer.testing import CliRunner
 
+from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.cli.main import app
 from llmb.cli.run import requests_of, run_several
-from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.local_run import LocalRun, Turn, interleaved, plan_here, remaining, repeats_lock
 from llmb.jobs.store import Filter

@@ -12,8 +12,8 @@ import pytest
 from job_rows import job_row
 from typer.testing import CliRunner
 
+from llmb.base.errors import UsageError
 from llmb.cli.main import app, exit_code_of
-from llmb.errors import UsageError
 from llmb.jobs.find import find_job
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job

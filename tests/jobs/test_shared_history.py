@@ -16,7 +16,7 @@ import pytest
 from history_user import as_user, keep, read
 from job_rows import job_row
 
-from llmb.errors import InfrastructureError
+from llmb.base.errors import InfrastructureError
 from llmb.jobs import follow
 from llmb.jobs.follow import asker, follow_log
 from llmb.jobs.history import database_path, open_history

@@ -14,7 +14,7 @@ from slowed_runs import Slow, slowed
 from slurm_client import LLMB, WITHIN_S, Client, ended, run_out_of_time, up, wait_until
 from slurm_cluster import SEARCHED
 
-from llmb.errors import InfrastructureError, UsageError
+from llmb.base.errors import InfrastructureError, UsageError
 from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
 from llmb.jobs.order import prepare, send

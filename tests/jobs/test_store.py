@@ -13,7 +13,7 @@ import store_writer
 from job_rows import job_row
 
 import llmb.jobs.store
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.jobs.job import COLUMNS, Job, stale
 from llmb.jobs.store import SCHEMA_VERSION, Damaged, Filter, KeyTaken, Store, check_states
 

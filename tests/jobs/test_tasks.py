@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from llmb.base.errors import UsageError
+from llmb.base.trust import WORKLOADS
 from llmb.catalogue.load import Catalogue, find_fabric
-from llmb.errors import UsageError
 from llmb.jobs.history import open_history
 from llmb.jobs.states import read_folder
 from llmb.jobs.submit import submit_task
@@ -19,7 +20,6 @@ from llmb.jobspec.spec import JobSpec, Placement
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.site import Site
-from llmb.trust import WORKLOADS
 
 SETTINGS = {
     "gpu_type": "h100",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.logs.files import parse_file
 from llmb.logs.outcome import WIDEST_CLOCK_ERROR, judge_log
 from llmb.logs.reader import read_log

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmb import worker_pool
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.base import worker_pool
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.logs import files
 from llmb.logs.files import find_logs, parse_file
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.logs.configuration import ARGUMENTS
 from llmb.logs.files import parse_file
 from llmb.logs.formats import FORMATS

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
+from llmb.base.statistics import describe
 from llmb.metrics.group_difference import (
     NO_INTERVAL,
     SINGLE_RUNS,
@@ -18,7 +19,6 @@ from llmb.metrics.group_difference import (
     more_runs,
     smallest_change,
 )
-from llmb.metrics.statistics import describe
 from llmb.verdict.judgement import single_difference
 
 

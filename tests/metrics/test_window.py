@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
-from llmb.errors import UsageError
 from llmb.metrics.window import check_rule, resolve_window
 
 

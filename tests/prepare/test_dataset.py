@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from small_tokenizer import rows, save_tokenizer, write_lines
 
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.checkpoints.prepared_data import ARRAYS, RECORD, map_arrays, prepared_folders
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.locks import file_lock
 from llmb.prepare import dataset
 from llmb.prepare.dataset import LOCK, DatasetRequest, PreparedDataset, prepare_dataset, seq_lens_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fake_hub import SHA, FakeHub, serving
 
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt
 from llmb.checkpoints.prepared_data import PreparedFolders
-from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt
 from llmb.prepare.hub import MODEL_FILES, Hub, fetch_model, hub_cache
 
 TOKEN = "hf_" + "x" * 34

@@ -14,9 +14,9 @@ import pytest
 from fake_hub import FakeHub, serving
 from typer.testing import CliRunner
 
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.cli.prepare import app
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import Answers
 from llmb.install.installation import check_hub, hub_repositories
 from llmb.prepare.hub import access_problem, check_access, needed_repositories, token_source, use_token

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from llmb import errors
+from llmb.base import errors
+from llmb.base.errors import EnvironmentProblem
 from llmb.catalogue.load import Catalogue
 from llmb.checkpoints.prepared_data import PreparedFolders
-from llmb.errors import EnvironmentProblem
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.prepare.hub import Hub
 from llmb.prepare.samples import read_samples

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.checkpoints.files import partial_path
 from llmb.checkpoints.prepared_data import PreparedFolders, prepared_folders
 from llmb.cli.prepare import app
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
 from llmb.prepare import checkpoint
 from llmb.prepare.small_files import MODEL, SAMPLES, write_small_files

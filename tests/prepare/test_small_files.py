@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.checkpoints.prepared_data import prepared_folders
-from llmb.errors import UsageError
 from llmb.huggingface.config import config_differences
 from llmb.huggingface.tensors import StoredTensor, format_of, match_tensors
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset

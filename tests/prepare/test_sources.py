@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 from small_tokenizer import rows, write_lines
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.prepare.samples import read_samples, split_files
 
 ROW = {"context": "Anna has a hat.", "question": "Who?", "answers": {"text": ["Anna", "she"], "answer_start": [0, 0]}}

@@ -7,8 +7,8 @@ import signal
 import pytest
 import typer
 
+from llmb.base.processes import Interrupted, signals_as_exceptions
 from llmb.cli.main import exit_code_of
-from llmb.processes.families import Interrupted, signals_as_exceptions
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

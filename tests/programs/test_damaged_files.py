@@ -11,8 +11,8 @@ import pytest
 from fake_steps import FIRST_STEP_S, steps_of
 from recorded_runs import environment, gpu_record, times_around
 
+from llmb.base.missing import Missing
 from llmb.catalogue.resolve import Overrides
-from llmb.missing import Missing
 from llmb.programs.conclude import finish_run, stored_result
 from llmb.programs.port import End
 from llmb.report.run_report import run_table

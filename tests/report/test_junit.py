@@ -10,8 +10,8 @@ from junitparser import Error, Failure, JUnitXml, Skipped
 from timed_runs import noisy_times, write_run
 from typer.testing import CliRunner
 
+from llmb.base.errors import LlmbError, Regressed
 from llmb.cli.main import app
-from llmb.errors import LlmbError, Regressed
 from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.report.junit import JunitCase, job_cases, junit_text, node_cases, write_junit
 from llmb.runs.plan import Plan

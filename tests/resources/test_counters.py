@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.missing import Missing
+from llmb.base.missing import Missing
 from llmb.resources.counters import AREAS, MOST_LINES, KernelLog, read_counters
 from llmb.resources.host import PAGE_BYTES, TICKS_PER_S, CpuEnergy, find_cpu_energy, read_host
 from llmb.resources.machine import MachineReport, find_events

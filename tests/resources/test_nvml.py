@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from llmb.missing import Missing
+from llmb.base.missing import Missing
 from llmb.resources.nvml import NO_PACKAGE, Nvml, find_gpus
 from llmb.resources.records import GpuSamples, SampledGpu
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from llmb.base.parent_death import has_ended
 from llmb.resources import sampler as sampler_module
 from llmb.resources.records import HostSample, Sample, SamplerStart, to_line
 from llmb.resources.sampler import LONGEST_INTERVAL_S, SAMPLES_PER_INTERVAL, Sampler, interval_after, start_sampler
 from llmb.resources.samples import discard_settings, read_samples, settings_of_nodes
 from llmb.resources.settings import NodeSettings
-from llmb.runs.parent_death import has_ended
 
 SOON_S = 600
 WORKER = """

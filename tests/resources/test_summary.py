@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.missing import Missing
+from llmb.base.missing import Missing
 from llmb.resources.records import GpuSamples, HostSample, ResourceUse, Sample, SampledGpu, SamplerStart
 from llmb.resources.samples import (
     NOT_COVERED,

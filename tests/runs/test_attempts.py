@@ -8,9 +8,9 @@ import pytest
 from quick_order import step
 
 from llmb import __version__
+from llmb.base.errors import InfrastructureError
+from llmb.base.missing import Missing
 from llmb.checkpoints.checkpoint import CheckpointRecord, checkpoint_name
-from llmb.errors import InfrastructureError
-from llmb.missing import Missing
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.attempts import begin_attempt, is_done

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.runs.attention import AttentionBackend, Trial, problem_text, select, try_backends
 from llmb.runs.plan import Plan
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.checkpoints.checkpoint import (
     CheckpointRecord,
     ImportSource,
@@ -20,7 +21,6 @@ from llmb.checkpoints.checkpoint import (
 )
 from llmb.checkpoints.files import partial_path
 from llmb.checkpoints.origin import random_and_synthetic
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.metrics.throughput import checkpoint_bytes
 from llmb.report.install_report import checkpoint_table
 from llmb.runs import checkpoints

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from llmb import trust
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.base import trust
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.trust import foreign_link
 from llmb.runs import experiment
 from llmb.runs.experiment import create_run_folder, release_checkpoints, run_parent
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, read_job, read_record, write_record
-from llmb.trust import foreign_link
 
 MakePlan = Callable[..., Plan]
 

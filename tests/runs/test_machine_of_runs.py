@@ -15,8 +15,8 @@ from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
 from llmb.analysis.judge_run import judge_against
 from llmb.analysis.read_run import read_folder, recorded_run
+from llmb.base.missing import Missing
 from llmb.jobs.states import read_figures
-from llmb.missing import Missing
 from llmb.report.run_report import machine_table, run_table
 from llmb.resources.counters import AREAS, WORTH_KEEPING
 from llmb.resources.machine import MachineReport, find_events, machine_rules

@@ -12,7 +12,7 @@ from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
 from llmb.analysis.judge_run import judge_against
 from llmb.analysis.read_run import read_folder, recorded_run
-from llmb.missing import Missing
+from llmb.base.missing import Missing
 from llmb.report.run_report import run_table
 from llmb.runs.environment import RdmaPort
 from llmb.runs.folder import RunFolder

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.checkpoints.files import new_folder
-from llmb.errors import EnvironmentProblem, UsageError
 
 
 def test_it_appears_at_the_end(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from recorded_node import RecordedNode
 from recorded_runs import gpu_record
 
-from llmb.input_files import SystemFiles
+from llmb.base.input_files import SystemFiles
 from llmb.resources.settings import NodeSettings, NodesSettings, read_settings, together
 from llmb.runs.conditions import Drift, find_drift, settings_of_run, unlike_nodes
 from llmb.runs.environment import GpuState

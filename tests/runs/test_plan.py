@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention, Dtype, Lora, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.errors import UsageError
 from llmb.metrics.packing import synthetic_packing
 from llmb.metrics.throughput import flops_per_sequence, model_flops
 from llmb.report.plan_report import plan_table

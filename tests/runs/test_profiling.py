@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from fake_steps import step_of
 
+from llmb.base.errors import UsageError
+from llmb.base.missing import Missing
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.errors import UsageError
 from llmb.logs.files import find_logs
-from llmb.missing import Missing
 from llmb.runs.choices import Choices
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from recorded_runs import SXM, gpu_record, times_around
 
+from llmb.base.missing import Missing
+from llmb.base.statistics import describe
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
-from llmb.metrics.statistics import describe
-from llmb.missing import Missing
 from llmb.runs.choices import Parallelism
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.published_verdict import figure_of, verdict_of_recipe, ways_of_engine, with_verdict

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 from recorded_runs import gpu_record, times_around, write_run
 
+from llmb.base.missing import Missing
 from llmb.catalogue.load import Catalogue
 from llmb.cli.main import app, exit_code_of
-from llmb.missing import Missing
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan

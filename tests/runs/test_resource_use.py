@@ -7,7 +7,7 @@ from pathlib import Path
 from fake_steps import FIRST_STEP_S, steps_of
 from recorded_runs import gpu_record, write_run
 
-from llmb.missing import Missing
+from llmb.base.missing import Missing
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.resources.records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line

@@ -11,7 +11,7 @@ from fake_steps import step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.runs import experiment
 from llmb.runs import folder as folders
 from llmb.runs import steps as steps_module

@@ -9,8 +9,8 @@ import pytest
 from fake_steps import steps_of
 from step_series import step_times
 
+from llmb.base.missing import Missing
 from llmb.metrics.anomalies import NO_STEADY_STATE
-from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.programs.engine.program import EngineProgram
 from llmb.programs.port import End

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from called_here import Done, Run
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.install.answers import Answers
 from llmb.install.cluster_file import write_settings
 from llmb.install.state import opened_journal

@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.site.settings_edit import REMOVED, edited_text, with_value
 
 PATH = Path("cluster_config.yaml")

@@ -12,7 +12,7 @@ from pathlib import Path
 from job_rows import job_row
 
 import llmb.jobs.history  # noqa: F401 (another user may not be able to read what would be imported later)
-from llmb.errors import LlmbError
+from llmb.base.errors import LlmbError
 from llmb.jobs.history import open_history, read_history
 
 

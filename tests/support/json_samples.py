@@ -12,6 +12,7 @@ from verdict_samples import sample_judgement
 
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.watched import Expected, RunView, compare_with, find_pace
+from llmb.base.statistics import describe, describe_means
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
@@ -27,7 +28,6 @@ from llmb.jobs.submit import new_job
 from llmb.jobspec.options import JobOptions
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
-from llmb.metrics.statistics import describe, describe_means
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import default_calibration, predict
 from llmb.predict.search import Candidate, Remedy

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 
 from pydantic import BaseModel
 
-from llmb.catalogue.record import ReasonedRecord
-from llmb.missing import Missing
+from llmb.base.missing import Missing
+from llmb.base.record import ReasonedRecord
 
 Schema = dict[str, tuple[str, ...]]
 """Types by path, in alphabetical order. A type in quotes is one of the only values of a string."""

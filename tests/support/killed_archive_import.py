@@ -16,8 +16,8 @@ from typing import Any
 
 from killed_installer import in_a_process
 
-from llmb import scratch
 from llmb.analysis.find_runs import find_all_runs
+from llmb.base import scratch
 from llmb.exchange.imported import import_archive
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job

@@ -7,9 +7,9 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmb.base.tools import Said
 from llmb.health.facts import FactSource
 from llmb.runs.environment import QUERIES
-from llmb.tools import Said
 
 GPUS = 8
 LINKS = 18

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from job_rows import job_row
 
-from llmb.errors import LlmbError
+from llmb.base.errors import LlmbError
 from llmb.jobs.store import KeyTaken, Store
 
 ROUNDS = 40

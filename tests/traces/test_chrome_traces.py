@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.traces import chrome
 from llmb.traces.breakdown import PARTS, StepBreakdown, break_down, shares, summarize
 from llmb.traces.chrome import read_chrome

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.traces import nccl_log
 from llmb.traces.nccl_log import find_nccl_files, read_nccl_logs
 from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl

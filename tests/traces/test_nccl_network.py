@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.missing import Missing
+from llmb.base.missing import Missing
 from llmb.traces.nccl_network import Network, read_network
 
 

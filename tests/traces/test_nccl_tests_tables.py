@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.traces.nccl_tests import Bandwidth, TestTable, read_test_tables, same_tests
 
 START = """# nccl-tests version 2.19.6 nccl-headers=22905 nccl-library=22905

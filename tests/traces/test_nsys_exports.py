@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.traces.breakdown import break_down
 from llmb.traces.classify import Rules
 from llmb.traces.files import read_trace

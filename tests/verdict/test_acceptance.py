@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.main import load_command
-from llmb.errors import UsageError
 from llmb.verdict.conditions import ConditionRule, condition_rules
 from llmb.verdict.expectations_file import acceptance_sets, find_acceptance_set
 from llmb.verdict.judgement import default_tolerance

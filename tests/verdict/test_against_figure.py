@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from llmb.base.statistics import describe
 from llmb.catalogue.records import Window
-from llmb.metrics.statistics import describe
 from llmb.verdict.conditions import BETWEEN_RUNS, Condition, Reference, Verdict
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, headline, judge_against_figure
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from llmb.base.statistics import describe
 from llmb.metrics.group_difference import SINGLE_RUNS
-from llmb.metrics.statistics import describe
 from llmb.verdict.conditions import Reference, Verdict
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_runs
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import UsageError
-from llmb.missing import Missing
+from llmb.base.errors import UsageError
+from llmb.base.missing import Missing
 from llmb.verdict.expectations_file import ExpectationEntry, Expectations, read_expectations
 
 FILE = """\

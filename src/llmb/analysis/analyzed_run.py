@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from llmb.base.statistics import Statistics
 from llmb.catalogue.records import PARALLEL, Recipe, Window
 from llmb.checkpoints.origin import Origin
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
 from llmb.metrics.anomalies import Anomalies
-from llmb.metrics.statistics import Statistics
 from llmb.metrics.throughput import SECONDS_PER_DAY
 from llmb.runs.identity import RunIdentity, Value, key_of
 from llmb.runs.record import RunRecord

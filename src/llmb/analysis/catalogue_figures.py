@@ -4,10 +4,10 @@
 from collections.abc import Iterable, Mapping
 
 from llmb.analysis.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
+from llmb.base.errors import LlmbError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, resolve
-from llmb.errors import LlmbError
 from llmb.metrics.throughput import throughput, why_too_fast
 from llmb.runs.identity import Value
 

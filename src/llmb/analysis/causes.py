@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
+from llmb.base.missing import Missing
+from llmb.base.record import Record, Threshold
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.record import Record, Threshold
 from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
-from llmb.missing import Missing
 from llmb.runs.steps import Step
 from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.conditions import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Faults

@@ -27,13 +27,13 @@ from llmb.analysis.match_runs import (
     titles,
     varied,
 )
+from llmb.base.errors import UsageError
+from llmb.base.shown_text import value_text
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError
 from llmb.metrics.group_difference import RunMean, decide, group_difference
 from llmb.runs.conditions import known_differences
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.published_verdict import steps_text
-from llmb.shown_text import value_text
 from llmb.verdict.conditions import BETTER, CHANGED_COPY, WORST, VerdictName, rule_of, title_of, together
 from llmb.verdict.judgement import Tolerance, default_tolerance
 

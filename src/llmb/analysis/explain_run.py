@@ -19,8 +19,8 @@ from llmb.analysis.causes import (
     cause_rules,
 )
 from llmb.analysis.judge_run import Judged
+from llmb.base.missing import Missing
 from llmb.catalogue.records import Recipe, Record, Window
-from llmb.missing import Missing
 from llmb.resources.records import GpuUse
 from llmb.runs.conditions import known_differences
 from llmb.runs.environment import Environment, GpuState

@@ -19,11 +19,12 @@ from llmb.analysis.copies import once_in
 from llmb.analysis.engine_comparison import runs_of_engines
 from llmb.analysis.match_runs import Earlier
 from llmb.analysis.read_run import RecordedRun, in_other_window, logged_run, logged_runs, read_folder, recorded_run
+from llmb.base.errors import UsageError, closest
+from llmb.base.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
+from llmb.base.trust import WORKLOADS
 from llmb.catalogue.load import Catalogue
-from llmb.errors import UsageError, closest
 from llmb.exchange.archive import ENDING
 from llmb.exchange.imported import unpacked
-from llmb.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
 from llmb.jobs.conclude import conclude_ended
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
@@ -34,7 +35,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.identity import short_id
 from llmb.runs.record import RunRecord
 from llmb.runs.record_file import BrokenRecord
-from llmb.trust import WORKLOADS
 
 NEAR = 5
 MOST_NEAR = 10

@@ -12,13 +12,13 @@ import yaml
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of, grouped
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
 from llmb.analysis.match_runs import Earlier, earlier_spread, no_earlier
+from llmb.base.errors import EnvironmentProblem, UsageError, see
+from llmb.base.missing import Missing
+from llmb.base.statistics import Statistics, describe, student_t
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
-from llmb.errors import EnvironmentProblem, UsageError, see
-from llmb.metrics.statistics import Statistics, describe, student_t
 from llmb.metrics.window import STEADY
-from llmb.missing import Missing
 from llmb.resources.settings import PREFIXES
 from llmb.runs.folder import write_atomically
 from llmb.runs.identity import Value

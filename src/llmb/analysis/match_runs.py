@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, grouped
+from llmb.base.errors import unknown
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.errors import unknown
 from llmb.logs.configuration import ARGUMENTS
 from llmb.metrics.group_difference import KnownSpread, known_spread
 from llmb.runs.identity import Value, differences

@@ -12,15 +12,15 @@ from typing import Literal
 
 from llmb.analysis.analyzed_run import BATCH, AnalyzedRun, layout_text
 from llmb.analysis.catalogue_figures import has_layout
+from llmb.base.errors import LlmbError
+from llmb.base.shown_text import value_text
+from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, all_scales
-from llmb.errors import LlmbError
-from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import SECONDS_PER_DAY
 from llmb.runs.identity import Value
-from llmb.shown_text import value_text
 
 MOST_DIFFERENCES = 3
 

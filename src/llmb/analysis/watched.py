@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from llmb.base.statistics import Statistics, describe
 from llmb.jobs.job import Job
 from llmb.jobspec.spec import read_spec
-from llmb.metrics.statistics import Statistics, describe
 from llmb.programs.port import find_program
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Literal
 
 import llmb
+from llmb.base.errors import LlmbError, RunFailed, UsageError, UserInterrupt
+from llmb.base.processes import Interrupted, started_program
 from llmb.bench.collectives import TABLE, collective_texts, measurement_file, read_result
 from llmb.bench.device_bench import DeviceChoice
 from llmb.bench.gpus import gpu_files, read_parts
@@ -27,13 +29,11 @@ from llmb.bench.protocol import COLLECTIVES_JOB, CollectiveJob
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
-from llmb.errors import LlmbError, RunFailed, UsageError, UserInterrupt
 from llmb.health.checked_nodes import JudgedNodes, write_judged
 from llmb.jobs.job import Job
 from llmb.jobs.task import BENCHMARKS, TaskOrder, TaskRecord, read_task
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, Placement, read_spec
-from llmb.processes.families import Interrupted, started_program
 from llmb.resources.host import Device
 from llmb.runs.experiment import stamped_folder
 from llmb.runs.folder import RunFolder, write_atomically

@@ -4,10 +4,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from llmb.base.errors import UsageError
 from llmb.bench.device_bench import MIB, PASS_WORDS, attention_shapes
 from llmb.bench.measurements import Measurement, MeasurementFile
 from llmb.catalogue.records import Gpu, gpu_type_of
-from llmb.errors import UsageError
 from llmb.predict.prediction import Calibration
 from llmb.predict.sizes import BF16
 from llmb.predict.work import MeasuredMachine, ProductShape, filled

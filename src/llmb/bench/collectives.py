@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import llmb
+from llmb.base.errors import RunFailed, UsageError
 from llmb.bench.measure import OnProgress, job_folder, run_ranks
 from llmb.bench.measurements import Measurement, MeasurementFile, NotMeasured
 from llmb.bench.protocol import (
@@ -26,7 +27,6 @@ from llmb.bench.protocol import (
     bus_factor,
     sizes_between,
 )
-from llmb.errors import RunFailed, UsageError
 from llmb.resources.host import Device
 
 LEAST_BYTES = 8

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import llmb
+from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError, unknown
 from llmb.bench.measure import OnProgress, run_measurements
 from llmb.bench.measurements import Measurement, MeasurementFile, NotMeasured
 from llmb.bench.protocol import (
@@ -26,7 +27,6 @@ from llmb.bench.protocol import (
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Gpu, Layout, Model, Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
-from llmb.errors import EnvironmentProblem, RunFailed, UsageError, unknown
 from llmb.predict.sizes import Product, block_products, head_product
 from llmb.predict.work import TrainingPass
 from llmb.resources.host import Device, host_name

@@ -9,14 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
+from llmb.base.errors import EnvironmentProblem
+from llmb.base.processes import run_talking
+from llmb.base.scratch import scratch_folder
 from llmb.bench.protocol import TIMING_PROGRAM, BenchProgress, CaseList, Timings
 from llmb.catalogue.records import Record
-from llmb.errors import EnvironmentProblem
-from llmb.processes.families import run_talking
 from llmb.processes.ranks import words
 from llmb.programs.engine.program import shipped_variables
 from llmb.resources.host import Device
-from llmb.scratch import scratch_folder
 
 OnProgress = Callable[[BenchProgress], None]
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import model_validator
 
+from llmb.base.errors import UsageError
+from llmb.base.input_files import MOST_JSON_BYTES, read_text_file
+from llmb.base.trust import STATE_FOLDER
 from llmb.bench.protocol import DeviceReport, Timing
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError
-from llmb.input_files import MOST_JSON_BYTES, read_text_file
 from llmb.runs.folder import BEFORE, write_newest
-from llmb.trust import STATE_FOLDER
 
 PROGRAM = "llmb.bench.worker.every_gpu"
 JOB, PARTS = "gpus_job.json", "gpus"

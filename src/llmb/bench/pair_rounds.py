@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmb.base.errors import RunFailed
 from llmb.bench.collectives import read_result
 from llmb.bench.gpus import read_parts
 from llmb.bench.measurements import PROGRAM as PRODUCT
@@ -35,7 +36,6 @@ from llmb.bench.pairs import (
     rounds,
 )
 from llmb.bench.protocol import COLLECTIVES_PROGRAM
-from llmb.errors import RunFailed
 
 SCHEDULE, STEPS = "rounds.txt", "rounds"
 """A file and a folder of the job; the batch script of the scheduler reads and writes them."""

@@ -13,9 +13,10 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from llmb.base.errors import EnvironmentProblem, UsageError, unknown
+from llmb.base.trust import STATE_FOLDER, check_links
 from llmb.catalogue.records import Recipe, Record
 from llmb.catalogue.resolve import Request
-from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
@@ -23,7 +24,6 @@ from llmb.jobspec.spec import JobSpec
 from llmb.runs.choices import Choices
 from llmb.runs.folder import write_atomically, writing
 from llmb.runs.published_verdict import figure_of
-from llmb.trust import STATE_FOLDER, check_links
 
 FOLDER = Path(STATE_FOLDER) / "campaigns"
 PATIENCE_S = 120.0

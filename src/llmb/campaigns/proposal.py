@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llmb.base.errors import LlmbError, UsageError, UserInterrupt, itemized, see
+from llmb.base.options import Option, build, convert, limit_problems, options_of
 from llmb.campaigns.campaign import (
     Campaign,
     CampaignJob,
@@ -26,7 +28,6 @@ from llmb.campaigns.expansion import ALL, Entry, SelectedJob, Selection, Values,
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import Request
-from llmb.errors import LlmbError, UsageError, UserInterrupt, itemized, see
 from llmb.jobs.history import open_history
 from llmb.jobs.job import NOT_SUBMITTED, Job
 from llmb.jobs.order import Order, make_order
@@ -34,7 +35,6 @@ from llmb.jobs.refresh import TIME_OUT_S
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_key, resolve_submissions, submit_order, unanswered_is_explained
 from llmb.jobspec.options import FrameworkChoices, framework_options
-from llmb.options import Option, build, convert, limit_problems, options_of
 from llmb.runs.choices import Choices
 from llmb.runs.record import now
 from llmb.schedulers.lookup import all_schedulers, read_cluster_site, read_job_options, scheduler_of

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from llmb.errors import UsageError
-from llmb.input_files import read_text_file
+from llmb.base.errors import UsageError
+from llmb.base.input_files import read_text_file
 
 # The two loaders do not accept exactly the same files, so one is used for all.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
+from llmb.base.errors import unknown
 from llmb.catalogue.data_files import CatalogueError, located, read_file, schema_problems
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.published import Document, Expectation
@@ -27,7 +28,6 @@ from llmb.catalogue.schema import (
     RatesFile,
     WorkloadFile,
 )
-from llmb.errors import unknown
 
 Entry = TypeVar("Entry", LayoutTable, JobEntry)
 

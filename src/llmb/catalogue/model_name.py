@@ -3,9 +3,9 @@
 
 from collections.abc import Iterator
 
+from llmb.base.errors import UsageError, unknown
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_workload, sizes_of
-from llmb.errors import UsageError, unknown
 
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from llmb.catalogue.record import Record
+from llmb.base.record import Record
 
 
 class DocumentProfile(Record):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from llmb.base.record import Record as Record
 from llmb.catalogue.published import (
     Checkpoint,
     Document,
@@ -17,7 +18,6 @@ from llmb.catalogue.published import (
     PublishedCondition,
     PublishedFlops,
 )
-from llmb.catalogue.record import Record as Record
 
 DEFAULT = "default"
 MIG = " MIG"

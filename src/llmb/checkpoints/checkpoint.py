@@ -13,14 +13,14 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from llmb.catalogue.record import first_problem
+from llmb.base.errors import UsageError, itemized
+from llmb.base.input_files import MOST_JSON_BYTES, read_regular
+from llmb.base.record import first_problem
+from llmb.base.trust import check_links
 from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, Training
 from llmb.checkpoints.files import PARTIAL, Verification
 from llmb.checkpoints.origin import Origin, WeightsOrigin
 from llmb.checkpoints.prepared_data import PackedDataset
-from llmb.errors import UsageError, itemized
-from llmb.input_files import MOST_JSON_BYTES, read_regular
-from llmb.trust import check_links
 
 # The first pattern that matches decides; each is a file that its format requires.
 SIGNS = (

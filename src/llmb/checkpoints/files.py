@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from llmb.errors import EnvironmentProblem, UsageError
-from llmb.trust import check_links
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.trust import check_links
 
 LOCK = ".lock"
 PARTIAL = ".partial"

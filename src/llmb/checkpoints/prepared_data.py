@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from llmb.base.trust import WORKLOADS
 from llmb.catalogue.records import Record
-from llmb.trust import WORKLOADS
 
 if TYPE_CHECKING:
     import numpy as np

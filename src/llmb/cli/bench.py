@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.base.errors import EnvironmentProblem, UsageError, unknown
+from llmb.base.options import build, options_of
 from llmb.bench.device_bench import (
     DEFAULT_MODEL,
     BenchSettings,
@@ -36,8 +38,6 @@ from llmb.cli.common import CommandGroup, Json
 from llmb.cli.options import selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, print_unspecified, say
-from llmb.errors import EnvironmentProblem, UsageError, unknown
-from llmb.options import build, options_of
 from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
 from llmb.report.output import print_line, print_output
 from llmb.resources.host import Device

@@ -12,6 +12,9 @@ from typing import Annotated, Any
 import typer
 
 import llmb
+from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
+from llmb.base.options import Option
+from llmb.base.shown_text import listed
 from llmb.bench import pair_rounds
 from llmb.bench.bench_job import (
     TIME_LIMIT_MIN,
@@ -47,13 +50,11 @@ from llmb.cli.common import Json
 from llmb.cli.options import given_of, takes, value_options, with_excluded
 from llmb.cli.progress import CaseProgress, JobStates
 from llmb.cli.root import install_here, say
-from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.jobs.history import open_history
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.jobspec.options import JobOptions
-from llmb.options import Option
 from llmb.report.bench_report import (
     advice,
     gpus_document,
@@ -70,7 +71,6 @@ from llmb.resources.host import Device
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options
-from llmb.shown_text import listed
 from llmb.site.site import this_machine
 
 

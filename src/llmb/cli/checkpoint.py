@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.cli.common import CommandGroup, Json
 from llmb.cli.progress import ByteProgress
-from llmb.errors import UsageError
 from llmb.huggingface.tensors import parse_size
 from llmb.report.install_report import checkpoint_document, checkpoint_table
 from llmb.report.output import print_output

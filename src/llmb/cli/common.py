@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from llmb.errors import EnvironmentProblem, UsageError, closest
-from llmb.shown_text import printable_lines
+from llmb.base.errors import EnvironmentProblem, UsageError, closest
+from llmb.base.shown_text import printable_lines
 
 PANEL = "Output"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

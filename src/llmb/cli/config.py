@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 
+from llmb.base.errors import EnvironmentProblem, InvalidRun, UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.cli.common import CommandGroup, Json
 from llmb.cli.options import COMPLETIONS, complete_size
 from llmb.cli.root import install_here, say
-from llmb.errors import EnvironmentProblem, InvalidRun, UsageError
 from llmb.jobs.settings_in_effect import settings_in_effect
 from llmb.reference_suite.launch_scripts import REPOSITORY, check_checkout, scripts_of
 from llmb.report.install_report import checked_document, checked_table, settings_document, settings_tables

@@ -22,10 +22,10 @@ import typer
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from llmb.catalogue.record import ReasonedRecord
+from llmb.base.errors import UsageError, unknown
+from llmb.base.missing import Missing
+from llmb.base.record import ReasonedRecord
 from llmb.cli.common import Json
-from llmb.errors import UsageError, unknown
-from llmb.missing import Missing
 from llmb.report.output import print_markdown, print_output
 from llmb.report.table import rows_table
 

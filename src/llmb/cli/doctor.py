@@ -12,12 +12,13 @@ from typing import Annotated, NamedTuple
 import typer
 
 from llmb.analysis.find_runs import find_ended_runs
+from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
+from llmb.base.options import options_of
 from llmb.catalogue.load import Catalogue
 from llmb.cli.common import Json, Junit, is_verbose
 from llmb.cli.options import COMPLETIONS, takes
 from llmb.cli.progress import CountProgress, PhaseProgress
 from llmb.cli.root import install_here, say
-from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
 from llmb.health.check_nodes import CheckTerms, NodesCheck
 from llmb.health.checked_nodes import (
     CheckFolder,
@@ -34,7 +35,6 @@ from llmb.health.node import DISK_BYTES, check_node, check_request, settings_her
 from llmb.health.records import CheckOptions, NodeReport
 from llmb.health.rules import AREAS, rules
 from llmb.jobs.history import open_history
-from llmb.options import options_of
 from llmb.report.doctor_report import (
     DriftReport,
     HostList,

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.base.errors import UserInterrupt
 from llmb.catalogue.load import Catalogue
 from llmb.cli.common import Json
 from llmb.cli.options import takes, value_options
 from llmb.cli.prepare import checked_access
 from llmb.cli.root import agree, can_ask, say
-from llmb.errors import UserInterrupt
 from llmb.install.answers import LISTED, OPTIONS, Answers, absolute, answers_of_shell, given_answers
 from llmb.install.cluster_file import read_answers, write_answers
 from llmb.install.environment import Surroundings, look_around

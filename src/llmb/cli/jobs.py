@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from llmb.analysis.watched import Standing, WatchedRun
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.cli.common import CommandGroup, Json, Junit
 from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import install_here, say
-from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.exchange.imported import read_origin
 from llmb.jobs.conclude import conclude_job
 from llmb.jobs.find import find_job, find_jobs, node_records, parse_since, unknown_values

@@ -13,10 +13,10 @@ from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import earlier_runs, find_all_runs, find_sides, in_window
 from llmb.analysis.judge_run import Judged, is_pretended, judge_acceptance, write_expectations
 from llmb.analysis.judge_runs import Against, judge_runs
+from llmb.base.errors import NoVerdict, Regressed, UsageError
 from llmb.cli.common import Json, Junit
 from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.root import install_here, say
-from llmb.errors import NoVerdict, Regressed, UsageError
 from llmb.metrics.window import check_rule
 from llmb.report.junit import comparison_cases, verdict_cases, write_junit
 from llmb.report.output import print_output

@@ -14,10 +14,10 @@ import typer
 from typer.core import TyperCommand
 
 from llmb import __version__
+from llmb.base.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
+from llmb.base.secrets import has_secret
 from llmb.cli.common import CommandGroup, add_common_options, print_message, usage_error
-from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 from llmb.runs.source_version import source_version
-from llmb.secrets import has_secret
 
 PANELS = {
     "Start": {

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmb.base.errors import LlmbError, UsageError
+from llmb.base.options import Option, build, options_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import named_model
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import CPU, Request, sizes_of
 from llmb.cli.root import say
-from llmb.errors import LlmbError, UsageError
-from llmb.options import Option, build, options_of
 from llmb.runs.folder import chosen_root
 
 if TYPE_CHECKING:

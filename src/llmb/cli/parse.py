@@ -13,9 +13,9 @@ from typer.core import TyperCommand
 from llmb.analysis.analyzed_run import AnalyzedRun, needs_catalogue
 from llmb.analysis.copies import with_copies
 from llmb.analysis.read_run import known_run, parsed_run
+from llmb.base.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
-from llmb.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.logs.configuration import document_of_log
 from llmb.logs.files import FoundFiles, find_all_logs, find_logs, read_in_parallel
 from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule

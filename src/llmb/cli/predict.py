@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.base.errors import UsageError
+from llmb.base.input_files import read_text_file
+from llmb.base.missing import Missing
+from llmb.base.options import options_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.cli.common import Json
 from llmb.cli.options import given_of, recipe_options, record_options, request_of, selection_options, takes
 from llmb.cli.root import install_here, print_for_recipe, say
-from llmb.errors import UsageError
-from llmb.input_files import read_text_file
-from llmb.missing import Missing
-from llmb.options import options_of
 from llmb.predict.memory import estimate, settle_sharding, why_not_estimated
 from llmb.predict.prediction import (
     Calibration,

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.base.errors import EnvironmentProblem, UsageError, UserInterrupt, unknown
+from llmb.base.options import build, options_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload, sizes_of
@@ -21,7 +23,6 @@ from llmb.cli.common import CommandGroup, DryRun, Json, Yes
 from llmb.cli.options import COMPLETIONS, given_of, given_once, model_options, takes, value_options, with_excluded
 from llmb.cli.progress import ByteProgress, CountProgress
 from llmb.cli.root import agree, can_ask, install_here, say, warn
-from llmb.errors import EnvironmentProblem, UsageError, UserInterrupt, unknown
 from llmb.huggingface.tensors import parse_size
 from llmb.install.images import PROGRAMS, SUFFIXES, ImageRequest, import_image
 from llmb.install.installation import IMAGES
@@ -29,7 +30,6 @@ from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
-from llmb.options import build, options_of
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
 from llmb.prepare.hub import (

@@ -22,10 +22,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from llmb.base.shown_text import printable, printable_lines
 from llmb.bench.protocol import BenchProgress
 from llmb.jobs.job import Job
 from llmb.runs.steps import StepNews
-from llmb.shown_text import printable, printable_lines
 
 LINE_EVERY_S = 5.0
 GB = 10**9

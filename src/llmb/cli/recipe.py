@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue, job_defaults
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Recipe
@@ -15,7 +16,6 @@ from llmb.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.cli.common import Json
 from llmb.cli.options import COMPLETIONS, given_once, recipe_options, takes
 from llmb.cli.root import install_here, print_for_recipe
-from llmb.errors import UsageError
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.metrics.throughput import throughput, why_too_fast
 from llmb.report.output import print_output

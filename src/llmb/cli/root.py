@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmb.base.errors import UsageError, UserInterrupt
 from llmb.catalogue.records import Unspecified, unspecified_text
 from llmb.cli.common import print_message
-from llmb.errors import UsageError, UserInterrupt
 from llmb.report.output import print_line, print_output
 from llmb.report.table import Table
 from llmb.runs.folder import ROOT_VARIABLES, chosen_root

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
+from llmb.base.options import RANKS, arguments_of, numbers_of, parse_ranges
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import OPEN_CHOICES
 from llmb.catalogue.resolve import Request
@@ -20,9 +22,7 @@ from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.root import install_here, print_unspecified, say, warn
 from llmb.cli.runs import print_repeats, print_result
-from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.local_run import LocalRun, Turn, earlier_runs, interleaved, plan_here, remaining, repeats_lock
-from llmb.options import RANKS, arguments_of, numbers_of, parse_ranges
 from llmb.programs.conclude import EndedRun
 from llmb.programs.engine.program import check_memory, memory_warnings
 from llmb.report.output import print_output

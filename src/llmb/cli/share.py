@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from llmb.analysis.find_runs import find_all_runs
+from llmb.base.errors import UsageError, unknown
 from llmb.cli.common import Json
 from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
-from llmb.errors import UsageError, unknown
 from llmb.exchange.archive import ENDING, needs_zstandard, write_archive
 from llmb.exchange.export import FORMS, write_export
 from llmb.exchange.imported import import_archive

@@ -10,6 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.base.errors import UsageError, itemized
+from llmb.base.options import options_of
+from llmb.base.shown_text import counted, listed
 from llmb.campaigns.campaign import Campaign, CampaignJob, total_gpu_hours
 from llmb.campaigns.expansion import MOST_RECIPES, Entry, Selection, campaign_keys
 from llmb.campaigns.files import read_campaign_file
@@ -35,10 +38,8 @@ from llmb.cli.options import excluded_here, given_of, selection_options, takes, 
 from llmb.cli.progress import JobProgress
 from llmb.cli.root import agree, can_ask, context_here, install_here, say, warn
 from llmb.cli.runs import print_result
-from llmb.errors import UsageError, itemized
 from llmb.health.checked_nodes import OPTION
 from llmb.jobs.wait import Watch, wait_for_one
-from llmb.options import options_of
 from llmb.programs.conclude import read_ended_run
 from llmb.programs.engine.program import check_memory, memory_warnings
 from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
@@ -59,7 +60,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
 from llmb.runs.published_verdict import figure_of
 from llmb.schedulers.lookup import read_cluster_site
-from llmb.shown_text import counted, listed
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
 """None means the value of the file."""

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from llmb.base.errors import UsageError
 from llmb.cli.common import Json
-from llmb.errors import UsageError
 from llmb.report.output import print_output
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.folder import write_atomically, writing

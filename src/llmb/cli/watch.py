@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from llmb.analysis.watched import RunView, WatchedRun
+from llmb.base.errors import InvalidRun, RunFailed, UsageError, UserInterrupt
+from llmb.base.input_files import check_reachable
+from llmb.base.trust import WORKLOADS
 from llmb.cli.common import Json
 from llmb.cli.jobs import ExpectS, lines_of
 from llmb.cli.options import complete_run
 from llmb.cli.root import install_here, say
 from llmb.cli.runs import print_result
-from llmb.errors import InvalidRun, RunFailed, UsageError, UserInterrupt
-from llmb.input_files import check_reachable
 from llmb.jobs.find import LATEST, find_run
 from llmb.jobs.follow import Ask, asker, follow_log, job_of_folder
 from llmb.jobs.history import read_history
@@ -29,7 +30,6 @@ from llmb.report.jobs_report import watch_document, watch_line, watch_title
 from llmb.report.output import log_writer, print_output
 from llmb.report.run_report import run_document
 from llmb.runs.folder import RunFolder
-from llmb.trust import WORKLOADS
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from llmb.base.secrets import without_secrets
+from llmb.base.tools import ask_program
 from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.rendezvous import STORE
@@ -19,8 +21,6 @@ from llmb.engine.torch_names import untried
 from llmb.resources.host import host_name
 from llmb.runs.conditions import SPEED_PREFIXES
 from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, RdmaPort, command, of_run, parse_states
-from llmb.secrets import without_secrets
-from llmb.tools import ask_program
 
 RECORDED = (*SPEED_PREFIXES, "LLMB_", "SLURM_")
 QUERY_S = 20.0

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from llmb.base.errors import EnvironmentProblem, itemized
 from llmb.engine.attention_backend import forget_memory
 from llmb.engine.kernels.fp8_cast import (
     Activation,
@@ -34,7 +35,6 @@ from llmb.engine.model.attention import rotary_tables
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
-from llmb.errors import EnvironmentProblem, itemized
 from llmb.runs.environment import KernelCheck
 from llmb.runs.plan import EnginePlan
 

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from llmb.base.errors import EnvironmentProblem
+from llmb.base.scratch import scratch_folder
 from llmb.engine.device import synchronize
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog import Progress
-from llmb.errors import EnvironmentProblem
 from llmb.runs.experiment import probe
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.trace_reports import nccl_log, profile_file
-from llmb.scratch import scratch_folder
 from llmb.traces import NCCL_STEPS_END
 
 

@@ -10,7 +10,7 @@ from inspect import get_annotations
 
 import torch
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
 
 
 def _names(module: str, names: str) -> Iterator[str]:

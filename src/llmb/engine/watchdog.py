@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import Store
 
+from llmb.base.parent_death import has_ended
 from llmb.engine.parallel.rendezvous import connect, store_host
 from llmb.resources.host import host_name
 from llmb.runs.failure import (
@@ -40,7 +41,6 @@ from llmb.runs.failure import (
     time_to_notice,
 )
 from llmb.runs.folder import RunFolder
-from llmb.runs.parent_death import has_ended
 from llmb.runs.plan import EnginePlan
 
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")

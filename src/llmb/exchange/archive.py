@@ -20,15 +20,15 @@ from typing import Literal, Protocol
 from pydantic import ValidationError
 
 from llmb import __version__
-from llmb.catalogue.record import first_problem
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.input_files import check_values, open_file, open_regular
+from llmb.base.record import first_problem
+from llmb.base.secrets import HIDDEN, has_secret_in_log, secret_spans
+from llmb.base.trust import WORKLOADS
 from llmb.catalogue.records import Record
-from llmb.errors import EnvironmentProblem, UsageError
-from llmb.input_files import check_values, open_file, open_regular
 from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import Time, now, read_job_if_whole, read_record
-from llmb.secrets import HIDDEN, has_secret_in_log, secret_spans
 from llmb.traces import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
-from llmb.trust import WORKLOADS
 
 ENDING = ".tar.zst"
 MANIFEST = "manifest.json"

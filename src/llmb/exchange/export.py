@@ -14,7 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
+from llmb.base.scratch import scratch_folder
 from llmb.exchange.tables import (
     RESULTS,
     STEPS,
@@ -32,7 +33,6 @@ from llmb.runs.conditions import identity_of
 from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import read_job_if_whole
 from llmb.runs.steps import Step, read_steps
-from llmb.scratch import scratch_folder
 
 PROJECT = "llmb"
 """The experiment of MLflow, and the project of W&B."""

@@ -11,6 +11,8 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
+from llmb.base.scratch import scratch_folder
+from llmb.base.trust import WORKLOADS, check_links
 from llmb.catalogue.records import Record
 from llmb.exchange.archive import Manifest, unpack_archive
 from llmb.jobs.history import open_history, run_folders_below
@@ -21,8 +23,6 @@ from llmb.jobs.store import Filter, Store
 from llmb.runs.folder import RunFolder, create_numbered, write_atomically, writing
 from llmb.runs.record import LOCAL, RunRecord, SubmittedJob, Time, now, read_job, read_record, seconds_of
 from llmb.runs.record_file import read_record_file
-from llmb.scratch import scratch_folder
-from llmb.trust import WORKLOADS, check_links
 
 PATIENCE_S = 600.0
 STAGING = ".import-"

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
 
+from llmb.base.errors import EnvironmentProblem
+from llmb.base.missing import Missing
+from llmb.base.shown_text import csv_value
 from llmb.catalogue.records import PARALLEL, Convention, Window
-from llmb.errors import EnvironmentProblem
-from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.runs.conditions import identity_of
 from llmb.runs.folder import new_file
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
-from llmb.shown_text import csv_value
 
 if TYPE_CHECKING:
     import pandas

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from llmb.base.errors import InfrastructureError, LlmbError, UsageError
 from llmb.catalogue.resolve import CPU
-from llmb.errors import InfrastructureError, LlmbError, UsageError
 from llmb.health.checked_nodes import (
     CheckFolder,
     NodesResult,

@@ -16,8 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from llmb.base.errors import UsageError
+from llmb.base.shown_text import counted, listed
+from llmb.base.trust import STATE_FOLDER
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError
 from llmb.health.records import ANSWER, Check, CheckOptions, NodeReport, Status, worst
 from llmb.health.rules import SAME_PCT, rule, rules
 from llmb.jobs.history import read_history
@@ -28,8 +30,6 @@ from llmb.runs.folder import RunFolder, create_numbered, write_atomically, write
 from llmb.runs.record import now
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.schedulers.port import Cluster
-from llmb.shown_text import counted, listed
-from llmb.trust import STATE_FOLDER
 
 Value = str | float
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmb.base.errors import unknown
+from llmb.base.input_files import SystemFiles
+from llmb.base.tools import Said, ask_program
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
-from llmb.errors import unknown
-from llmb.input_files import SystemFiles
 from llmb.resources.host import usable_cores
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.schedulers.lookup import SCHEDULERS, scheduler_of
 from llmb.site.site import Site
-from llmb.tools import Said, ask_program
 
 OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
 """Settings that a single machine does not have, whose file 'llmb install' writes, too."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError
+from llmb.base.missing import Missing
 from llmb.catalogue.load import Catalogue
-from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
 from llmb.health.checked_nodes import CheckFolder
 from llmb.health.checks.disk import NOT_MEASURED, DiskFacts, disk_checks, read_disk
 from llmb.health.checks.gpus import gpu_checks
@@ -33,7 +34,6 @@ from llmb.health.checks.software import Silent, container_checks, scheduler_chec
 from llmb.health.facts import FactSource, WantedFacts, named_places, wanted_of
 from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
-from llmb.missing import Missing
 from llmb.resources.host import host_name
 from llmb.resources.settings import NodeSettings, read_settings
 from llmb.runs.conditions import gpu_limits

@@ -11,9 +11,9 @@ from pathlib import Path, PurePath
 from threading import Event
 from typing import Any, Literal
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
+from llmb.base.input_files import MOST_JSON_BYTES, check_values, read_regular
 from llmb.huggingface.tensors import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE_FILE
-from llmb.input_files import MOST_JSON_BYTES, check_values, read_regular
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
+from llmb.base.errors import UsageError, itemized
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import ADAPTED, Lora, LoraTargets, Model, Record
-from llmb.errors import UsageError, itemized
 
 Parts = Mapping[str, object]
 """Required values of a model's fields, by name; ``moe.router`` is the router of its experts, None if it has none."""

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model, field_validator
 
+from llmb.base.errors import UsageError
+from llmb.base.options import Option, limit_problems, options_of
+from llmb.base.secrets import holds_secret
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
-from llmb.errors import UsageError
-from llmb.options import Option, limit_problems, options_of
 from llmb.reference_suite.launch_scripts import LaunchScript, launch_scripts
 from llmb.schedulers.lookup import SCHEDULERS, all_schedulers, find_scheduler
-from llmb.secrets import holds_secret
 
 UNMOUNTABLE = ",:"
 """Container runtimes separate mounts by them."""

@@ -8,8 +8,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from llmb.base.errors import UsageError, see
+from llmb.base.secrets import holds_secret
+from llmb.base.trust import check_owner
 from llmb.catalogue.data_files import CatalogueError, read_data, read_file, schema_problems
-from llmb.errors import UsageError, see
 from llmb.install.answers import Answers, answers_schema
 from llmb.install.environment import python_of
 from llmb.install.state import Journal, put_file
@@ -17,10 +19,8 @@ from llmb.runs.folder import CLUSTER_CONFIG, write_atomically, writing
 from llmb.runs.record import LOCAL
 from llmb.schedulers.lookup import UNNAMED, all_schedulers, cluster_schema, find_scheduler
 from llmb.schedulers.port import NONE
-from llmb.secrets import holds_secret
 from llmb.site.cluster_config import read_cluster_config, read_cluster_file
 from llmb.site.settings_edit import migrate
-from llmb.trust import check_owner
 
 ADVICE = f"{see('install-on-a-cluster')}; 'llmb install --record FILE' writes such a file"
 ANSWERS_HEAD = "# Answers for 'llmb install --config FILE'; no secrets.\n"

@@ -18,18 +18,18 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 import llmb
+from llmb.base.errors import EnvironmentProblem, InfrastructureError
+from llmb.base.parent_death import ending_with_this
+from llmb.base.tools import ask_program
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record, gpu_type_of
-from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.install.answers import EXISTING, Answers
 from llmb.install.state import Journal, put_file
 from llmb.runs.folder import ROOT_VARIABLES
-from llmb.runs.parent_death import ending_with_this
 from llmb.schedulers.lookup import SCHEDULERS, find_scheduler
 from llmb.schedulers.port import NONE, Offer
 from llmb.site.site import this_machine
-from llmb.tools import ask_program
 
 BUILDS = Path(__file__).with_name("torch_builds.yaml")
 PROGRAMS = ("uv", "conda")

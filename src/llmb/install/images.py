@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from llmb.errors import EnvironmentProblem, UsageError, UserInterrupt, see, unknown
-from llmb.processes.families import Interrupted, started_program
+from llmb.base.errors import EnvironmentProblem, UsageError, UserInterrupt, see, unknown
+from llmb.base.processes import Interrupted, started_program
 from llmb.runs.folder import writing
 
 SUFFIXES = {"pyxis": ".sqsh", "apptainer": ".sif"}

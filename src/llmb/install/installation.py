@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.trust import STATE_FOLDER, WORKLOADS, check_inside
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve
 from llmb.checkpoints.prepared_data import PREPARED, prepared_folders
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import Answers
 from llmb.install.environment import run_visibly
 from llmb.install.state import (
@@ -35,7 +36,6 @@ from llmb.jobs.task import PREPARATIONS
 from llmb.prepare.hub import NeededRepository, access_problem, can_check, check_access, needed_repositories
 from llmb.prepare.verify import verify_prepared
 from llmb.runs.folder import writing
-from llmb.trust import STATE_FOLDER, WORKLOADS, check_inside
 
 IMAGES = "images"
 

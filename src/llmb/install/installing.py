@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from llmb.base.errors import LlmbError, UserInterrupt
+from llmb.base.trust import WORKLOADS
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU
 from llmb.checkpoints.prepared_data import prepared_folders
-from llmb.errors import LlmbError, UserInterrupt
 from llmb.install.answers import EXISTING, Answers, suite_scripts
 from llmb.install.cluster_file import (
     Section,
@@ -44,7 +45,6 @@ from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.runs.record import LOCAL
 from llmb.schedulers.lookup import find_scheduler
 from llmb.schedulers.port import NONE
-from llmb.trust import WORKLOADS
 
 RESUMED = "the same command resumes here"
 ENVIRONMENT_BYTES = 12 * 10**9

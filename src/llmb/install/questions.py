@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.resolve import CPU, gpu_types_of, sizes_of
-from llmb.errors import UsageError
 from llmb.install.answers import (
     ALL,
     EXISTING,

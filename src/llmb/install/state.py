@@ -11,13 +11,13 @@ from typing import Literal
 
 from pydantic import SerializeAsAny, ValidationError, field_validator
 
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.trust import STATE_FOLDER, check_inside, check_links, check_owner
 from llmb.catalogue.records import Record
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import Answers, answers_schema
 from llmb.install.images import remove_image
 from llmb.jobs.locks import file_lock
 from llmb.runs.folder import cannot_write, writing
-from llmb.trust import STATE_FOLDER, check_inside, check_links, check_owner
 
 STATE = "install_state.json"
 LOCK = "install.lock"

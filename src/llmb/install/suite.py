@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
 from llmb.install.answers import EXISTING, Answers, suite_scripts
 from llmb.install.environment import activated, empty_environment, run_visibly
 from llmb.install.installation import Installation, InstallStep

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmb.errors import InfrastructureError, LlmbError, UsageError
+from llmb.base.errors import InfrastructureError, LlmbError, UsageError
 from llmb.jobspec.spec import read_spec
 from llmb.programs.port import find_program
 from llmb.reference_suite.documented_paths import link_as_documented

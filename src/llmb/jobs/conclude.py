@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llmb.errors import EnvironmentProblem, InfrastructureError
+from llmb.base.errors import EnvironmentProblem, InfrastructureError
+from llmb.base.trust import WORKLOADS
 from llmb.jobs.finish import finish_job
 from llmb.jobs.history import database_path, read_history
 from llmb.jobs.job import LOST, Job
@@ -22,7 +23,6 @@ from llmb.programs.port import End
 from llmb.runs.folder import NotWritable, RunFolder
 from llmb.runs.record import BegunJob, RunRecord, read_job, read_job_end, read_record, source_fields
 from llmb.schedulers.lookup import find_scheduler
-from llmb.trust import WORKLOADS
 
 KILLED = 137
 Say = Callable[[str], None]

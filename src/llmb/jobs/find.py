@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
-from llmb.errors import UsageError, closest, did_you_mean
+from llmb.base.errors import UsageError, closest, did_you_mean
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
 from llmb.schedulers.lookup import find_scheduler

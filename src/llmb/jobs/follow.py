@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.conclude import Say, conclude_job
 from llmb.jobs.job import LIVE, Job, row_of_record
 from llmb.jobs.refresh import TIME_OUT_S, refresh

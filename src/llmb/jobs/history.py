@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
+from llmb.base.trust import STATE_FOLDER, WORKLOADS, check_links
 from llmb.jobs.job import COLUMNS, Job, row_of_record
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Damaged, Store
@@ -17,7 +18,6 @@ from llmb.jobs.task import FOLDERS as TASKS
 from llmb.jobs.task import read_task
 from llmb.runs.folder import NotWritable, RunFolder, writing
 from llmb.runs.record import SubmittedJob, read_job, read_record
-from llmb.trust import STATE_FOLDER, WORKLOADS, check_links
 
 RUNS = f"{WORKLOADS}/*/experiments/*/*/*"
 RUN_RECORD = "run.json"

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
+from llmb.base.processes import Interrupted
+from llmb.base.trust import STATE_FOLDER
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
-from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.history import open_history, read_history
 from llmb.jobs.job import Job, row_of_record
 from llmb.jobs.locks import file_lock
@@ -23,7 +25,6 @@ from llmb.jobs.store import Filter, Store
 from llmb.jobs.submit import new_job, new_key, record_handle
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.spec import JobSpec, Placement, layered, write_spec
-from llmb.processes.families import Interrupted
 from llmb.programs.conclude import EndedRun, finish_run, read_ended_run
 from llmb.programs.engine.nsys import check_here, with_profiler
 from llmb.programs.engine.program import plan_engine
@@ -45,7 +46,6 @@ from llmb.runs.steps import StepNews
 from llmb.schedulers.local import INTERRUPTED, JOB_VARIABLE, WORDS, local_command, local_variables, run_workers
 from llmb.schedulers.lookup import find_scheduler
 from llmb.site.site import Machine, Site, check_machine, this_machine
-from llmb.trust import STATE_FOLDER
 
 LAST_LINES = 12
 CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")

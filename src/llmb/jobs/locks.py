@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
 from llmb.runs.folder import writing
 
 POLL_S = 0.02

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.load import Catalogue, JobDefaults, job_defaults
 from llmb.catalogue.records import Fabric
 from llmb.catalogue.resolve import Request, requested_gpu_type, resolve
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.job import row_of_record
 from llmb.jobspec.options import Binding, Boost, ContainerSettings, FrameworkOptions, JobOptions
 from llmb.jobspec.spec import (

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError
 from llmb.catalogue.data_files import read_file
-from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
 from llmb.jobs.job import Job
 from llmb.jobs.states import FAILED, FolderState, decide, read_figures, read_folder
 from llmb.jobs.store import Store

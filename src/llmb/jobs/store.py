@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self, get_args
 
-from llmb.errors import EnvironmentProblem, UsageError, unknown
+from llmb.base.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.job import CHANGING, COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Job, Kind, Status
 from llmb.jobs.states import known_states
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write

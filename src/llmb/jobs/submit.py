@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError, UserInterrupt
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError, UserInterrupt
+from llmb.base.trust import STATE_FOLDER
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order, Prepared, prepare, removed_if_refused, send
@@ -22,7 +23,6 @@ from llmb.runs.experiment import stamped_folder
 from llmb.runs.folder import RunFolder, link_latest, write_atomically, writing
 from llmb.runs.record import SubmittedJob, now, read_job, read_record, write_record
 from llmb.schedulers.lookup import find_scheduler
-from llmb.trust import STATE_FOLDER
 
 LOOK_BACK_S = 86400.0
 SETTLED_S = 5.0

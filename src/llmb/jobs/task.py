@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from llmb.catalogue.record import Record
+from llmb.base.record import Record
+from llmb.base.trust import STATE_FOLDER, WORKLOADS
 from llmb.jobs.order import JobOrder, mounted_folders, on_site
 from llmb.jobspec.options import ContainerSettings, StartMode
 from llmb.jobspec.spec import JobSpec, Placement, Word
@@ -17,7 +18,6 @@ from llmb.runs.failure import tail
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.record import JobEnd
 from llmb.runs.record_file import read_record_file
-from llmb.trust import STATE_FOLDER, WORKLOADS
 
 PREPARATIONS = "preparations"
 """Folder of a workload."""

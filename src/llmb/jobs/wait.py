@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmb.errors import (
+from llmb.base.errors import (
     EnvironmentProblem,
     InfrastructureError,
     InvalidRun,
@@ -20,6 +20,7 @@ from llmb.errors import (
     UsageError,
     UserInterrupt,
 )
+from llmb.base.trust import check_owner
 from llmb.jobs.conclude import Say, conclude_job
 from llmb.jobs.history import open_history
 from llmb.jobs.job import CHANGING, Job
@@ -32,7 +33,6 @@ from llmb.programs.port import NewSteps, find_program
 from llmb.runs.record import read_record, write_record
 from llmb.runs.steps import StepNews
 from llmb.schedulers.lookup import find_scheduler
-from llmb.trust import check_owner
 
 LONGEST_AGO_S = 86400.0
 """A job that failed longer ago is not retried."""

@@ -10,10 +10,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from llmb.base.errors import UsageError
+from llmb.base.options import Option
+from llmb.base.secrets import has_secret, holds_secret
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError
-from llmb.options import Option
-from llmb.secrets import has_secret, holds_secret
 
 Vboost = Literal["recipe"] | Annotated[int, Field(ge=0, le=4)]
 """Level of ``nvidia-smi boost-slider``; 0 is the driver's default. ``recipe`` is what the published jobs asked for."""

@@ -8,12 +8,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from llmb.base.errors import UsageError, itemized
+from llmb.base.secrets import HIDDEN, has_secret, holds_secret, without_secrets
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError, itemized
 from llmb.jobspec.options import Binding, Boost, ContainerSettings, StartMode
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.record_file import read_record_file
-from llmb.secrets import HIDDEN, has_secret, holds_secret, without_secrets
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The launcher sets the first; the others are read-only in bash.

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from llmb.errors import EnvironmentProblem, UsageError
-from llmb.input_files import not_regular, open_file
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.input_files import not_regular, open_file
+from llmb.base.worker_pool import start_tasks
 from llmb.logs.configuration import document_of_log
 from llmb.logs.outcome import LogOutcome, Status, judge_log
 from llmb.logs.reader import read_log
 from llmb.metrics.window import DEFAULT_RULE
-from llmb.worker_pool import start_tasks
 
 LOG_NAMES = (".out", ".out.gz")
 NCCL = b" NCCL INFO "

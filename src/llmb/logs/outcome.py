@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from llmb.base.errors import UsageError
+from llmb.base.shown_text import counted
+from llmb.base.statistics import Statistics, are_between, describe, describe_means
 from llmb.catalogue.records import Window
-from llmb.errors import UsageError
 from llmb.logs.error_text import describe_content, error_at_end, fault_at_end, find_recorder, last_error
 from llmb.logs.formats import format_called
 from llmb.logs.formats.format import Value
@@ -17,8 +19,6 @@ from llmb.logs.logged_attempt import GBS, GPUS, LoggedAttempt
 from llmb.logs.reader import RunLog
 from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, clock_contradiction
-from llmb.metrics.statistics import Statistics, are_between, describe, describe_means
-from llmb.shown_text import counted
 
 MOST_GAPS = 20
 LOG_WARNING = "log_warning"

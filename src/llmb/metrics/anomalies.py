@@ -12,8 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from llmb.catalogue.records import Window
-from llmb.metrics.statistics import (
+from llmb.base.statistics import (
     LEAST_SPREAD,
     MAD_TO_STD,
     OUTLIER_SPREADS,
@@ -25,6 +24,7 @@ from llmb.metrics.statistics import (
     level_and_spread,
     student_t,
 )
+from llmb.catalogue.records import Window
 from llmb.metrics.window import STEADY
 
 FEWEST_STEPS = 10

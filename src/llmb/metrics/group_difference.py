@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Literal
 
-from llmb.metrics.statistics import student_t
-from llmb.shown_text import listed
+from llmb.base.shown_text import listed
+from llmb.base.statistics import student_t
 
 ERROR_RATE = 0.01
 """Probability that a node is named that has no effect, all nodes together."""

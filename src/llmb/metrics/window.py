@@ -3,9 +3,9 @@
 
 from functools import lru_cache
 
+from llmb.base.errors import UsageError
+from llmb.base.options import Span, parse_ranges
 from llmb.catalogue.records import Window
-from llmb.errors import UsageError
-from llmb.options import Span, parse_ranges
 
 WINDOW_RULES = ("reference", "auto", "last", "all", "A-B")
 DEFAULT_RULE = "reference"

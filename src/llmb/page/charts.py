@@ -11,7 +11,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

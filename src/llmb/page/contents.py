@@ -11,9 +11,10 @@ from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, by_reason, flaw_o
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.judge_run import Judged, title_of_run
 from llmb.analysis.judge_runs import Against, judge_runs
+from llmb.base.errors import UsageError
+from llmb.base.missing import Missing
+from llmb.base.shown_text import value_text
 from llmb.catalogue.load import Catalogue
-from llmb.errors import UsageError
-from llmb.missing import Missing
 from llmb.page.figures import Figure, differences_figure, history_figure, run_figures, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time
@@ -27,7 +28,6 @@ from llmb.runs.identity import Value
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan
 from llmb.runs.record import LOCAL, RunRecord
-from llmb.shown_text import value_text
 from llmb.verdict.conditions import WORST, VerdictName
 from llmb.verdict.judgement import headline
 

@@ -9,9 +9,10 @@ from statistics import median, median_low
 
 from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.analysis.judge_run import Judged
+from llmb.base.missing import Missing
+from llmb.base.shown_text import counted
+from llmb.base.statistics import Statistics
 from llmb.metrics.anomalies import changes_pct, find_anomalies, find_levels
-from llmb.metrics.statistics import Statistics
-from llmb.missing import Missing
 from llmb.page.charts import (
     BESIDE,
     BLUE,
@@ -42,7 +43,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.runs.trace_reports import kept_breakdown
-from llmb.shown_text import counted
 from llmb.traces.breakdown import shares
 from llmb.verdict.conditions import rule_of
 from llmb.verdict.judgement import percent

@@ -15,15 +15,15 @@ from typing import Any, Literal
 
 from llmb import __version__
 from llmb.analysis.analyzed_run import AnalyzedRun
-from llmb.errors import EnvironmentProblem, unknown
+from llmb.base.errors import EnvironmentProblem, unknown
+from llmb.base.scratch import scratch_folder
+from llmb.base.secrets import redacted
+from llmb.base.shown_text import printable_lines
+from llmb.base.tools import ask_program
 from llmb.page.charts import standalone, themed
 from llmb.page.contents import Contents, Section
 from llmb.report.table import markdown_table, markdown_text
 from llmb.runs.source_version import source_version
-from llmb.scratch import scratch_folder
-from llmb.secrets import redacted
-from llmb.shown_text import printable_lines
-from llmb.tools import ask_program
 
 TEMPLATES = "templates"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")

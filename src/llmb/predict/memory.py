@@ -12,9 +12,9 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Dtype
-from llmb.errors import UsageError
 from llmb.predict.pipeline import GATHERED, moments, together_in_turn
 from llmb.predict.sizes import BF16, FP32, Sizes
 from llmb.runs.choices import Parallelism

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
+from llmb.base.errors import LlmbError, UsageError
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu, Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.schema import ExpectedError, RatesFile
-from llmb.errors import LlmbError, UsageError
 from llmb.predict.step import BUBBLE, COMPUTED, TERMS, Kept, Rates, computed_seconds, nominal_step, why_not_predicted
 from llmb.predict.work import MeasuredMachine
 from llmb.runs.choices import Choices

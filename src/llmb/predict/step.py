@@ -14,8 +14,8 @@ from math import log2
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.records import Dtype, Gpu
-from llmb.errors import UsageError
 from llmb.predict.work import Amounts, LayerKind, MeasuredMachine, Messages, RankWork
 from llmb.runs.plan import EnginePlan
 

@@ -16,13 +16,20 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
+from llmb.base.errors import (
+    EnvironmentProblem,
+    InfrastructureError,
+    LlmbError,
+    UsageError,
+    UserInterrupt,
+    check_installed,
+)
+from llmb.base.processes import Interrupted, SignalGate, signals_as_exceptions
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import source_of
 from llmb.checkpoints.prepared_data import PreparedFolders
-from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt, check_installed
 from llmb.prepare.tokenizer import FILES as TOKENIZER_FILES
 from llmb.prepare.tokenizer import TOKENIZER
-from llmb.processes.families import Interrupted, SignalGate, signals_as_exceptions
 from llmb.runs.folder import cannot_write
 
 OnBytes = Callable[[int, int], object]

@@ -8,22 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.base.options import Option, limit_problems
+from llmb.base.trust import WORKLOADS
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU, Request, resolve, source_of
 from llmb.checkpoints.prepared_data import prepared_folders
-from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.job import LIVE, Job
 from llmb.jobs.refresh import refresh
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.task import PREPARATIONS, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import PYTHON, Placement
-from llmb.options import Option, limit_problems
 from llmb.schedulers.lookup import scheduler_of
 from llmb.site.site import Site
-from llmb.trust import WORKLOADS
 
 TIME_LIMIT_MIN = 55
 """Time limit of the reference documents."""

@@ -13,11 +13,11 @@ from typing import Literal, TypeVar
 from pydantic import ValidationError
 
 from llmb import __version__
+from llmb.base.errors import UsageError
+from llmb.base.input_files import MOST_JSON_BYTES, read_regular
 from llmb.catalogue.records import Record
 from llmb.checkpoints.files import ChecksumWriter, file_checksum
 from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, Split, incomplete_files
-from llmb.errors import UsageError
-from llmb.input_files import MOST_JSON_BYTES, read_regular
 from llmb.prepare.samples import TEMPLATE, DatasetSample, Files, read_samples
 from llmb.runs.record import now
 

@@ -8,9 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from llmb.base.errors import UsageError, check_installed
+from llmb.base.input_files import list_folder, open_file
 from llmb.checkpoints.prepared_data import Split
-from llmb.errors import UsageError, check_installed
-from llmb.input_files import list_folder, open_file
 
 if TYPE_CHECKING:
     import pyarrow

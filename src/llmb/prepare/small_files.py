@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llmb.base.errors import UsageError, check_installed
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, source_of
 from llmb.checkpoints.files import new_folder
-from llmb.errors import UsageError, check_installed
 from llmb.huggingface.config import config_of
 from llmb.huggingface.tensors import CONFIG, SINGLE_FILE, Shape, WeightsFormat, format_of, stored_tensors
 from llmb.prepare.tokenizer import NAMING, TOKENIZER

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmb.base.errors import UsageError
 from llmb.checkpoints.prepared_data import TokenizerRecord
-from llmb.errors import UsageError
 from llmb.prepare.samples import DatasetSample
 
 if TYPE_CHECKING:

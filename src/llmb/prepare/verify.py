@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
@@ -17,7 +18,6 @@ from llmb.checkpoints.checkpoint import RECORD, model_differences, read_checkpoi
 from llmb.checkpoints.files import BLOCK, damaged_files, partial_path
 from llmb.checkpoints.nemo_folder import is_nemo_folder
 from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, PreparedFolders, Split
-from llmb.errors import UsageError
 from llmb.metrics.throughput import parameter_count
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.packed_files import read_packed

@@ -16,9 +16,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from llmb.processes.families import ENDING
+from llmb.base.processes import ENDING
+from llmb.base.scratch import scratch_folder
 from llmb.resources.host import host_name, usable_cores
-from llmb.scratch import scratch_folder
 
 STORE = "LLMB_STORE"
 """The file in which the ranks of one node meet."""

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
+from llmb.base.missing import Missing
 from llmb.jobspec.spec import JobSpec
-from llmb.missing import Missing
 from llmb.programs.port import End, find_program
 from llmb.reference_suite.documented_paths import add_documented_trace, link_as_documented
 from llmb.resources.samples import discard_settings, settings_of_nodes

@@ -8,14 +8,14 @@ from io import DEFAULT_BUFFER_SIZE, BytesIO
 from pathlib import Path
 from typing import Any
 
+from llmb.base.input_files import open_regular
+from llmb.base.missing import Missing
+from llmb.base.statistics import Statistics
 from llmb.catalogue.records import Window
-from llmb.input_files import open_regular
 from llmb.logs.formats.format import Format
 from llmb.logs.outcome import FINISHED, LogOutcome, judge_log
 from llmb.logs.reader import read_log
-from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
-from llmb.missing import Missing
 from llmb.programs.port import End
 from llmb.resources.records import ResourceUse
 from llmb.resources.samples import Sampled, SampledWork, TimeSpan, samples_of_ended

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nsight Systems, whatever the program that it records: its options, and its reports exported."""
 
+from llmb.base.tools import ask_program
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.trace_reports import profile_file
-from llmb.tools import ask_program
 from llmb.traces.files import SQLITE_END
 
 NSYS = "nsys"

@@ -7,9 +7,9 @@ from functools import cache
 from importlib import import_module
 from typing import Protocol
 
+from llmb.base.errors import unknown
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.errors import unknown
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions, StartMode
 from llmb.jobspec.spec import Launch, VariableLayer, Word
 from llmb.runs.choices import Choices

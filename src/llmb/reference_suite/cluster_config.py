@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from llmb.base.secrets import has_secret, holds_secret
 from llmb.catalogue.records import Record
 from llmb.jobspec.spec import variable_problems
-from llmb.secrets import has_secret, holds_secret
 
 Value = str | int | float | bool | None
 Values = dict[str, Value]

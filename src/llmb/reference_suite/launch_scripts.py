@@ -16,10 +16,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from llmb.base.errors import UsageError, unknown
+from llmb.base.input_files import open_regular
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError, unknown
-from llmb.input_files import open_regular
 
 DATA = Path(__file__).with_name("launch_scripts.yaml")
 REPOSITORY = "https://github.com/NVIDIA/dgxc-benchmarking"

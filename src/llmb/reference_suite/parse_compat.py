@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llmb.errors import UsageError
-from llmb.input_files import open_file
+from llmb.base.errors import UsageError
+from llmb.base.input_files import open_file
+from llmb.base.shown_text import csv_value, printable
 from llmb.logs.error_text import describe_content, find_recorder
 from llmb.logs.reader import RunLog, read_log
-from llmb.shown_text import csv_value, printable
 
 
 @dataclass(frozen=True, slots=True)

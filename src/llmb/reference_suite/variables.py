@@ -9,13 +9,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from llmb.base.errors import UsageError, closest, itemized, see
+from llmb.base.options import NONE_WORDS, WORD, Option, read_value, valid_values
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
-from llmb.errors import UsageError, closest, itemized, see
-from llmb.options import NONE_WORDS, WORD, Option, read_value, valid_values
 from llmb.reference_suite.launch_scripts import CACHES, TOKEN, find_launch_script, launch_scripts
 
 SUITE = "reference_suite"

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from llmb.base.shown_text import counted, printable
 from llmb.bench.gpus import OutlierRule, Part, Parts, median_tflops
 from llmb.bench.measurements import FigureChange, Measurement, MeasurementFile, NotMeasured, changes
 from llmb.bench.pairs import NodeVerdict, PairFigures, PairwiseResult
@@ -25,7 +26,6 @@ from llmb.report.table import (
     table_of,
     whole,
 )
-from llmb.shown_text import counted, printable
 
 GB = 1e9
 UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))

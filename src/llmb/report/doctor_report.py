@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from llmb.catalogue.record import Record
+from llmb.base.record import Record
+from llmb.base.shown_text import printable
 from llmb.health.checked_nodes import NodesResult
 from llmb.health.records import ANSWER, SEVERITY, Check, NodeReport, worst
 from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
 from llmb.report.table import Table, result_table, rows_table
 from llmb.runs.conditions import Drift
-from llmb.shown_text import printable
 from llmb.verdict.conditions import rule_of as condition_rule
 
 LONGEST_TITLE = 26

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from llmb.base.shown_text import printable
 from llmb.checkpoints.checkpoint import SavedCheckpoint
 from llmb.install.answers import OPTIONS, Answers
 from llmb.install.environment import python_of
@@ -33,7 +34,6 @@ from llmb.report.table import (
     whole,
 )
 from llmb.runs.checkpoints import base_text
-from llmb.shown_text import printable
 
 STATES = {"done": "done", "kept": "done before", "open": "to do"}
 GB = 10**9

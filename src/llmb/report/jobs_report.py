@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmb.analysis.watched import PaceComparison, RunView
+from llmb.base.shown_text import printable
 from llmb.campaigns.campaign import Campaign, CampaignJob, PlannedJob, total, total_gpu_hours
 from llmb.checkpoints.origin import Origin
 from llmb.exchange.imported import ImportOrigin
@@ -34,7 +35,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, RunRecord
 from llmb.runs.steps import StepNews
-from llmb.shown_text import printable
 from llmb.verdict.judgement import headline
 
 LONGEST_REASON = 100

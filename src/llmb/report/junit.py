@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from xml.etree import ElementTree
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
 from llmb.health.records import ANSWER, NodeReport
 from llmb.runs.folder import write_atomically
 from llmb.verdict.conditions import VerdictName

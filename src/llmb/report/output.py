@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
+from llmb.base.shown_text import printable_lines
 from llmb.report.table import PLAIN_BLOCKS, Table, plain_lines
-from llmb.shown_text import printable_lines
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 

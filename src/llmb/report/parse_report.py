@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from llmb.analysis.analyzed_run import AnalyzedRun
+from llmb.base.shown_text import counted
+from llmb.base.statistics import Statistics
 from llmb.catalogue.records import Window
 from llmb.logs.configuration import INFERRED_RELEASE
 from llmb.logs.outcome import LogOutcome, Status
 from llmb.metrics.anomalies import Anomalies
-from llmb.metrics.statistics import Statistics
 from llmb.report.table import (
     Column,
     Table,
@@ -31,7 +32,6 @@ from llmb.report.table import (
     sparkline,
     table_of,
 )
-from llmb.shown_text import counted
 
 if TYPE_CHECKING:  # they load the catalogue, which few logs need
     from llmb.analysis.parsed_scaling import RunGroup, Scaling, ScalingRow

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from llmb.base.errors import LlmbError
+from llmb.base.missing import Missing
 from llmb.catalogue.records import PARALLEL, Recipe
-from llmb.errors import LlmbError
 from llmb.metrics.throughput import MFU, Throughput, throughput
-from llmb.missing import Missing
 from llmb.predict.prediction import COLUMNS, PredictedRow, Prediction
 from llmb.predict.scale import PUBLISHED_GPUS, Curve, Goodput
 from llmb.predict.search import Candidate, Remedy

@@ -6,11 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from llmb.analysis.causes import cause_rules
+from llmb.base.missing import Missing
+from llmb.base.shown_text import listed
+from llmb.base.statistics import Spread, Statistics, spread_of
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
-from llmb.metrics.statistics import Spread, Statistics, spread_of
 from llmb.metrics.throughput import MFU
-from llmb.missing import Missing
 from llmb.programs.conclude import EndedRun
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
@@ -32,7 +33,6 @@ from llmb.runs.checkpoints import CheckpointReport
 from llmb.runs.plan import Plan
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
-from llmb.shown_text import listed
 from llmb.traces.breakdown import shares
 from llmb.verdict.judgement import headline
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from llmb.shown_text import csv_value, printable, printable_lines, value_text
+from llmb.base.shown_text import csv_value, printable, printable_lines, value_text
 
 if TYPE_CHECKING:  # every command can print, and few have a use for records
     from llmb.catalogue.records import Window

@@ -7,8 +7,8 @@ from functools import partial
 from html import escape
 from typing import Any
 
+from llmb.base.shown_text import counted, listed, printable
 from llmb.report.table import Column, Table, cut, fields_of, number, number_column, result_table, table_of, whole
-from llmb.shown_text import counted, listed, printable
 from llmb.traces.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
 from llmb.traces.nccl_network import Network, NodesNetwork
 from llmb.traces.nccl_summary import Collective, NcclSummary, StepTraffic

@@ -10,6 +10,7 @@ from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
 from llmb.analysis.compare_runs import Comparison, LeftOutRun, Row, Unmatched
 from llmb.analysis.explain_run import Cause, Explanation
 from llmb.analysis.judge_run import Judged
+from llmb.base.shown_text import listed, printable
 from llmb.report.table import (
     Column,
     Table,
@@ -25,7 +26,6 @@ from llmb.report.table import (
     table_of,
 )
 from llmb.runs.identity import Difference
-from llmb.shown_text import listed, printable
 from llmb.verdict.conditions import WORST, Condition, Verdict, title_of, worst, worth
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.judgement import headline, percent

@@ -11,8 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
-from llmb.input_files import SystemFiles
-from llmb.missing import Missing
+from llmb.base.input_files import SystemFiles
+from llmb.base.missing import Missing
 from llmb.resources.records import HostSample, SeenRun
 
 Device = Literal["cpu", "cuda"]

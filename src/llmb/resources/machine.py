@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from llmb.base.record import Record
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.record import Record
 from llmb.resources.counters import KERNEL
 from llmb.resources.records import CounterReading
 from llmb.resources.samples import Sampled

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from typing import Any, TypeVar
 
-from llmb.missing import Missing
+from llmb.base.missing import Missing
 from llmb.resources.records import GpuSamples, SampledGpu, reasons_of
 
 PACKAGE = "pynvml"

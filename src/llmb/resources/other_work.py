@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from llmb.base.missing import Missing
+from llmb.base.record import Record, Threshold
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.record import Record, Threshold
-from llmb.missing import Missing
 from llmb.resources.records import NodeOtherWork, OtherWork, Sample, SeenRun
 from llmb.resources.samples import Sampled, TimeSpan
 

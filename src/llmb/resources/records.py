@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from llmb.catalogue.record import Record
+from llmb.base.record import Record
 
 FINITE = {"allow_inf_nan": False}
 """How pydantic reads a line: numbers that no sampler writes are damage."""

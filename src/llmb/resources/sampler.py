@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from llmb.input_files import SystemFiles
-from llmb.missing import Missing
+from llmb.base.input_files import SystemFiles
+from llmb.base.missing import Missing
 from llmb.resources.counters import KernelLog, read_counters
 from llmb.resources.host import CpuEnergy, NodeProcesses, find_cpu_energy, find_cpu_limit, read_host
 from llmb.resources.nvml import Nvml, find_gpus

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from llmb.input_files import MOST_TEXT_BYTES, MOST_VALUES_IN_LINE, check_values, read_regular
-from llmb.missing import Missing
+from llmb.base.input_files import MOST_TEXT_BYTES, MOST_VALUES_IN_LINE, check_values, read_regular
+from llmb.base.missing import Missing
+from llmb.base.shown_text import printable
 from llmb.resources.records import (
     CounterReading,
     EnergySource,
@@ -30,7 +31,6 @@ from llmb.resources.records import (
     SamplerStart,
 )
 from llmb.resources.settings import FILE_ENDING, NodeSettings, NodesSettings, together
-from llmb.shown_text import printable
 
 MOST_BYTES = 1 << 28
 """The largest file of samples that is read: those of a GPU node for weeks are smaller."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from llmb.catalogue.record import Record
-from llmb.input_files import SystemFiles
-from llmb.secrets import without_secrets
+from llmb.base.input_files import SystemFiles
+from llmb.base.record import Record
+from llmb.base.secrets import without_secrets
 
 PREFIXES = ("kernel.", "sysctl.", "cpu.", "bios.", "gpu.", "modules.", "nic.", "interface.", "pcie.", "image.")
 """How keys begin that only settings have."""

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from llmb.base.errors import InfrastructureError, UsageError
 from llmb.catalogue.records import Window
 from llmb.checkpoints.checkpoint import RECORD, SavedCheckpoint, checkpoint_name, saved_checkpoints
-from llmb.errors import InfrastructureError, UsageError
 from llmb.metrics.anomalies import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY, resolve_window
 from llmb.resources.samples import discard_settings

@@ -4,8 +4,8 @@
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError
 from llmb.resources.host import Device
 
 ProductDtype = Literal["fp8", "fp32", "bf16"]

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmb.base.errors import EnvironmentProblem, UsageError, itemized
+from llmb.base.missing import Missing
 from llmb.catalogue.records import Model
 from llmb.checkpoints.checkpoint import (
     CheckpointRecord,
@@ -18,9 +20,7 @@ from llmb.checkpoints.checkpoint import (
 )
 from llmb.checkpoints.files import Verification
 from llmb.checkpoints.origin import WeightsOrigin, identity_of
-from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.metrics.throughput import checkpoint_bytes, parameter_count
-from llmb.missing import Missing
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record_file import read_or_missing

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
+from llmb.base.options import LABEL, Option, limit_problems
+from llmb.base.secrets import has_secret
 from llmb.catalogue.records import Dtype, GradReduceDtype, Layout, Lora, LoraTargets, Recipe, Record
 from llmb.metrics.window import DEFAULT_RULE
-from llmb.options import LABEL, Option, limit_problems
 from llmb.resources.host import Device
 from llmb.runs.attention import AttentionChoice, choice_problem
 from llmb.runs.profiling import Profiling
-from llmb.secrets import has_secret
 
 DpSharding = Literal["full", "optimizer", "none"]
 _option = partial(Option, panel="Parallelism")

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from llmb.base.missing import Missing
 from llmb.catalogue.records import Record
-from llmb.missing import Missing
 from llmb.resources.settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings, together
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.identity import KEY_DIGITS, Difference, RunIdentity, Value, differences, flat

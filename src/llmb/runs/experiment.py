@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from llmb.base.errors import EnvironmentProblem
+from llmb.base.trust import WORKLOADS, check_links
 from llmb.catalogue.records import Dtype, Recipe
-from llmb.errors import EnvironmentProblem
 from llmb.runs.choices import Choices, Parallelism, keeps_logits
 from llmb.runs.folder import RunFolder, create_numbered, writing
 from llmb.runs.plan import EnginePlan, Plan
-from llmb.trust import WORKLOADS, check_links
 
 ENGINE = "engine"
 RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}

@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from llmb.base.errors import LlmbError
+from llmb.base.input_files import open_regular
+from llmb.base.options import numbers_of, parse_ranges
 from llmb.catalogue.records import Record
-from llmb.errors import LlmbError
-from llmb.input_files import open_regular
-from llmb.options import numbers_of, parse_ranges
 
 Phase = Literal["start", "step", "profile", "checkpoint", "end"]
 PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.trust import check_owner
 from llmb.traces import NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, TORCH_FOLDER
-from llmb.trust import check_owner
 
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan

@@ -9,6 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from llmb.base.errors import UsageError, itemized
+from llmb.base.input_files import MOST_JSON_BYTES, read_regular
+from llmb.base.options import arguments_of
+from llmb.base.trust import check_links
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model, Packing, Recipe, Record
@@ -23,10 +27,7 @@ from llmb.checkpoints.prepared_data import (
     map_arrays,
     prepared_folders,
 )
-from llmb.errors import UsageError, itemized
-from llmb.input_files import MOST_JSON_BYTES, read_regular
 from llmb.metrics.packing import chunked_squares
-from llmb.options import arguments_of
 from llmb.resources.host import Device
 from llmb.runs.checkpoints import check_weights
 from llmb.runs.choices import Choices
@@ -42,7 +43,6 @@ from llmb.runs.plan import (
     saved_base,
     weights_origin,
 )
-from llmb.trust import check_links
 
 SYNTHETIC = "--synthetic"
 TOKENIZER = "tokenizer.json"

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Literal
 
+from llmb.base.options import RANKS, Option, Span, numbers_of, parse_ranges
 from llmb.catalogue.published import DocumentProfile
 from llmb.catalogue.records import Record
-from llmb.options import RANKS, Option, Span, numbers_of, parse_ranges
 
 Profiler = Literal["nsys", "torch"]
 NCCL_TRACE_STEPS = 5

@@ -4,13 +4,13 @@
 import math
 from dataclasses import replace
 
+from llmb.base.missing import Missing
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation, PublishedCondition
 from llmb.catalogue.records import Recipe, Window
 from llmb.checkpoints.origin import dataset_title
 from llmb.metrics.group_difference import NORMAL_QUANTILE
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
-from llmb.missing import Missing
 from llmb.runs.choices import shares_parameters
 from llmb.runs.conditions import faults_of
 from llmb.runs.plan import EnginePlan, Plan

@@ -3,9 +3,9 @@
 
 from typing import Literal, NamedTuple
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Layout, Record
-from llmb.errors import UsageError
 from llmb.runs.plan import EnginePlan
 
 GIB = 2**30

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, WrapValidator, model_validator
 
 from llmb import __version__
-from llmb.catalogue.record import KeptOnce, ReasonedRecord
+from llmb.base.errors import UsageError
+from llmb.base.missing import Missing
+from llmb.base.record import KeptOnce, ReasonedRecord
+from llmb.base.trust import foreign_link
 from llmb.catalogue.records import Record, Window
 from llmb.checkpoints.origin import Origin
-from llmb.errors import UsageError
-from llmb.missing import Missing
 from llmb.resources.settings import NodesSettings
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import ENGINE as ENGINE
@@ -25,7 +26,6 @@ from llmb.runs.plan import EnginePlan, Plan, Start
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.result import Result, Status
 from llmb.runs.source_version import source_version
-from llmb.trust import foreign_link
 
 
 def _time(text: str) -> str:

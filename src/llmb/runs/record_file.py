@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from llmb.catalogue.record import first_problem
-from llmb.errors import EnvironmentProblem
-from llmb.input_files import MOST_JSON_BYTES, check_values, read_regular
-from llmb.missing import Missing
-from llmb.shown_text import printable
+from llmb.base.errors import EnvironmentProblem
+from llmb.base.input_files import MOST_JSON_BYTES, check_values, read_regular
+from llmb.base.missing import Missing
+from llmb.base.record import first_problem
+from llmb.base.shown_text import printable
 
 MOST_SHOWN = 200
 UNREADABLE = (OSError, ValueError, LookupError, ArithmeticError)

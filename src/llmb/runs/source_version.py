@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import llmb
-from llmb.tools import ask_program
+from llmb.base.tools import ask_program
 
 PACKAGE = Path(llmb.__file__).resolve().parent
 COMMIT_FILE = "commit.txt"

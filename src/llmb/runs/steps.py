@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 from pydantic import FiniteFloat, TypeAdapter
 from pydantic_core import from_json
 
-from llmb.input_files import MOST_VALUES_IN_LINE, check_values, open_regular, read_regular
+from llmb.base.input_files import MOST_VALUES_IN_LINE, check_values, open_regular, read_regular
 from llmb.runs.record_file import BrokenRecord
 
 Line = TypeVar("Line")

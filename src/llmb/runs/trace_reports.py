@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from llmb.base.errors import UsageError
+from llmb.base.input_files import open_regular
+from llmb.base.missing import Missing
+from llmb.base.shown_text import counted, listed, printable
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
-from llmb.errors import UsageError
-from llmb.input_files import open_regular
-from llmb.missing import Missing
 from llmb.runs.environment import Environment, RdmaPort
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
-from llmb.shown_text import counted, listed, printable
 from llmb.traces import NCCL_LOG_END
 from llmb.traces.breakdown import StepBreakdown, summarize
 from llmb.traces.files import REPORT_END, SQLITE_END, read_traces

@@ -11,18 +11,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
+from llmb.base.processes import end_stalled, started_program, waiting_for
+from llmb.base.secrets import without_secrets
+from llmb.base.tools import ask_program
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, filled
-from llmb.processes.families import end_stalled, started_program, waiting_for
 from llmb.processes.ranks import words
 from llmb.resources.host import host_name
 from llmb.runs.folder import RunFolder, writing
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
 from llmb.schedulers.port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission
-from llmb.secrets import without_secrets
 from llmb.site.site import Site
-from llmb.tools import ask_program
 
 THREADS = "OMP_NUM_THREADS"
 """Cores per process: without it, the thread pool of each process uses all of them."""

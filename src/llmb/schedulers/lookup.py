@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, create_model
 
+from llmb.base.errors import UsageError, unknown
+from llmb.base.options import Option, options_of
+from llmb.base.record import Record
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.record import Record
-from llmb.errors import UsageError, unknown
 from llmb.jobspec.options import JobOptions
-from llmb.options import Option, options_of
 from llmb.runs.folder import ABSOLUTE, ROOT_KEY
 from llmb.runs.record import LOCAL
 from llmb.schedulers.port import Scheduler

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, field_validator
 
+from llmb.base.errors import UsageError, closest
+from llmb.base.secrets import without_secrets
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError, closest
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
-from llmb.secrets import without_secrets
 from llmb.site.site import Site
 
 NONE = "none"

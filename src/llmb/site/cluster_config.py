@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from llmb.base.errors import UsageError, see, unknown
+from llmb.base.trust import check_owner
 from llmb.catalogue.data_files import CatalogueError, read_data, schema_problems
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError, see, unknown
 from llmb.jobspec.options import Binding, ContainerSettings, Vboost, text_problems
 from llmb.jobspec.spec import variable_problems
 from llmb.reference_suite.cluster_config import ReferenceForm, form_of, told, translated
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, user_config
-from llmb.trust import check_owner
 
 Shape = TypeVar("Shape", bound=BaseModel)
 Variables = dict[str, str]

@@ -16,11 +16,11 @@ from ruamel.yaml.error import CommentMark, YAMLError
 from ruamel.yaml.tokens import CommentToken
 from ruamel.yaml.util import load_yaml_guess_indent
 
+from llmb.base.errors import UsageError, itemized
+from llmb.base.secrets import holds_secret
 from llmb.catalogue.data_files import FOREIGN_LOADER, CatalogueError, read_data
-from llmb.errors import UsageError, itemized
 from llmb.reference_suite.cluster_config import form_of
 from llmb.runs.folder import write_atomically, writing
-from llmb.secrets import holds_secret
 from llmb.site.cluster_config import SettingsFile, split_key, unusable
 
 KEPT = ".reference"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from llmb.base.errors import EnvironmentProblem, did_you_mean, unknown
+from llmb.base.tools import ask_program
 from llmb.catalogue.load import Catalogue, find_fabric
 from llmb.catalogue.records import Fabric
 from llmb.catalogue.resolve import CPU
-from llmb.errors import EnvironmentProblem, did_you_mean, unknown
 from llmb.resources.host import usable_cores
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.runs.plan import Plan
 from llmb.site.cluster_config import ClusterConfig, combined, leaves, read_cluster_file, read_user_file
-from llmb.tools import ask_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

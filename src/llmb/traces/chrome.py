@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard, cast
 
-from llmb.errors import UsageError
-from llmb.input_files import open_file
-from llmb.shown_text import counted
+from llmb.base.errors import UsageError
+from llmb.base.input_files import open_file
+from llmb.base.shown_text import counted
 from llmb.traces.classify import MEMORY_COPY, Activity, Label, Rules
 from llmb.traces.timeline import EVER, LAST_NS, LAUNCH_NAME, Launches, Recorder, Timeline, TracedStep, make_timeline
 

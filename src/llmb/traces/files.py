@@ -4,8 +4,8 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from llmb.errors import UsageError
-from llmb.input_files import list_folder, open_file
+from llmb.base.errors import UsageError
+from llmb.base.input_files import list_folder, open_file
 from llmb.traces import NSYS_FOLDER, TORCH_FOLDER
 from llmb.traces.chrome import read_chrome
 from llmb.traces.classify import Rules

@@ -22,10 +22,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, Protocol
 
-from llmb.errors import UsageError
-from llmb.input_files import list_folder, open_file, read_text_file
+from llmb.base.errors import UsageError
+from llmb.base.input_files import list_folder, open_file, read_text_file
+from llmb.base.shown_text import counted, printable
 from llmb.logs.step_line import STEP_LINE_HEAD
-from llmb.shown_text import counted, printable
 from llmb.traces import NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END, NETWORK_FOLDER
 
 _PROCESS, _DEVICE = rb"([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ ", rb"\[(\d{1,5})\] NCCL INFO "

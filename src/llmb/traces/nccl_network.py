@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from llmb.base.missing import Missing
+from llmb.base.record import Record
+from llmb.base.shown_text import counted, listed
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.record import Record
-from llmb.missing import Missing
-from llmb.shown_text import counted, listed
 from llmb.traces.nccl_log import Readable, whole_lines
 
 MOST_NODES = 20_000

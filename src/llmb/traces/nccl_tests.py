@@ -16,8 +16,8 @@ from typing import BinaryIO, cast
 
 from pydantic import BaseModel, ValidationError
 
-from llmb.errors import UsageError
-from llmb.input_files import open_file
+from llmb.base.errors import UsageError
+from llmb.base.input_files import open_file
 
 LONGEST_LINE = 4096
 CHUNK_BYTES = 1 << 20

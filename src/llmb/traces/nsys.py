@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
-from llmb.errors import UsageError
-from llmb.shown_text import counted
+from llmb.base.errors import UsageError
+from llmb.base.shown_text import counted
 from llmb.traces.chrome import STEP_NAME, device_steps, rank_in_name
 from llmb.traces.classify import CUDA_GRAPH, MEMORY_COPY, Rules
 from llmb.traces.timeline import EVER, LAST_NS, LAUNCH_NAME, Launches, Recorder, Timeline, make_timeline

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from llmb.shown_text import counted
+from llmb.base.shown_text import counted
 from llmb.traces.classify import OTHER, Activity, Label
 
 Span = tuple[int, int]

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from llmb.base.errors import UsageError
+from llmb.base.shown_text import counted
+from llmb.base.statistics import Statistics
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError
 from llmb.metrics.group_difference import (
     ASSUMED_SPREAD_PCT,
     MOST_MORE_RUNS,
@@ -30,8 +32,6 @@ from llmb.metrics.group_difference import (
     spread_note,
     unseen,
 )
-from llmb.metrics.statistics import Statistics
-from llmb.shown_text import counted
 from llmb.verdict.conditions import (
     BETTER,
     BETWEEN_RUNS,

@@ -12,6 +12,9 @@ from pathlib import Path
 from threading import Lock
 
 from llmb import __version__
+from llmb.base.errors import EnvironmentProblem, UsageError, itemized
+from llmb.base.input_files import open_file
+from llmb.base.processes import run_talking
 from llmb.catalogue.records import Lora, Model
 from llmb.checkpoints.checkpoint import (
     CONTEXT,
@@ -27,12 +30,9 @@ from llmb.checkpoints.checkpoint import (
 from llmb.checkpoints.files import check_free, damaged_files, file_checksum, flush_file, new_folder
 from llmb.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
 from llmb.checkpoints.origin import WeightsOrigin, identity_of
-from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
 from llmb.huggingface.folder import WeightsFolder, corrupt_files, hub_checksums, read_folder, read_json
 from llmb.huggingface.tensors import ADAPTER_CONFIG, ADAPTER_FILE, CONFIG, adapter_problems
-from llmb.input_files import open_file
-from llmb.processes.families import run_talking
 from llmb.resources.host import usable_cores
 from llmb.runs.checkpoints import base_problem, base_text, check_weights_space
 from llmb.runs.folder import write_atomically

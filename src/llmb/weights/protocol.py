@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from llmb.base.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.catalogue.records import Lora, Model, Record
 from llmb.checkpoints.checkpoint import WEIGHTS, SourceFormat, StoredDtype
-from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.huggingface.config import ExportDtype
 
 ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFailed)}

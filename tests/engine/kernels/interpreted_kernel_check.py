@@ -7,11 +7,11 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from llmb.base.errors import EnvironmentProblem
 from llmb.engine import kernel_check
 from llmb.engine.kernel_check import checks, compare_kernels, refuse_wrong
 from llmb.engine.kernels import fp8_cast, fp8_cast_triton, rotary, rotary_triton
 from llmb.engine.parallel.mesh import arrange
-from llmb.errors import EnvironmentProblem
 
 CASTS = ("cast_both_ways", "cast_into", "cast_activated", "cast_activation_gradient", "cast_rotated_gradient")
 KINDS = {"pretrain_llama3.1": {*CASTS}, "pretrain_nemotron4": {*CASTS[2:]}}

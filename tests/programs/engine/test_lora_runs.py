@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Lora, Model
 from llmb.catalogue.resolve import find_model
@@ -22,7 +23,6 @@ from llmb.checkpoints.checkpoint import SavedCheckpoint, read_checkpoint, saved_
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.data.build import build_data
 from llmb.engine.model.adapter import is_of_adapter
-from llmb.errors import UsageError
 from llmb.huggingface.config import config_of
 from llmb.runs.checkpoints import check_weights
 from llmb.runs.choices import Choices

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import gpu_type_of
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.local_run import local_spec, recipe_for
 from llmb.predict.memory import clearly_fits, estimate
 from llmb.programs.engine.program import SHIPPED, check_memory, memory_warnings

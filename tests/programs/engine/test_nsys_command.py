@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from quick_order import spec_of
 
+from llmb.base.errors import EnvironmentProblem
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.errors import EnvironmentProblem
 from llmb.jobs.begin import begin
 from llmb.jobs.local_run import local_spec
 from llmb.jobspec.spec import write_spec

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from llmb.base.processes import family
 from llmb.engine.parallel.rendezvous import STORE as READ_STORE
-from llmb.processes.families import family
 from llmb.processes.ranks import STORE
 
 TWO = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "100000")

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 from slurm_values import CATALOGUE, INSTALL, PYTHON, folder_of, job_of, script_of
 
+from llmb.base.errors import UsageError
+from llmb.base.missing import Missing
 from llmb.catalogue.records import Lora
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.cli.main import app, exit_code_of
-from llmb.errors import UsageError
 from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions, JobOptions
 from llmb.jobspec.spec import write_spec
-from llmb.missing import Missing
 from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.command import BridgeVersion, bridge_data

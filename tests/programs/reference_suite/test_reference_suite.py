@@ -10,10 +10,10 @@ import pytest
 from small_suite import AS_RELEASED, SmallSuite, checked_out, nemo1_lines, nemo_lines, small_suite, write_image
 
 from llmb.analysis.read_run import planned_window
+from llmb.base.errors import UsageError
 from llmb.campaigns.proposal import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request
-from llmb.errors import UsageError
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.logs.formats import format_called

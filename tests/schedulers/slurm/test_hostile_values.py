@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slurm_values import folder_of, job_of, order_of, script_of
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.resolve import Request
-from llmb.errors import UsageError
 from llmb.jobspec.spec import parse_variables
 from llmb.schedulers.slurm.script import Shell
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from slurm_values import job_of, order_of, script_of
 
+from llmb.base.errors import UsageError
+from llmb.base.secrets import holds_secret
 from llmb.catalogue.resolve import Overrides, Request
-from llmb.errors import UsageError
 from llmb.jobs.order import Order
 from llmb.jobspec.options import Boost
 from llmb.schedulers.slurm.script import PORT
-from llmb.secrets import holds_secret
 
 GOLDEN = Path(__file__).with_name("golden")
 LORA = {"workload": "finetune_llama3", "size": "70b"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from job_rows import job_row
 
-from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError
 from llmb.jobs.job import Job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import resolve_submissions

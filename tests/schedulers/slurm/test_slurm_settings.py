@@ -7,8 +7,8 @@ import pytest
 from called_here import Run
 from slurm_values import job_of, order_of
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.resolve import Request
-from llmb.errors import UsageError
 from llmb.jobspec.options import JobOptions
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.asked import job_flags, shell_gpus_per_node

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import GPUS, NODES, SlurmCluster
 
-from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.schedulers.port import NodeState
 from llmb.schedulers.slurm.offer import (
     compress,

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
+from llmb.base.options import Option
 from llmb.catalogue.records import Record
 from llmb.jobspec.spec import JobSpec, Word, filled
-from llmb.options import Option
 from llmb.processes.ranks import words
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob, now

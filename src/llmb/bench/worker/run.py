@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from llmb.base.errors import UsageError
 from llmb.bench.protocol import (
     AttentionCase,
     BenchProgress,
@@ -32,7 +33,6 @@ from llmb.engine.attention_backend import BackendTrial, attention_kernel, try_ke
 from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
 from llmb.engine.environment import cudnn_version, nccl_version, node_gpus
 from llmb.engine.model.attention import attend
-from llmb.errors import UsageError
 from llmb.resources.host import Device, host_name
 from llmb.runs.attention import AttentionBackend, Trial, select, try_backends
 

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.futures import Future
 
+from llmb.base.errors import UsageError
 from llmb.checkpoints.checkpoint import (
     WEIGHTS,
     CheckpointTime,
@@ -45,7 +46,6 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.step import FP8
-from llmb.errors import UsageError
 from llmb.logs.step_line import LoadLine, format_load_line
 
 MOST_THREADS = 8

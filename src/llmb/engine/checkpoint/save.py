@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from llmb import __version__
+from llmb.base.errors import EnvironmentProblem
 from llmb.checkpoints.checkpoint import (
     RECORD,
     WEIGHTS,
@@ -44,7 +45,6 @@ from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.rendezvous import Hosts, ranks_of_node
 from llmb.engine.watchdog import CHECKPOINT_GROUP
-from llmb.errors import EnvironmentProblem
 from llmb.logs.step_line import SaveLine, format_save_line
 from llmb.resources.host import host_name
 from llmb.runs.checkpoints import base_weights, check_space

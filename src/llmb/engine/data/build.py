@@ -16,6 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from llmb.base.errors import UsageError, itemized
 from llmb.catalogue.records import DocumentLengths
 from llmb.checkpoints.checkpoint import dataset_problem, read_checkpoint_record
 from llmb.checkpoints.files import damaged_files
@@ -23,7 +24,6 @@ from llmb.checkpoints.prepared_data import RECORD, PackedArrays, PackedDataset, 
 from llmb.engine.data.batches import MicroBatch, TrainingData
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.parallel.mesh import Ranks, of_first_rank
-from llmb.errors import UsageError, itemized
 from llmb.metrics.packing import document_lengths, longest_document
 from llmb.runs.plan import EnginePlan, TrainingDataset
 

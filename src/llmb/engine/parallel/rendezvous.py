@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
 
 STORE = "LLMB_STORE"
 """As llmb.processes.ranks sets it."""

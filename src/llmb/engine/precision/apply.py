@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from llmb.base.errors import EnvironmentProblem
 from llmb.engine.kernels.fp8_cast import CAPABILITY
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Block, Decoder
@@ -24,7 +25,6 @@ from llmb.engine.precision.layers import (
     only_rotates,
 )
 from llmb.engine.precision.scaling import LayerScales, Scales
-from llmb.errors import EnvironmentProblem
 from llmb.runs.attention import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan
 

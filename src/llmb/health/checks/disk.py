@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from llmb.base.missing import Missing
+from llmb.base.shown_text import counted
 from llmb.health.facts import FactSource, WantedFacts, printed_documents
 from llmb.health.rules import Finding, gb, rule
-from llmb.missing import Missing
-from llmb.shown_text import counted
 
 PROBE = Path(__file__).with_name("disk_probe.py")
 DIRECTION_S = 15.0

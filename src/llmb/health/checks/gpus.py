@@ -4,13 +4,13 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from llmb.base.missing import Missing
+from llmb.base.shown_text import counted, listed
 from llmb.catalogue.records import Gpu, gpu_type_of
 from llmb.health.checks.nvidia_smi import GpuFacts, LinkErrors, NvLinks
 from llmb.health.facts import WantedFacts
 from llmb.health.rules import Finding, indexes, names_of, rule, skipped
-from llmb.missing import Missing
 from llmb.runs.environment import GpuState
-from llmb.shown_text import counted, listed
 
 RECOVERY = "recovery"
 """In the name of the counter of links that were lost and trained again."""

@@ -14,13 +14,13 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from llmb.base.input_files import SystemFiles
+from llmb.base.missing import Missing
+from llmb.base.shown_text import counted, listed
 from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Status
 from llmb.health.rules import GIB, Finding, gib, rule
-from llmb.input_files import SystemFiles
-from llmb.missing import Missing
 from llmb.resources.host import cgroup_folders, find_cpu_limit
-from llmb.shown_text import counted, listed
 
 CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
 DEVICES, NVIDIA = "/sys/bus/pci/devices", "0x10de"

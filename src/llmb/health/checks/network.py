@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from llmb.base.shown_text import counted, listed
 from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.rules import Finding, names_of, rule, skipped
-from llmb.shown_text import counted, listed
 
 NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
 LIMIT_S = 10.0

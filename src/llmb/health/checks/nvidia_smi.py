@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from llmb.base.missing import Missing
+from llmb.base.tools import Said
 from llmb.health.facts import FactSource
-from llmb.missing import Missing
 from llmb.runs.environment import PROGRAM, QUERIES, NodeGpus, command, parse_states
-from llmb.tools import Said
 
 LIMIT_S = 30.0
 """For one query: without persistence mode it waits for the driver."""

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmb import __version__
+from llmb.base.missing import Missing
+from llmb.base.shown_text import listed
 from llmb.health.checks.disk import read_disk
 from llmb.health.facts import FactSource, WantedFacts, printed_documents
 from llmb.health.rules import Finding, gb, names_of, rule, skipped
-from llmb.missing import Missing
 from llmb.schedulers.port import SchedulerSetup, Trait
-from llmb.shown_text import listed
 
 OLDEST_PYTHON = (3, 11)
 IN_CONTAINER = "jobs run in a container, which has its own"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, number_or_none
 from llmb.logs.step_line import StepLine
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from llmb.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

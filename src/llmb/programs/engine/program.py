@@ -7,16 +7,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
+from llmb.base.processes import run_talking
+from llmb.base.scratch import scratch_folder
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, VariableLayer
 from llmb.logs.error_text import fault_at_end
 from llmb.predict.memory import clearly_fits, estimate, estimate_here, settle_sharding
 from llmb.predict.prediction import predicted_step
 from llmb.predict.search import remedies
-from llmb.processes.families import run_talking
 from llmb.programs.engine.nsys import with_profiler, worker_module
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
@@ -35,7 +36,6 @@ from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import NOT_SAMPLED, Result, RunEvidence, conclude
 from llmb.runs.steps import StepFollower, read_steps
 from llmb.runs.trace_reports import report_profile
-from llmb.scratch import scratch_folder
 from llmb.site.site import Site
 
 

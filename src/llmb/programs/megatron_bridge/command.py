@@ -17,13 +17,13 @@ from pathlib import Path
 
 from pydantic import Field
 
+from llmb.base.errors import UsageError, itemized
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.checkpoints.prepared_data import prepared_folders
-from llmb.errors import UsageError, itemized
 from llmb.jobspec.spec import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Bridge behind the port of programs."""
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.errors import UsageError
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import VariableLayer
 from llmb.logs.formats.megatron import FORMAT

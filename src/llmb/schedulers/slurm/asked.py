@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
+from llmb.base.errors import UsageError, itemized
+from llmb.base.options import NONE_WORDS, Form, Option, convert, limit_problems, options_of, pattern
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
-from llmb.errors import UsageError, itemized
 from llmb.jobspec.options import CpuBinding, Flags, JobOptions, NumaBinding, StartMode, Vboost
 from llmb.jobspec.spec import JobSpec, Placement, parse_variables
-from llmb.options import NONE_WORDS, Form, Option, convert, limit_problems, options_of, pattern
 from llmb.schedulers.slurm.offer import site_partition
 from llmb.schedulers.slurm.script import tasks_of
 from llmb.schedulers.slurm.settings import (

@@ -7,7 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.base.secrets import without_secrets
+from llmb.base.shown_text import printable
+from llmb.base.tools import Said, ask_program
 from llmb.schedulers.slurm.job_state import (
     FIELD,
     SACCT_FIELDS,
@@ -17,9 +20,6 @@ from llmb.schedulers.slurm.job_state import (
     parse_accounts,
     parse_queue,
 )
-from llmb.secrets import without_secrets
-from llmb.shown_text import printable
-from llmb.tools import Said, ask_program
 
 TIME_OUT_S = 60
 """A command waits 9 s for a controller that does not answer, sbatch twice that."""

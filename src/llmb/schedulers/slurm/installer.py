@@ -6,11 +6,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any
 
+from llmb.base.options import Option
+from llmb.base.shown_text import counted
 from llmb.catalogue.records import Record
-from llmb.options import Option
 from llmb.schedulers.port import NONE, Choice, InstallerPart, Offer, Partition, SchedulerQuestion
 from llmb.schedulers.slurm.settings import GpuRequest, partition_names
-from llmb.shown_text import counted
 
 _cluster = partial(Option, panel="Cluster")
 

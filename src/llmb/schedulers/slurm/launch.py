@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from llmb.errors import InfrastructureError, UsageError, itemized
+from llmb.base.errors import InfrastructureError, UsageError, itemized
+from llmb.base.secrets import HIDDEN, redacted, without_secrets
+from llmb.base.shown_text import printable
+from llmb.base.tools import ask_program
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, Launch, Variable, read_spec
 from llmb.reference_suite.launch_scripts import NEMO_RUN_JOB
@@ -17,9 +20,6 @@ from llmb.schedulers.slurm.asked import gpu_request
 from llmb.schedulers.slurm.client import DOWN
 from llmb.schedulers.slurm.offer import site_partition
 from llmb.schedulers.slurm.settings import GPU_FLAGS, SlurmSettings, flag_problems, minutes, on_top, requested_flags
-from llmb.secrets import HIDDEN, redacted, without_secrets
-from llmb.shown_text import printable
-from llmb.tools import ask_program
 
 LIMIT_S = 1800
 """NeMo-Run packs its code and may wait for a busy controller."""

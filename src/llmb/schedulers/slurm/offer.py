@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
 
+from llmb.base.errors import InfrastructureError, LlmbError, UsageError, unknown
+from llmb.base.options import parse_ranges
 from llmb.catalogue.resolve import CPU
-from llmb.errors import InfrastructureError, LlmbError, UsageError, unknown
-from llmb.options import parse_ranges
 from llmb.schedulers.port import NodeState, Offer, Partition, Plugin, SchedulerSetup, Trait
 from llmb.schedulers.slurm.client import call, message
 from llmb.schedulers.slurm.settings import SlurmSettings

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmb.base.errors import InfrastructureError
+from llmb.base.options import build
+from llmb.base.secrets import without_secrets
 from llmb.catalogue.data_files import read_file
-from llmb.errors import InfrastructureError
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
-from llmb.options import build
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob, now
 from llmb.schedulers.port import (
@@ -60,7 +61,6 @@ from llmb.schedulers.slurm.settings import (
     partition_names,
     settings_of,
 )
-from llmb.secrets import without_secrets
 from llmb.site.site import Site
 
 OWN = ("account", "partition")

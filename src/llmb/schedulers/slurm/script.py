@@ -8,7 +8,7 @@ import inspect
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 from llmb.jobspec.options import ContainerSettings, Flags
 from llmb.jobspec.spec import JobSpec, Word
 from llmb.processes import bind, ranks

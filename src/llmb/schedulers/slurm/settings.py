@@ -7,10 +7,10 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from llmb.base.errors import UsageError
+from llmb.base.secrets import HIDDEN, has_secret, holds_secret
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError
 from llmb.jobspec.options import Flags, StartMode
-from llmb.secrets import HIDDEN, has_secret, holds_secret
 from llmb.site.cluster_config import texts
 from llmb.site.site import Site
 

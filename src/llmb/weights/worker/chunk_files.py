@@ -32,16 +32,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from llmb import __version__
+from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
+from llmb.base.parent_death import end_with_parent
 from llmb.checkpoints.checkpoint import WEIGHTS, StoredDtype
 from llmb.checkpoints.files import ChecksumWriter
 from llmb.engine.checkpoint.load import torch_message
 from llmb.engine.checkpoint.save import causes
 from llmb.engine.checkpoint.state import MODEL
-from llmb.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.huggingface.tensors import Shape, plan_shards
 from llmb.runs.checkpoints import check_room
 from llmb.runs.folder import write_atomically
-from llmb.runs.parent_death import end_with_parent
 from llmb.weights.protocol import IMPORTED, FinishedFile, ImportedWeights, ImportJob, OnNote, OnProgress, finished_files
 
 CHUNK_BYTES = 2**27

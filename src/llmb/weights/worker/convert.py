@@ -4,8 +4,8 @@
 import sys
 import warnings
 
+from llmb.base.errors import LlmbError
 from llmb.engine.torch_names import ENGINE, WEIGHTS, check_names
-from llmb.errors import LlmbError
 from llmb.weights.protocol import (
     AdapterExportJob,
     AdapterImportJob,

@@ -16,13 +16,13 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from llmb.base.errors import EnvironmentProblem, UsageError, itemized
 from llmb.catalogue.records import Lora
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.files import flush_file
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
 from llmb.engine.checkpoint.save import Writer
 from llmb.engine.checkpoint.state import MODEL
-from llmb.errors import EnvironmentProblem, UsageError, itemized
 from llmb.huggingface.config import config_of
 from llmb.huggingface.tensors import (
     ADAPTER_CONFIG,

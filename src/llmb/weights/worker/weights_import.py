@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.utils import _create_file_view
 
+from llmb.base.errors import UsageError, itemized
 from llmb.catalogue.records import Model
 from llmb.checkpoints.checkpoint import WEIGHTS
 from llmb.checkpoints.nemo_folder import CONVERT, METADATA_FILE
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, METADATA_TYPES, MetadataUnpickler, torch_message
 from llmb.engine.model.decoder import EMBEDDING, build_model
-from llmb.errors import UsageError, itemized
 from llmb.huggingface.tensors import (
     HEAD_WEIGHT,
     Match,

@@ -19,8 +19,8 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import json_or_python_schema
 
-from llmb.input_files import check_values
-from llmb.missing import Missing
+from llmb.base.input_files import check_values
+from llmb.base.missing import Missing
 
 MOST_ERRORS = 1000
 MOST_KEPT = 1024

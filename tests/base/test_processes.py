@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from llmb.processes import families
-from llmb.runs.parent_death import has_ended
+from llmb.base import processes as families
+from llmb.base.parent_death import has_ended
 
 PARENT = (
     "import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', 'input()']); print(c.pid, flush=True); input()"

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
-from llmb.secrets import redacted
-from llmb.shown_text import printable_lines
+from llmb.base.secrets import redacted
+from llmb.base.shown_text import printable_lines
 
 _BILLIONS = re.compile(r"\d+(\.\d+)?b")
 SHORT = 5

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from llmb.catalogue.record import Record, first_problem
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.input_files import MOST_VALUES, MOST_VALUES_IN_LINE
+from llmb.base.record import Record, first_problem
 from llmb.huggingface.folder import read_json
-from llmb.input_files import MOST_VALUES, MOST_VALUES_IN_LINE
 from llmb.resources.samples import read_samples
 from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_rank_times, read_steps

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.runs.parent_death import GONE, PARENT_DEATH, has_ended
+from llmb.base.parent_death import GONE, PARENT_DEATH, has_ended
 
 
 def test_a_process_that_nobody_waited_for_has_ended() -> None:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.options import Span, numbers_of, parse_ranges
+from llmb.base.options import Span, numbers_of, parse_ranges
 
 
 def test_numbers_and_ranges_are_read() -> None:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from llmb.errors import RunFailed, UserInterrupt
-from llmb.runs.parent_death import ending_with_this
-from llmb.tools import ask_program
+from llmb.base.errors import RunFailed, UserInterrupt
+from llmb.base.parent_death import ending_with_this
+from llmb.base.tools import ask_program
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llmb.scratch import scratch_folder
+from llmb.base.scratch import scratch_folder
 
 USES_ONE = """
 import signal, sys
 from pathlib import Path
-from llmb.scratch import scratch_folder
+from llmb.base.scratch import scratch_folder
 with scratch_folder("llmb-x-", Path(sys.argv[1])) as folder:
     (folder / "large").mkdir()
     (folder / "large" / "file").write_text("content")

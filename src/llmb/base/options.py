@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from llmb.errors import UsageError
-from llmb.secrets import has_secret
+from llmb.base.errors import UsageError
+from llmb.base.secrets import has_secret
 
 _PART = r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?"
 Shape = TypeVar("Shape")

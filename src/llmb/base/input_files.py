@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

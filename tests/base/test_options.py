@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.errors import UsageError
-from llmb.options import RANKS, WORD, Option, build, convert, limit_problems, options_of
+from llmb.base.errors import UsageError
+from llmb.base.options import RANKS, WORD, Option, build, convert, limit_problems, options_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a program that does not outlive the process that started it, even if it is stopped and cannot end by itself.
 
-``python -m llmb.runs.parent_death PARENT COMMAND...`` becomes COMMAND; PARENT is the id of the starting process. On
+``python -m llmb.base.parent_death PARENT COMMAND...`` becomes COMMAND; PARENT is the id of the starting process. On
 Linux the kernel then kills it when the parent ends. This is done in the new process: code between fork and exec could
 deadlock if the parent has threads.
 """
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PARENT_DEATH = "llmb.runs.parent_death"
+PARENT_DEATH = "llmb.base.parent_death"
 PR_SET_PDEATHSIG = 1
 GONE = 1
 

@@ -11,7 +11,7 @@ import os
 import pwd
 from pathlib import Path
 
-from llmb.errors import UsageError
+from llmb.base.errors import UsageError
 
 ADMINISTRATOR = 0
 WORKLOADS = "workloads"
