@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from benchmarks.engine.cases import GPU_MODELS
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Model
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.kernels import fp8_cast, rotary

@@ -22,9 +22,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
+from llmb.catalogue.throughput import parameter_count
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.huggingface.config import config_of
 from llmb.huggingface.tensors import (
@@ -37,7 +38,6 @@ from llmb.huggingface.tensors import (
     shard_files,
     stored_tensors,
 )
-from llmb.metrics.throughput import parameter_count
 from llmb.weights.conversion import ImportRequest, import_checkpoint
 from llmb.weights.protocol import FILE_BYTES
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import option_parser, prepare_trainee, print_result, read_options
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.parallel.alone import pretend_others
 from llmb.engine.parallel.mesh import join_ranks

@@ -18,7 +18,7 @@ from benchmarks.support import option_parser, print_result, read_options
 from llmb.bench.device_bench import gemm_cases
 from llmb.bench.protocol import CaseList, ProductCase, ProductDtype
 from llmb.bench.worker.timing import DTYPES, PreparedCall, product, timed
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.device import exact_fp32
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Layout, Recipe, Record
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.catalogue.schema import LayoutTable, WorkloadFile

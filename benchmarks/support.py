@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.data.batches import RankData, StepData, StepSource, rank_data

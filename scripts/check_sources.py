@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from reference_pages.markdown import table
 
-from llmb.catalogue.load import Catalogue, job_defaults
+from llmb.catalogue.catalogue import Catalogue, job_defaults
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.precision.scaling import HISTORY_LENGTH
 

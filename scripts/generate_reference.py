@@ -8,7 +8,7 @@ from pathlib import Path
 from reference_pages.blocks import all_blocks
 from reference_pages.catalogue import catalogue_page
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 CATALOGUE = ROOT / "docs" / "reference" / "catalogue.md"

@@ -18,7 +18,7 @@ from called_here import Run, program_runner, runner
 from fork_server import ForkServer
 from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, make_plan

@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.engine.cases import Case, Subject
 from benchmarks.engine.records import CaseResult, Settings
 from llmb.catalogue.records import Dtype
-from llmb.metrics.throughput import model_flops
+from llmb.catalogue.throughput import model_flops
 
 START_UP_S = {True: 90.0, False: 8.0}
 """Estimate of a case's time without its steps: starting Python and torch, and compilation, which a GPU has in any case.

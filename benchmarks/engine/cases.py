@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.engine.groups import Group, Variant
 from benchmarks.engine.published import Target, as_published, find_target
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import Request
 from llmb.jobs.local_run import recipe_for

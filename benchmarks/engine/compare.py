@@ -22,7 +22,7 @@ from benchmarks.engine.store import locked, open_document, save
 from benchmarks.engine.tables import tables
 from benchmarks.engine.wheels import installed
 from llmb.base.errors import LlmbError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.site.site import Machine, this_machine
 

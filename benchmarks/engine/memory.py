@@ -4,7 +4,7 @@
 from benchmarks.engine.cases import Case
 from benchmarks.engine.engines.registry import ENGINES
 from llmb.catalogue.records import Dtype, Model
-from llmb.metrics.throughput import parameter_count
+from llmb.catalogue.throughput import parameter_count
 
 GB = 1e9
 CONTEXT_BYTES = 2.5e9

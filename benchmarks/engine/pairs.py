@@ -27,7 +27,7 @@ from benchmarks.engine.engines.loop import Trainee
 from benchmarks.engine.engines.loop import do_step as step_of_others
 from benchmarks.engine.engines.registry import obstacle
 from benchmarks.support import Premade, join_alone, trainee_of
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.attention_backend import attention_kernel, choose_attention

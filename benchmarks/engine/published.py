@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The published figure to compare a proxy with: that of the full model at its smallest published scale."""
 
-from llmb.catalogue.load import Catalogue, PublishedFigure
+from llmb.catalogue.catalogue import Catalogue, PublishedFigure
 from llmb.catalogue.published import PublishedFlops
 from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import Request, resolve
-from llmb.metrics.throughput import throughput
+from llmb.catalogue.throughput import throughput
 
 PREFERRED_GPU = "h100"
 """An H200 has the peak FLOP rate of an H100, for which most figures are published."""

@@ -18,7 +18,7 @@ from benchmarks.engine.records import CaseResult, Settings
 from benchmarks.engine.store import code_of
 from llmb.base.statistics import describe
 from llmb.catalogue.records import Dtype
-from llmb.metrics.throughput import parameter_count, throughput, why_too_fast
+from llmb.catalogue.throughput import parameter_count, throughput, why_too_fast
 from llmb.programs.engine.program import shipped_variables
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan

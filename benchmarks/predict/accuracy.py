@@ -25,9 +25,9 @@ from benchmarks.predict.published_steps import (
 )
 from benchmarks.published_layouts import table
 from llmb.analysis.analyzed_run import BATCH, layout_text
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import PARALLEL
-from llmb.metrics.throughput import model_flops, parameter_count
+from llmb.catalogue.throughput import model_flops, parameter_count
 from llmb.predict.prediction import default_calibration
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "prediction-accuracy.md"

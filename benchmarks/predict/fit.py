@@ -20,7 +20,7 @@ from benchmarks.predict.published_steps import (
     held_out_models,
     published_steps,
 )
-from llmb.catalogue.load import DATA, Catalogue
+from llmb.catalogue.catalogue import DATA, Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.schema import StepRate
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from benchmarks.published_layouts import published_recipes
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Gpu
 from llmb.catalogue.resolve import Overrides, Request, find_model, resolve
 from llmb.catalogue.schema import StepRate

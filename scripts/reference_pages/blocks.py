@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llmb.base.options import options_of
 from llmb.campaigns.proposal import job_options
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Document, PublishedCondition
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve

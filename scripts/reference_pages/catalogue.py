@@ -4,12 +4,12 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from llmb.catalogue.load import Catalogue, PublishedFigure, layout_of
+from llmb.catalogue.catalogue import Catalogue, PublishedFigure, layout_of
 from llmb.catalogue.published import Document
 from llmb.catalogue.records import SOURCED, Fabric, Gpu, Model
 from llmb.catalogue.resolve import sizes_of
 from llmb.catalogue.schema import JobEntry, LayoutTable, WorkloadFile
-from llmb.metrics.throughput import parameter_count
+from llmb.catalogue.throughput import parameter_count
 from reference_pages.markdown import bullets, page, table
 
 INTRO = """The content of the files in `src/llmb/catalogue/data`. An empty cell is a value that no source states. For

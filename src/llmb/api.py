@@ -25,10 +25,11 @@ from llmb.analysis.read_run import known_run, parsed_run
 from llmb.base.errors import EnvironmentProblem, UsageError, unknown
 from llmb.base.input_files import named_path
 from llmb.base.options import build, options_of, valid_values
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
+from llmb.catalogue.window import DEFAULT_RULE, check_rule
 from llmb.checkpoints.origin import Origin
 from llmb.exchange.export import exported_run
 from llmb.exchange.tables import RESULTS, STEPS, data_frame, frame_of, step_rows
@@ -37,7 +38,6 @@ from llmb.jobs.history import read_history
 from llmb.jobs.local_run import plan_here, raise_unless_successful
 from llmb.jobs.store import Filter
 from llmb.logs.files import ParsedFile, find_logs
-from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.programs.engine.program import check_memory
 from llmb.report.run_report import run_table

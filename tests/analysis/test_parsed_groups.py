@@ -10,7 +10,7 @@ from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type
 from llmb.analysis.parsed_scaling import Scaling, group_runs, scaling_of
 from llmb.base.statistics import describe
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.logs.configuration import experiment_configuration
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome

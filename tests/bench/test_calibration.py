@@ -11,7 +11,7 @@ from llmb.bench.calibration import calibrate_with_bench
 from llmb.bench.device_bench import TimedCase, attention_cases, gemm_cases, meaning, memory_cases
 from llmb.bench.measurements import Measurement, MeasurementFile, measurements_at
 from llmb.bench.protocol import DeviceReport, Timing
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.prediction import default_calibration, predict
 from llmb.report.bench_report import measurement_document

@@ -10,7 +10,7 @@ from llmb.bench.device_bench import TimedCase, meaning, memory_cases
 from llmb.bench.gpus import OutlierRule, below_median_pct, compare_parts, outlier_rule, slow_ones
 from llmb.bench.measurements import Measurement, MeasurementFile, NotMeasured, changes
 from llmb.bench.protocol import Case, DeviceReport, LaunchCase, Timing
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.table import plain_lines
 

@@ -15,9 +15,9 @@ from llmb.bench.device_bench import (
     weights_of,
 )
 from llmb.bench.protocol import AttentionCase, ProductCase
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve, sizes_of
-from llmb.metrics.throughput import model_flops
+from llmb.catalogue.throughput import model_flops
 
 CATALOGUE = Catalogue()
 SIZES = [(w.workload, size) for w in CATALOGUE.workloads.values() for size in sizes_of(w)]

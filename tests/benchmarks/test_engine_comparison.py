@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmb.catalogue.load import Catalogue
-from llmb.metrics.throughput import parameter_count
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.throughput import parameter_count
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -26,8 +26,8 @@ from engine_comparison import CATALOGUE, H200, SETTINGS, case_result, subject, t
 
 from llmb.bench.device_bench import weights_of
 from llmb.catalogue.records import Dtype
+from llmb.catalogue.throughput import model_flops, parameter_count
 from llmb.cli.main import app, exit_code_of
-from llmb.metrics.throughput import model_flops, parameter_count
 
 ROOT = Path(__file__).resolve().parents[2]
 

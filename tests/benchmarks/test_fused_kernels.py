@@ -12,7 +12,7 @@ import torch
 from benchmarks import fused_kernels
 from benchmarks.fused_kernels import Measured, cases, measure
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.kernels import fp8_cast, rotary
 

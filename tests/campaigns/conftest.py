@@ -2,7 +2,7 @@
 import pytest
 from campaign_files import CampaignFiles
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from llmb.base.errors import UsageError
 from llmb.campaigns.campaign import new_campaign
 from llmb.campaigns.expansion import Entry, expand
 from llmb.campaigns.files import read_campaign_file
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 
 MODELS = ("pretrain_llama3.1_8b", "pretrain_nemotron4_340b", "finetune_llama4-maverick_400b", "finetune_llama3_70b")
 

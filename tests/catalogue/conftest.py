@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.catalogue.load import DATA, Catalogue
+from llmb.catalogue.catalogue import DATA, Catalogue
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,10 @@
 
 import pytest
 
-from llmb.catalogue.load import Catalogue, layout_of, model_of
+from llmb.catalogue.catalogue import Catalogue, layout_of, model_of
 from llmb.catalogue.records import Convention
 from llmb.catalogue.resolve import Request, resolve
-from llmb.metrics.throughput import flops_per_sequence, parameter_count
+from llmb.catalogue.throughput import flops_per_sequence, parameter_count
 
 FIT_ONE_GPU = {("pretrain_qwen3", "0.6b")}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.data_files import CatalogueError
-from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 
 LLAMA = "workloads/pretrain_llama3.1.yaml"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.base.errors import UsageError
+from llmb.catalogue.catalogue import Catalogue, layout_of
 from llmb.catalogue.layout_check import check_layout, rank_stages, stage_layers
-from llmb.catalogue.load import Catalogue, layout_of
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Dtype, Layout, Recipe, Unspecified, unspecified_text
 from llmb.catalogue.resolve import Overrides, Request, resolve

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmb.base.errors import UsageError
 from llmb.campaigns.proposal import job_options
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.reference_suite.variables import LaunchVariable, documented_variables, near_misses, read_variables
 
 VARIABLES = documented_variables()

@@ -16,7 +16,7 @@ from llmb.base.errors import UsageError, UserInterrupt
 from llmb.base.options import Option, build, convert, options_of
 from llmb.campaigns.expansion import Selection, campaign_keys
 from llmb.campaigns.proposal import job_options
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.cli import root

@@ -6,7 +6,7 @@ import json
 import pytest
 from called_here import Run
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.runs.rank_account import fullest_ranks
 

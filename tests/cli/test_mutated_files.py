@@ -24,7 +24,7 @@ from llmb.analysis.read_run import known_run
 from llmb.base.errors import LlmbError
 from llmb.campaigns.expansion import expand
 from llmb.campaigns.files import read_campaign_file
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.jobspec.spec import JobSpec
 from llmb.logs.files import find_all_logs, find_logs, parse_file
 from llmb.report.parse_report import parse_document, parse_report

@@ -13,11 +13,11 @@ import generate_reference
 import pytest
 
 from llmb.base.errors import LlmbError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Convention
 from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.throughput import flops_per_sequence
 from llmb.cli.main import COMMANDS, load_command
-from llmb.metrics.throughput import flops_per_sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -11,7 +11,7 @@ from called_here import call_llmb
 from typer.testing import CliRunner
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, all_scales, gpu_types_of, releases_of, sizes_of
 from llmb.cli.main import app
 from llmb.report.recipe_report import scales_table

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import ChunkedAttention, MixtureOfExperts, Model, RopeScaling
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.runs.plan import Plan

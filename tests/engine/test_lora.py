@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from llmb.catalogue.records import ADAPTED, Lora, Model
+from llmb.catalogue.throughput import parameter_count, trainable_parameters
 from llmb.engine.model.adapter import Dropout, TokenKeys
 from llmb.engine.model.decoder import Decoder, build_model, initialize
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.transformations import apply_lora
 from llmb.huggingface.config import config_of
 from llmb.huggingface.tensors import targets_of
-from llmb.metrics.throughput import parameter_count, trainable_parameters
 from llmb.runs.plan import Plan
 
 TOLERANCE = 1e-4

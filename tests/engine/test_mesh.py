@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmb.catalogue.load import Catalogue, layout_of
+from llmb.catalogue.catalogue import Catalogue, layout_of
 from llmb.catalogue.records import Layout
 from llmb.engine.data.batches import rank_data
 from llmb.engine.data.build import build_data

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.throughput import parameter_count
 from llmb.engine.model.decoder import build_model
 from llmb.huggingface.config import config_of
-from llmb.metrics.throughput import parameter_count
 
 PUBLISHED_BILLIONS = {
     ("llama3.1", "8b"): (8.03, 8.03),

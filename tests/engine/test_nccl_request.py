@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.nccl_request import ask_for_nccl_log
 from llmb.resources.host import Device

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.engine.checkpoint.load import TensorReader

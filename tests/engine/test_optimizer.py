@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.engine.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate
 
 CATALOGUE = Catalogue()

@@ -24,7 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.engine.checkpoint.load import TensorReader

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.work import Amounts, RankWork
 from llmb.programs.engine.program import count_rank

@@ -4,7 +4,7 @@
 import pytest
 from benchmarks.published_layouts import published_layouts
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.predict.memory import estimate
 from llmb.programs.engine.program import count_ranks
 from llmb.runs.rank_account import fullest_ranks

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.engine.model.decoder import Decoder, build_model, initialize
 from llmb.engine.transformations import apply_recompute
 

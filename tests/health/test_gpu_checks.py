@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recorded_node import RecordedNode
 
 from llmb.base.tools import Said
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.health.checks.gpus import gpu_checks
 from llmb.health.checks.nvidia_smi import LinkErrors, parse_link_errors, parse_links, read_gpus
 from llmb.health.facts import WantedFacts

@@ -11,7 +11,7 @@ import pytest
 from recorded_node import ADDRESSES, FILES, RecordedNode
 
 from llmb.base.tools import Said
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.health.checks.host import LIMITS, allowed_cpus, cpu_checks, kernel_checks, limit_checks, memory_checks
 from llmb.health.checks.network import network_checks, read_ports
 from llmb.health.facts import FactSource, WantedFacts

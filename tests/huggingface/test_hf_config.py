@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Model
 from llmb.huggingface.config import config_differences, config_of, unknown_keys
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.install.answers import answers_of_shell, answers_schema
 from llmb.install.cluster_file import read_answers
 from llmb.install.environment import Surroundings

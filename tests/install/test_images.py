@@ -16,7 +16,7 @@ import yaml
 
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.parent_death import has_ended
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.cli import install
 from llmb.install import images
 from llmb.install.answers import Answers

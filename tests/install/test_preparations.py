@@ -10,7 +10,7 @@ import pytest
 from slurm_client import Client
 from slurm_cluster import SlurmCluster
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_workload
 from llmb.install.answers import Answers
 from llmb.install.installation import prepared_sizes, seq_len_of

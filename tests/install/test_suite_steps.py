@@ -17,7 +17,7 @@ import yaml
 from small_suite import AS_RELEASED, REPOSITORY, checked_out, write_image
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.config import check
 from llmb.install.answers import answers_schema
 from llmb.install.environment import Surroundings

@@ -8,7 +8,7 @@ from quick_order import QuickOrder, quick_order
 from slurm_client import SETTINGS, Client, wait_until
 from slurm_cluster import SlurmCluster
 
-from llmb.catalogue.load import Catalogue, job_defaults
+from llmb.catalogue.catalogue import Catalogue, job_defaults
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order

@@ -7,7 +7,7 @@ import pytest
 
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.campaigns.proposal import job_request
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.order import Order, make_order, prepare, removed_if_refused
 from llmb.site.site import Site
 

@@ -14,7 +14,7 @@ from job_rows import job_row
 from typer.testing import CliRunner
 
 from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.cli.main import app
 from llmb.cli.run import requests_of, run_several

@@ -10,7 +10,7 @@ import pytest
 
 from llmb.base.errors import UsageError
 from llmb.base.trust import WORKLOADS
-from llmb.catalogue.load import Catalogue, find_fabric
+from llmb.catalogue.catalogue import Catalogue, find_fabric
 from llmb.jobs.history import open_history
 from llmb.jobs.states import read_folder
 from llmb.jobs.submit import submit_task

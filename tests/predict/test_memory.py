@@ -7,7 +7,7 @@ from operator import mul
 import pytest
 from benchmarks.published_layouts import BEFORE, PAGE, PublishedLayout, published_layouts
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.memory import estimate, settle_sharding, why_not_estimated

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.memory import estimate, why_not_estimated
 from llmb.programs.engine.program import count_ranks

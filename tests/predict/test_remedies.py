@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import predicted_seconds

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.predict.prediction import Prediction, default_calibration, predict
 from llmb.predict.scale import MOST_GPUS, goodput, joules_per_token, scale_up

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.predict.memory import clearly_fits, estimate
 from llmb.predict.prediction import Prediction, default_calibration, predict

@@ -5,10 +5,10 @@ import pytest
 from benchmarks.predict.published_steps import compare, fit_efficiency, other_steps, published_steps
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.metrics.throughput import model_flops
+from llmb.catalogue.throughput import model_flops
 from llmb.predict.prediction import MeasuredStep, calibrate, default_calibration, predict
 from llmb.predict.step import TERMS, Kept, computed_seconds, nominal_step
 from llmb.predict.work import filled

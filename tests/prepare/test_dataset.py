@@ -12,7 +12,7 @@ import pytest
 from small_tokenizer import rows, save_tokenizer, write_lines
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.checkpoints.prepared_data import ARRAYS, RECORD, map_arrays, prepared_folders
 from llmb.jobs.locks import file_lock
 from llmb.prepare import dataset

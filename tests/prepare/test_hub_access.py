@@ -15,7 +15,7 @@ from fake_hub import FakeHub, serving
 from typer.testing import CliRunner
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.prepare import app
 from llmb.install.answers import Answers
 from llmb.install.installation import check_hub, hub_repositories

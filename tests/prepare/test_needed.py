@@ -8,7 +8,7 @@ import pytest
 
 from llmb.base import errors
 from llmb.base.errors import EnvironmentProblem
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.prepare.hub import Hub

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.checkpoints.files import partial_path

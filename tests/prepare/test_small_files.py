@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.huggingface.config import config_differences
 from llmb.huggingface.tensors import StoredTensor, format_of, match_tensors

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.jobs.local_run import plan_here
 from llmb.resources.host import TICKS_PER_S, NodeProcesses, find_cpu_limit, read_host

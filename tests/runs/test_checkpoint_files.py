@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.catalogue.throughput import checkpoint_bytes
 from llmb.checkpoints.checkpoint import (
     CheckpointRecord,
     ImportSource,
@@ -21,7 +22,6 @@ from llmb.checkpoints.checkpoint import (
 )
 from llmb.checkpoints.files import partial_path
 from llmb.checkpoints.origin import random_and_synthetic
-from llmb.metrics.throughput import checkpoint_bytes
 from llmb.report.install_report import checkpoint_table
 from llmb.runs import checkpoints
 from llmb.runs.checkpoints import check_space

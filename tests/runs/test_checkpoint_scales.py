@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmb.catalogue.load import Catalogue, job_defaults
+from llmb.catalogue.catalogue import Catalogue, job_defaults
 from llmb.catalogue.resolve import Request, resolve
 from llmb.report.plan_report import plan_document, plan_table
 from llmb.report.recipe_report import recipe_document, recipe_tables

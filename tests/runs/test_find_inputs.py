@@ -9,7 +9,7 @@ import pytest
 from prepared_files import prepare_checkpoint, prepare_dataset
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.checkpoints.origin import Origin

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, gpu_types_of, listed_scales, releases_of, resolve, sizes_of
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.choices import Choices

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.packing import synthetic_packing
 from llmb.catalogue.records import Convention, Dtype, Lora, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.metrics.packing import synthetic_packing
-from llmb.metrics.throughput import flops_per_sequence, model_flops
+from llmb.catalogue.throughput import flops_per_sequence, model_flops
 from llmb.report.plan_report import plan_table
 from llmb.resources.host import Device
 from llmb.runs.choices import Choices, DpSharding, Parallelism, keeps_logits, logits_gb, logits_text

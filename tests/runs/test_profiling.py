@@ -11,7 +11,7 @@ from fake_steps import step_of
 
 from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.logs.files import find_logs
 from llmb.runs.choices import Choices

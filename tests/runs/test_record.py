@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.base.missing import Missing
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.main import app, exit_code_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan

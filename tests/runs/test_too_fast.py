@@ -8,9 +8,9 @@ import pytest
 from called_here import call_llmb
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.metrics.throughput import throughput, why_too_fast
+from llmb.catalogue.throughput import throughput, why_too_fast
 from llmb.programs.conclude import stored_result
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record

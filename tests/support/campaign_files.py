@@ -6,7 +6,7 @@ from pathlib import Path
 from llmb.campaigns.expansion import Entry, campaign_keys
 from llmb.campaigns.files import TextReader, YamlReader
 from llmb.campaigns.proposal import job_options
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.reference_suite.variables import documented_variables
 

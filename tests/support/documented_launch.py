@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmb.campaigns.proposal import job_options, job_request
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.order import Order, make_order
 from llmb.reference_suite.variables import read_launch
 from llmb.schedulers.lookup import read_cluster_site

@@ -5,7 +5,7 @@ from benchmarks.engine.cases import find_subject
 from benchmarks.engine.published import find_target
 from benchmarks.engine.records import CaseResult, Published, Settings
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.site.site import Machine
 

@@ -11,7 +11,7 @@ from json_samples import sample_documents
 from json_schemas import schemas
 from json_types import Schema
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 FROZEN = ROOT / "tests" / "data" / "schemas"

@@ -13,7 +13,7 @@ from verdict_samples import sample_judgement
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.watched import Expected, RunView, compare_with, find_pace
 from llmb.base.statistics import describe, describe_means
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.health.checked_nodes import NodesResult

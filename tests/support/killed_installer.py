@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.install.answers import Answers
 from llmb.install.installation import complete_removal, undo
 from llmb.install.installing import install_all

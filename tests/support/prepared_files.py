@@ -4,7 +4,7 @@
 import json
 from pathlib import Path
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.prepared_data import ARRAYS, prepared_folders
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fake_steps import step_of
 
-from llmb.catalogue.load import Catalogue, job_defaults
+from llmb.catalogue.catalogue import Catalogue, job_defaults
 from llmb.jobs.order import Order
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import RUN_FOLDER, JobSpec

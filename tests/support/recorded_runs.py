@@ -9,7 +9,7 @@ from typing import Any
 
 from fake_steps import steps_of
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End

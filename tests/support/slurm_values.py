@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from llmb.catalogue.load import Catalogue, find_fabric, job_defaults
+from llmb.catalogue.catalogue import Catalogue, find_fabric, job_defaults
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.order import Order

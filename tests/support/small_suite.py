@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.reference_suite.launch_scripts import LaunchScript, find_launch_script, launch_scripts
 
 REPOSITORY = "LLMB_SUITE_REPOSITORY"

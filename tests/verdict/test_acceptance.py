@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.main import load_command
 from llmb.verdict.conditions import ConditionRule, condition_rules

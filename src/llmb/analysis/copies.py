@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
+from llmb.catalogue.window import DEFAULT_RULE
 from llmb.logs.files import parse_file
-from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
 from llmb.verdict.conditions import CHANGED_COPY
 

@@ -22,7 +22,7 @@ from llmb.analysis.read_run import RecordedRun, in_other_window, logged_run, log
 from llmb.base.errors import UsageError, closest
 from llmb.base.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
 from llmb.base.trust import WORKLOADS
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.exchange.archive import ENDING
 from llmb.exchange.imported import unpacked
 from llmb.jobs.conclude import conclude_ended

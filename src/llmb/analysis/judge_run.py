@@ -15,10 +15,10 @@ from llmb.analysis.match_runs import Earlier, earlier_spread, no_earlier
 from llmb.base.errors import EnvironmentProblem, UsageError, see
 from llmb.base.missing import Missing
 from llmb.base.statistics import Statistics, describe, student_t
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
-from llmb.metrics.window import STEADY
+from llmb.catalogue.window import STEADY
 from llmb.resources.settings import PREFIXES
 from llmb.runs.folder import write_atomically
 from llmb.runs.identity import Value

@@ -10,7 +10,7 @@ from llmb.analysis.copies import once_in
 from llmb.analysis.find_runs import earlier_runs, find_runs, in_window
 from llmb.analysis.judge_run import Judged, is_pretended, judge_against, judge_alone, judge_expected, judge_pretended
 from llmb.base.errors import unknown
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.verdict.expectations_file import read_expectations
 from llmb.verdict.judgement import Tolerance
 

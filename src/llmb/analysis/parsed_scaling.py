@@ -15,11 +15,11 @@ from llmb.analysis.catalogue_figures import has_layout
 from llmb.base.errors import LlmbError
 from llmb.base.shown_text import value_text
 from llmb.base.statistics import Statistics, describe
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, all_scales
-from llmb.metrics.throughput import SECONDS_PER_DAY
+from llmb.catalogue.throughput import SECONDS_PER_DAY
 from llmb.runs.identity import Value
 
 MOST_DIFFERENCES = 3

@@ -18,13 +18,13 @@ from llmb.base.input_files import open_regular
 from llmb.base.missing import Missing
 from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.records import Window
+from llmb.catalogue.throughput import why_too_fast
+from llmb.catalogue.window import DEFAULT_RULE, resolve_window, rule_of_document
 from llmb.logs.configuration import ARGUMENTS
 from llmb.logs.files import NCCL, FoundFiles, ParsedFile, find_logs, parse_file, parse_logs
 from llmb.logs.outcome import FINISHED, LOG_WARNING, LogOutcome, Status, steps_span
 from llmb.logs.reader import PlainText
 from llmb.metrics.anomalies import Anomalies, find_anomalies
-from llmb.metrics.throughput import why_too_fast
-from llmb.metrics.window import DEFAULT_RULE, resolve_window, rule_of_document
 from llmb.programs.conclude import stored_run
 from llmb.programs.port import End, find_program
 from llmb.resources.host import usable_cores

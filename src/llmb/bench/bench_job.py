@@ -26,7 +26,7 @@ from llmb.bench.pair_rounds import STEPS, expected_s, limit_s, read_rounds
 from llmb.bench.pairs import JOB as JOB_OF_PAIRS
 from llmb.bench.pairs import PairJob, PairwiseResult, decide, group_notes, members, pair_rule
 from llmb.bench.protocol import COLLECTIVES_JOB, CollectiveJob
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
 from llmb.health.checked_nodes import JudgedNodes, write_judged

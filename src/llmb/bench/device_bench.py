@@ -24,7 +24,7 @@ from llmb.bench.protocol import (
     Timing,
     TransferCase,
 )
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Gpu, Layout, Model, Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.predict.sizes import Product, block_products, head_product

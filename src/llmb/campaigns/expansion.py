@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from llmb.base.errors import UsageError, did_you_mean, unknown
 from llmb.base.options import WORD, Option, convert, limit_problems, options_of
 from llmb.base.shown_text import listed
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import CPU, Request, ScaleChoices, find_workload, gpu_types_of, listed_scales, sizes_of
 from llmb.reference_suite.variables import LaunchVariable

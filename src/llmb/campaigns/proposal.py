@@ -25,7 +25,7 @@ from llmb.campaigns.campaign import (
     write_campaign,
 )
 from llmb.campaigns.expansion import ALL, Entry, SelectedJob, Selection, Values, expand, grouped, narrowed, problem_text
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import Request
 from llmb.jobs.history import open_history

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from llmb.base.errors import UsageError, unknown
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_workload, sizes_of
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from llmb.base.errors import UsageError, itemized, unknown
 from llmb.base.options import WORD, Option
+from llmb.catalogue.catalogue import Catalogue, Published, layout_of, model_of
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.load import Catalogue, Published, layout_of, model_of
 from llmb.catalogue.published import Expectation, PublishedFlops, Source
 from llmb.catalogue.records import DEFAULT, OPEN_CHOICES, Dtype, Layout, Model, Packing, Recipe, Record, Unspecified
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile

@@ -29,7 +29,7 @@ from llmb.bench.device_bench import (
 )
 from llmb.bench.measurements import BENCHMARKS, bench_folder, read_measurements
 from llmb.bench.protocol import ProductDtype
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request

@@ -45,7 +45,7 @@ from llmb.bench.measurements import MeasurementFile, write_measurements
 from llmb.bench.pair_rounds import SCHEDULE, expected_s, limit_s, schedule
 from llmb.bench.pairs import LEAST_NODES, pair_files
 from llmb.bench.protocol import COLLECTIVES_JOB, COLLECTIVES_PROGRAM
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json
 from llmb.cli.options import given_of, takes, value_options, with_excluded
 from llmb.cli.progress import CaseProgress, JobStates

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint

@@ -9,7 +9,7 @@ import typer
 from pydantic import BaseModel
 
 from llmb.base.errors import EnvironmentProblem, InvalidRun, UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.cli.common import CommandGroup, Json
 from llmb.cli.options import COMPLETIONS, complete_size

@@ -14,7 +14,7 @@ import typer
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt, did_you_mean
 from llmb.base.options import options_of
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json, Junit, is_verbose
 from llmb.cli.options import COMPLETIONS, takes
 from llmb.cli.progress import CountProgress, PhaseProgress

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from llmb.base.errors import UserInterrupt
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.cli.common import Json
 from llmb.cli.options import takes, value_options
 from llmb.cli.prepare import checked_access

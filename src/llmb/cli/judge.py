@@ -14,10 +14,10 @@ from llmb.analysis.find_runs import earlier_runs, find_all_runs, find_sides, in_
 from llmb.analysis.judge_run import Judged, is_pretended, judge_acceptance, write_expectations
 from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.base.errors import NoVerdict, Regressed, UsageError
+from llmb.catalogue.window import check_rule
 from llmb.cli.common import Json, Junit
 from llmb.cli.options import COMPLETIONS, complete_run, takes
 from llmb.cli.root import install_here, say
-from llmb.metrics.window import check_rule
 from llmb.report.junit import comparison_cases, verdict_cases, write_junit
 from llmb.report.output import print_output
 from llmb.report.verdict_report import (

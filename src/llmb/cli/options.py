@@ -12,7 +12,7 @@ import typer
 
 from llmb.base.errors import LlmbError, UsageError
 from llmb.base.options import Option, build, options_of
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import named_model
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import CPU, Request, sizes_of

@@ -14,11 +14,11 @@ from llmb.analysis.analyzed_run import AnalyzedRun, needs_catalogue
 from llmb.analysis.copies import with_copies
 from llmb.analysis.read_run import known_run, parsed_run
 from llmb.base.errors import LlmbError, RunFailed, UsageError, unknown
+from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
 from llmb.logs.configuration import document_of_log
 from llmb.logs.files import FoundFiles, find_all_logs, find_logs, read_in_parallel
-from llmb.metrics.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.report.output import print_output
 from llmb.report.parse_report import (
@@ -220,7 +220,7 @@ def _related(read: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]
 
 def _catalogued(runs: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
     from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type  # slow to load, seldom needed
-    from llmb.catalogue.load import Catalogue
+    from llmb.catalogue.catalogue import Catalogue
 
     catalogue = Catalogue()
     if gpu_type and gpu_type not in catalogue.gpus:
@@ -255,7 +255,7 @@ def _logs(report: ParseReport, form: Form, *, wide: bool) -> dict[str, Any] | st
 
 def _groups(report: ParseReport, form: Form, *, scaling: bool) -> dict[str, Any] | str | list[Table]:
     from llmb.analysis.parsed_scaling import group_runs, scaling_of  # slow to load, seldom needed
-    from llmb.catalogue.load import Catalogue
+    from llmb.catalogue.catalogue import Catalogue
 
     groups = group_runs(report.runs)
     scalings = scaling_of(groups, Catalogue()) if scaling else ()

@@ -13,7 +13,7 @@ from llmb.base.errors import UsageError
 from llmb.base.input_files import read_text_file
 from llmb.base.missing import Missing
 from llmb.base.options import options_of
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.cli.common import Json

@@ -14,7 +14,7 @@ import typer
 
 from llmb.base.errors import EnvironmentProblem, UsageError, UserInterrupt, unknown
 from llmb.base.options import build, options_of
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload, sizes_of
 from llmb.checkpoints.prepared_data import SPLITS, Split, prepared_folders

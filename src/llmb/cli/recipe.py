@@ -7,17 +7,17 @@ from typing import Annotated
 import typer
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue, job_defaults
+from llmb.catalogue.catalogue import Catalogue, job_defaults
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, all_scales, resolve
 from llmb.catalogue.schema import WorkloadFile
+from llmb.catalogue.throughput import throughput, why_too_fast
 from llmb.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.cli.common import Json
 from llmb.cli.options import COMPLETIONS, given_once, recipe_options, takes
 from llmb.cli.root import install_here, print_for_recipe
 from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
-from llmb.metrics.throughput import throughput, why_too_fast
 from llmb.report.output import print_output
 from llmb.report.recipe_report import (
     list_document,

@@ -14,7 +14,7 @@ import typer
 
 from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.base.options import RANKS, arguments_of, numbers_of, parse_ranges
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import OPEN_CHOICES
 from llmb.catalogue.resolve import Request
 from llmb.cli.common import Force, Json, is_verbose

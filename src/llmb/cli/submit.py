@@ -30,7 +30,7 @@ from llmb.campaigns.proposal import (
     selection_of,
     single_model,
 )
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import find_workload
 from llmb.cli.common import DryRun, Force, Json, Junit, Yes

@@ -12,7 +12,7 @@ from typing import Any
 from llmb.base.errors import unknown
 from llmb.base.input_files import SystemFiles
 from llmb.base.tools import Said, ask_program
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
 from llmb.resources.host import usable_cores

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError
 from llmb.base.missing import Missing
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.health.checked_nodes import CheckFolder
 from llmb.health.checks.disk import NOT_MEASURED, DiskFacts, disk_checks, read_disk
 from llmb.health.checks.gpus import gpu_checks

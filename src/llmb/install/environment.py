@@ -21,8 +21,8 @@ import llmb
 from llmb.base.errors import EnvironmentProblem, InfrastructureError
 from llmb.base.parent_death import ending_with_this
 from llmb.base.tools import ask_program
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record, gpu_type_of
 from llmb.install.answers import EXISTING, Answers
 from llmb.install.state import Journal, put_file

@@ -13,7 +13,7 @@ from typing import Any
 
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.trust import STATE_FOLDER, WORKLOADS, check_inside
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve
 from llmb.checkpoints.prepared_data import PREPARED, prepared_folders
 from llmb.install.answers import Answers

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from llmb.base.errors import LlmbError, UserInterrupt
 from llmb.base.trust import WORKLOADS
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import CPU
 from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.install.answers import EXISTING, Answers, suite_scripts

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from llmb.base.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.base.processes import Interrupted
 from llmb.base.trust import STATE_FOLDER
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe, gpu_type_of
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.jobs.history import open_history, read_history

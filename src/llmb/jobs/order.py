@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.catalogue.load import Catalogue, JobDefaults, job_defaults
+from llmb.catalogue.catalogue import Catalogue, JobDefaults, job_defaults
 from llmb.catalogue.records import Fabric
 from llmb.catalogue.resolve import Request, requested_gpu_type, resolve
 from llmb.jobs.job import row_of_record

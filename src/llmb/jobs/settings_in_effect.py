@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmb.base.secrets import HIDDEN, holds_secret
+from llmb.catalogue.catalogue import Catalogue, JobDefaults, find_fabric, job_defaults
 from llmb.catalogue.data_files import compose_file, line_in
-from llmb.catalogue.load import Catalogue, JobDefaults, find_fabric, job_defaults
 from llmb.catalogue.resolve import CPU, Request, find_workload, resolve, sizes_of
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, InstallRoot
 from llmb.schedulers.lookup import cluster_schema, scheduler_of, user_schema

@@ -121,7 +121,7 @@ def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
 
 @cache
 def _gpus() -> "Mapping[str, Gpu]":
-    from llmb.catalogue.load import Catalogue  # takes longer to load than to read a hundred logs
+    from llmb.catalogue.catalogue import Catalogue  # takes longer to load than to read a hundred logs
 
     return Catalogue().gpus
 
@@ -153,7 +153,7 @@ def document_of_log(path: Path) -> "Document | None":
 
 @cache
 def _document(experiment: str, release: str) -> "Document | None":
-    from llmb.catalogue.load import Catalogue  # takes longer to load than to read a hundred logs
+    from llmb.catalogue.catalogue import Catalogue  # takes longer to load than to read a hundred logs
 
     fitting = [
         one

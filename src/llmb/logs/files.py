@@ -16,10 +16,10 @@ from typing import TypeVar
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.input_files import not_regular, open_file
 from llmb.base.worker_pool import start_tasks
+from llmb.catalogue.window import DEFAULT_RULE
 from llmb.logs.configuration import document_of_log
 from llmb.logs.outcome import LogOutcome, Status, judge_log
 from llmb.logs.reader import read_log
-from llmb.metrics.window import DEFAULT_RULE
 
 LOG_NAMES = (".out", ".out.gz")
 NCCL = b" NCCL INFO "

@@ -12,11 +12,11 @@ from itertools import pairwise
 from llmb.base.errors import UsageError
 from llmb.base.statistics import are_between
 from llmb.catalogue.records import Window
+from llmb.catalogue.window import STEADY, resolve_window
 from llmb.logs.formats.format import Value
 from llmb.logs.step_line import StepLine
 from llmb.metrics.anomalies import NO_STEADY_STATE, steady_window
 from llmb.metrics.contradictions import Lap
-from llmb.metrics.window import STEADY, resolve_window
 
 GBS, SEQ_LEN, GPUS = "layout.gbs", "layout.seq_len", "layout.gpus"
 MOST_APART = 1.1

@@ -25,7 +25,7 @@ from llmb.base.statistics import (
     student_t,
 )
 from llmb.catalogue.records import Window
-from llmb.metrics.window import STEADY
+from llmb.catalogue.window import STEADY
 
 FEWEST_STEPS = 10
 FEWEST_STALLS = 3

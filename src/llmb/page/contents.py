@@ -14,7 +14,7 @@ from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
 from llmb.base.shown_text import value_text
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.page.figures import Figure, differences_figure, history_figure, run_figures, scaling_figures
 from llmb.programs.conclude import read_ended_run
 from llmb.report.jobs_report import local_time

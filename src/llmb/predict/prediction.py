@@ -8,8 +8,8 @@ from functools import cache, cached_property
 from typing import Any
 
 from llmb.base.errors import LlmbError, UsageError
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu, Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.schema import ExpectedError, RatesFile

@@ -6,7 +6,7 @@ from math import ceil
 from typing import NamedTuple
 
 from llmb.catalogue.records import ADAPTED, Layout, MixtureOfExperts, Model
-from llmb.metrics.throughput import MATRICES
+from llmb.catalogue.throughput import MATRICES
 from llmb.runs.plan import EnginePlan
 
 BF16, FP32 = 2, 4

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, source_of
+from llmb.catalogue.throughput import parameter_count
 from llmb.checkpoints.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, read_checkpoint
 from llmb.checkpoints.files import partial_path
 from llmb.checkpoints.prepared_data import PreparedFolders
-from llmb.metrics.throughput import parameter_count
 from llmb.prepare.hub import fetch_model, hub_cache
 from llmb.runs.checkpoints import check_room
 from llmb.weights.conversion import ImportRequest, import_checkpoint

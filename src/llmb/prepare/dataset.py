@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmb.base.errors import UsageError, check_installed, itemized
 from llmb.base.trust import check_links
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model, seq_lens_of, source_of
 from llmb.checkpoints.files import damaged_files, file_checksum
 from llmb.checkpoints.prepared_data import RECORD, SPLITS, PackedDataset, PreparedFolders, Split

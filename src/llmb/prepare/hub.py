@@ -25,7 +25,7 @@ from llmb.base.errors import (
     check_installed,
 )
 from llmb.base.processes import Interrupted, SignalGate, signals_as_exceptions
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import source_of
 from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.prepare.tokenizer import FILES as TOKENIZER_FILES

@@ -11,7 +11,7 @@ from typing import Annotated
 from llmb.base.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.base.options import Option, limit_problems
 from llmb.base.trust import WORKLOADS
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU, Request, resolve, source_of

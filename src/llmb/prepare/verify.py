@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, find_workload, releases_of, seq_lens_of, source_of
+from llmb.catalogue.throughput import parameter_count
 from llmb.checkpoints.checkpoint import RECORD, model_differences, read_checkpoint
 from llmb.checkpoints.files import BLOCK, damaged_files, partial_path
 from llmb.checkpoints.nemo_folder import is_nemo_folder
 from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, PreparedFolders, Split
-from llmb.metrics.throughput import parameter_count
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.packed_files import read_packed
 from llmb.prepare.sample_files import SampleFiles, read_samples_record

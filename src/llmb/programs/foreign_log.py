@@ -12,10 +12,10 @@ from llmb.base.input_files import open_regular
 from llmb.base.missing import Missing
 from llmb.base.statistics import Statistics
 from llmb.catalogue.records import Window
+from llmb.catalogue.window import STEADY
 from llmb.logs.formats.format import Format
 from llmb.logs.outcome import FINISHED, LogOutcome, judge_log
 from llmb.logs.reader import read_log
-from llmb.metrics.window import STEADY
 from llmb.programs.port import End
 from llmb.resources.records import ResourceUse
 from llmb.resources.samples import Sampled, SampledWork, TimeSpan, samples_of_ended

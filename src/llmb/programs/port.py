@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Protocol
 
 from llmb.base.errors import unknown
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions, StartMode
 from llmb.jobspec.spec import Launch, VariableLayer, Word

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from llmb.base.errors import UsageError, itemized
 from llmb.base.missing import Missing
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import find_workload
+from llmb.catalogue.window import resolve_window, rule_of_document
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title
 from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import Launch, VariableLayer, read_spec
 from llmb.logs.formats import format_called
 from llmb.logs.formats.format import Format
-from llmb.metrics.window import resolve_window, rule_of_document
 from llmb.predict.prediction import predicted_step
 from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from llmb.base.errors import UsageError, closest, itemized, see
 from llmb.base.options import NONE_WORDS, WORD, Option, read_value, valid_values
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import find_workload, releases_of, sizes_of

@@ -11,12 +11,12 @@ from typing import Any
 from llmb.analysis.watched import PaceComparison, RunView
 from llmb.base.shown_text import printable
 from llmb.campaigns.campaign import Campaign, CampaignJob, PlannedJob, total, total_gpu_hours
+from llmb.catalogue.throughput import throughput
 from llmb.checkpoints.origin import Origin
 from llmb.exchange.imported import ImportOrigin
 from llmb.jobs.find import NodeRecord
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
-from llmb.metrics.throughput import throughput
 from llmb.report.recipe_report import identity_document
 from llmb.report.table import (
     Column,

@@ -8,7 +8,7 @@ from typing import Any
 from llmb.base.errors import LlmbError
 from llmb.base.missing import Missing
 from llmb.catalogue.records import PARALLEL, Recipe
-from llmb.metrics.throughput import MFU, Throughput, throughput
+from llmb.catalogue.throughput import MFU, Throughput, throughput
 from llmb.predict.prediction import COLUMNS, PredictedRow, Prediction
 from llmb.predict.scale import PUBLISHED_GPUS, Curve, Goodput
 from llmb.predict.search import Candidate, Remedy

@@ -5,14 +5,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from llmb.catalogue.catalogue import JobDefaults
 from llmb.catalogue.layout_check import stage_layers
-from llmb.catalogue.load import JobDefaults
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Convention, Lora, Model, Recipe
 from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
-from llmb.checkpoints.origin import Origin, OriginHere
-from llmb.metrics.throughput import (
+from llmb.catalogue.throughput import (
     Throughput,
     checkpoint_bytes,
     flops_per_sequence,
@@ -20,6 +19,7 @@ from llmb.metrics.throughput import (
     trainable_parameters,
     unpacked_reason,
 )
+from llmb.checkpoints.origin import Origin, OriginHere
 from llmb.report.table import (
     Column,
     Table,

@@ -11,7 +11,7 @@ from llmb.base.shown_text import listed
 from llmb.base.statistics import Spread, Statistics, spread_of
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
-from llmb.metrics.throughput import MFU
+from llmb.catalogue.throughput import MFU
 from llmb.programs.conclude import EndedRun
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document

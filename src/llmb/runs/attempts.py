@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from llmb.base.errors import InfrastructureError, UsageError
 from llmb.catalogue.records import Window
+from llmb.catalogue.window import STEADY, resolve_window
 from llmb.checkpoints.checkpoint import RECORD, SavedCheckpoint, checkpoint_name, saved_checkpoints
 from llmb.metrics.anomalies import NO_STEADY_STATE, steady_window
-from llmb.metrics.window import STEADY, resolve_window
 from llmb.resources.samples import discard_settings
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder, write_atomically

@@ -10,6 +10,7 @@ from pathlib import Path
 from llmb.base.errors import EnvironmentProblem, UsageError, itemized
 from llmb.base.missing import Missing
 from llmb.catalogue.records import Model
+from llmb.catalogue.throughput import checkpoint_bytes, parameter_count
 from llmb.checkpoints.checkpoint import (
     CheckpointRecord,
     model_differences,
@@ -20,7 +21,6 @@ from llmb.checkpoints.checkpoint import (
 )
 from llmb.checkpoints.files import Verification
 from llmb.checkpoints.origin import WeightsOrigin, identity_of
-from llmb.metrics.throughput import checkpoint_bytes, parameter_count
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record_file import read_or_missing

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 from llmb.base.options import LABEL, Option, limit_problems
 from llmb.base.secrets import has_secret
 from llmb.catalogue.records import Dtype, GradReduceDtype, Layout, Lora, LoraTargets, Recipe, Record
-from llmb.metrics.window import DEFAULT_RULE
+from llmb.catalogue.window import DEFAULT_RULE
 from llmb.resources.host import Device
 from llmb.runs.attention import AttentionChoice, choice_problem
 from llmb.runs.profiling import Profiling

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import FiniteFloat
 
 from llmb.base.errors import UsageError, itemized
+from llmb.catalogue.packing import SHORTEST_MEAN, fitted_mean, scaled_mean, synthetic_packing
 from llmb.catalogue.records import (
     Count,
     DocumentLengths,
@@ -21,11 +22,10 @@ from llmb.catalogue.records import (
     Training,
     Window,
 )
+from llmb.catalogue.window import resolve_window
 from llmb.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
 from llmb.checkpoints.prepared_data import PackedDataset
-from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, scaled_mean, synthetic_packing
-from llmb.metrics.window import resolve_window
 from llmb.resources.host import Device
 from llmb.runs.attention import AttentionChoice
 from llmb.runs.choices import (

@@ -13,7 +13,8 @@ from llmb.base.errors import UsageError, itemized
 from llmb.base.input_files import MOST_JSON_BYTES, read_regular
 from llmb.base.options import arguments_of
 from llmb.base.trust import check_links
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.packing import chunked_squares
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model, Packing, Recipe, Record
 from llmb.catalogue.resolve import CPU, Overrides, Request, find_workload, resolve
@@ -27,7 +28,6 @@ from llmb.checkpoints.prepared_data import (
     map_arrays,
     prepared_folders,
 )
-from llmb.metrics.packing import chunked_squares
 from llmb.resources.host import Device
 from llmb.runs.checkpoints import check_weights
 from llmb.runs.choices import Choices

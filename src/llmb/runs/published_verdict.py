@@ -5,12 +5,12 @@ import math
 from dataclasses import replace
 
 from llmb.base.missing import Missing
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Expectation, PublishedCondition
 from llmb.catalogue.records import Recipe, Window
+from llmb.catalogue.window import DOCUMENTED_STEPS, resolve_window
 from llmb.checkpoints.origin import dataset_title
 from llmb.metrics.group_difference import NORMAL_QUANTILE
-from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.runs.choices import shares_parameters
 from llmb.runs.conditions import faults_of
 from llmb.runs.plan import EnginePlan, Plan

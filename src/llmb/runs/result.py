@@ -12,8 +12,8 @@ from llmb.base.missing import Missing
 from llmb.base.record import KeptOnce, ReasonedRecord
 from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.records import Packing, Record, Window
-from llmb.metrics.throughput import parameter_count, throughput, trainable_parameters, why_too_fast
-from llmb.metrics.window import STEADY
+from llmb.catalogue.throughput import parameter_count, throughput, trainable_parameters, why_too_fast
+from llmb.catalogue.window import STEADY
 from llmb.resources.machine import MachineReport, find_events
 from llmb.resources.other_work import find_other_work
 from llmb.resources.records import OtherWork, ResourceUse

@@ -10,7 +10,7 @@ from llmb.base.errors import UsageError
 from llmb.base.input_files import open_regular
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted, listed, printable
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.runs.environment import Environment, RdmaPort
 from llmb.runs.folder import RunFolder, write_atomically

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, create_model
 from llmb.base.errors import UsageError, unknown
 from llmb.base.options import Option, options_of
 from llmb.base.record import Record
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.jobspec.options import JobOptions
 from llmb.runs.folder import ABSOLUTE, ROOT_KEY
 from llmb.runs.record import LOCAL

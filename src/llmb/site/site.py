@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from llmb.base.errors import EnvironmentProblem, did_you_mean, unknown
 from llmb.base.tools import ask_program
-from llmb.catalogue.load import Catalogue, find_fabric
+from llmb.catalogue.catalogue import Catalogue, find_fabric
 from llmb.catalogue.records import Fabric
 from llmb.catalogue.resolve import CPU
 from llmb.resources.host import usable_cores

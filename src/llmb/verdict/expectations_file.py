@@ -11,12 +11,12 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from llmb.base.errors import UsageError, see, unknown
 from llmb.base.missing import Missing
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.data_files import CatalogueError, compose_file, duplicate_keys, line_in, read_file
-from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention, Dtype, Recipe, Record
 from llmb.catalogue.resolve import CPU, Overrides, Request, resolve
-from llmb.metrics.throughput import throughput
-from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
+from llmb.catalogue.throughput import throughput
+from llmb.catalogue.window import DEFAULT_RULE, STEADY, check_rule
 from llmb.verdict.conditions import Interval, Reference, Values, condition_values
 from llmb.verdict.judgement import Tolerance, default_tolerance
 

@@ -17,11 +17,11 @@ from checkpoint_lines import find_loads, find_saves
 from fork_server import Fork
 
 from llmb.base.errors import UsageError
+from llmb.catalogue.throughput import checkpoint_bytes
 from llmb.checkpoints.checkpoint import read_checkpoint, read_checkpoint_times, saved_checkpoints
 from llmb.checkpoints.files import partial_path
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
-from llmb.metrics.throughput import checkpoint_bytes
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.experiment import create_run_folder

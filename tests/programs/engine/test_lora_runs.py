@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Lora, Model
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import SavedCheckpoint, read_checkpoint, saved_checkpoints

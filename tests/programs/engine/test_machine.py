@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import gpu_type_of
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.jobs.local_run import local_spec, recipe_for

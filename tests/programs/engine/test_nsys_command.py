@@ -13,7 +13,7 @@ import pytest
 from quick_order import spec_of
 
 from llmb.base.errors import EnvironmentProblem
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.begin import begin
 from llmb.jobs.local_run import local_spec

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from called_here import Run
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.logs.files import parse_file
 from llmb.programs.engine.program import memory_warnings

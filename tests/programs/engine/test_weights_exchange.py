@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
 from llmb.checkpoints.checkpoint import read_checkpoint

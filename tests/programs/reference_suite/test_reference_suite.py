@@ -12,12 +12,12 @@ from small_suite import AS_RELEASED, SmallSuite, checked_out, nemo1_lines, nemo_
 from llmb.analysis.read_run import planned_window
 from llmb.base.errors import UsageError
 from llmb.campaigns.proposal import job_options
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request
+from llmb.catalogue.window import DEFAULT_RULE
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.logs.formats import format_called
-from llmb.metrics.window import DEFAULT_RULE
 from llmb.programs.foreign_log import judge_latest_attempt, result_of_log
 from llmb.programs.port import End
 from llmb.programs.reference_suite import other_batch

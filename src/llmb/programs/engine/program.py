@@ -10,7 +10,7 @@ from typing import NamedTuple
 from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.base.processes import run_talking
 from llmb.base.scratch import scratch_folder
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, VariableLayer

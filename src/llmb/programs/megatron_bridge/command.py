@@ -18,14 +18,14 @@ from pathlib import Path
 from pydantic import Field
 
 from llmb.base.errors import UsageError, itemized
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import find_model, find_workload
+from llmb.catalogue.window import resolve_window
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.jobspec.spec import RUN_FOLDER, Word
-from llmb.metrics.window import resolve_window
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.plan import Plan

@@ -2,7 +2,7 @@
 """Megatron-Bridge behind the port of programs."""
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import VariableLayer

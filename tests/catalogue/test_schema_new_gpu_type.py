@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import llmb
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 
 ENTRY = """

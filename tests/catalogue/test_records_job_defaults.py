@@ -4,7 +4,7 @@
 import pytest
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue, find_fabric, job_defaults
+from llmb.catalogue.catalogue import Catalogue, find_fabric, job_defaults
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve, sizes_of
 from llmb.catalogue.schema import JobsEntry
 from llmb.jobspec.spec import variable_problems

@@ -3,10 +3,10 @@
 
 import pytest
 
-from llmb.catalogue.load import Catalogue
+from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Convention, Packing
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.metrics.throughput import flops_per_sequence, model_flops, throughput
+from llmb.catalogue.throughput import flops_per_sequence, model_flops, throughput
 
 CATALOGUE = Catalogue()
 TABLE = [figure for figure in CATALOGUE.figures if figure.expectation.kind == "table"]

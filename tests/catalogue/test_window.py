@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.base.errors import UsageError
-from llmb.catalogue.load import Catalogue
-from llmb.metrics.window import check_rule, resolve_window
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.window import check_rule, resolve_window
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from statistics import fmean, pstdev
 import pytest
 from quick_order import step
 
-from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import ChunkedAttention, DocumentLengths, Packing
-from llmb.metrics.packing import (
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.packing import (
     document_lengths,
     expected_squares,
     fitted_mean,
@@ -20,7 +19,8 @@ from llmb.metrics.packing import (
     scaled_mean,
     synthetic_packing,
 )
-from llmb.metrics.throughput import model_flops
+from llmb.catalogue.records import ChunkedAttention, DocumentLengths, Packing
+from llmb.catalogue.throughput import model_flops
 from llmb.runs.plan import EnginePlan
 from llmb.runs.result import RunEvidence, conclude, measured_packing
 from llmb.runs.steps import Step
