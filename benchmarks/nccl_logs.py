@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from llmb.logs.step_line import format_step_line
+from llmb.readers.logs.step_line import format_step_line
 
 NEEDLE = "NCCL INFO AllReduce"
 RANKS, GROUP = 64, 8

@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llmb.logs.step_line import format_step_line
+from llmb.readers.logs.step_line import format_step_line
 
 STEPS = 50
 PARSER = Path(__file__).parents[1] / "tests" / "support" / "reference_parser.sh"

@@ -25,8 +25,8 @@ from benchmarks.support import join_alone, option_parser, print_result, read_opt
 from llmb.catalogue.resolve import Overrides
 from llmb.engine.loop import train
 from llmb.engine.watchdog import Progress
-from llmb.resources.host import host_name
-from llmb.resources.sampler import Sampler, start_sampler
+from llmb.readers.samples.host import host_name
+from llmb.readers.samples.sampler import Sampler, start_sampler
 from llmb.runs.failure import Phase
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan

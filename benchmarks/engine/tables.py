@@ -12,7 +12,7 @@ from rich.text import Text
 from benchmarks.engine.engines.registry import LLMB
 from benchmarks.engine.records import CaseResult, Document
 from benchmarks.engine.verdicts import merged
-from llmb.traces.breakdown import PARTS
+from llmb.readers.profiles.breakdown import PARTS
 
 NONE = "n/a"
 VERDICTS = {"reached": "reached", "not_reached": "NOT reached"}

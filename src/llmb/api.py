@@ -37,9 +37,9 @@ from llmb.jobs.find import parse_since
 from llmb.jobs.history import read_history
 from llmb.jobs.local_run import plan_here, raise_unless_successful
 from llmb.jobs.store import Filter
-from llmb.logs.files import ParsedFile, find_logs
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.programs.engine.program import check_memory
+from llmb.readers.logs.log_files import ParsedFile, find_logs
 from llmb.report.run_report import run_table
 from llmb.report.table import Column, html_table, number, number_column, table_of
 from llmb.report.verdict_report import compare_tables, notebook_table

@@ -9,8 +9,8 @@ from fake_steps import step_of
 
 from llmb.analysis.causes import Evidence, ReferenceTime, Throttle, Work, cause_rules
 from llmb.analysis.explain_run import Explanation, explain_evidence
+from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
 from llmb.runs.steps import Step
-from llmb.traces.breakdown import CollectiveTime, StepBreakdown
 from llmb.verdict.conditions import Condition
 
 WORDS = {

@@ -22,7 +22,7 @@ from llmb.analysis.parsed_scaling import group_runs
 from llmb.analysis.read_run import known_run
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.cli.judge import app as judge
-from llmb.logs.files import find_all_logs, parse_file
+from llmb.readers.logs.log_files import find_all_logs, parse_file
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.steps import read_steps, step_to_json

@@ -22,15 +22,15 @@ from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
+from llmb.readers.profiles.breakdown import StepBreakdown
+from llmb.readers.samples.node_settings import NodeSettings, together
+from llmb.readers.samples.sample_records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.report.table import Table, plain_lines
 from llmb.report.verdict_report import explanation_tables
-from llmb.resources.records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
-from llmb.resources.settings import NodeSettings, together
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.steps import read_steps, step_to_json
-from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.conditions import Reference, Verdict
 from llmb.verdict.judgement import without_reference
 

@@ -11,9 +11,9 @@ from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_typ
 from llmb.analysis.parsed_scaling import Scaling, group_runs, scaling_of
 from llmb.base.statistics import describe
 from llmb.catalogue.catalogue import Catalogue
-from llmb.logs.configuration import experiment_configuration
-from llmb.logs.files import ParsedFile
-from llmb.logs.outcome import LogOutcome
+from llmb.readers.logs.configuration import experiment_configuration
+from llmb.readers.logs.log_files import ParsedFile
+from llmb.readers.logs.outcome import LogOutcome
 from llmb.runs.identity import RunIdentity
 
 CATALOGUE = Catalogue()

@@ -8,7 +8,7 @@ from recorded_runs import gpu_record, write_run
 from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.compare_runs import resource_differences
 from llmb.analysis.read_run import read_folder, recorded_run
-from llmb.resources.records import ResourceUse
+from llmb.readers.samples.sample_records import ResourceUse
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference
 from llmb.runs.record import read_record, write_record

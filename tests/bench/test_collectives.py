@@ -27,7 +27,7 @@ from llmb.bench.protocol import (
     extents,
     sizes_between,
 )
-from llmb.traces.nccl_tests import read_test_tables
+from llmb.readers.nccl.nccl_tests import read_test_tables
 
 DEVICE = DeviceReport(
     python="3.11", torch="2.13", cuda=None, cudnn=None, cudnn_number=None, nccl=None, driver=None,

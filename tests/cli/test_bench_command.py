@@ -20,9 +20,9 @@ from llmb.cli.bench import app
 from llmb.cli.bench_jobs import save_and_show
 from llmb.cli.main import app as main_app
 from llmb.cli.main import exit_code_of
+from llmb.readers.nccl.nccl_tests import read_test_tables
 from llmb.report.bench_report import history_tables, measurement_tables
 from llmb.runs.folder import NotWritable
-from llmb.traces.nccl_tests import read_test_tables
 
 QUICK = ("bench", "gemm", "--device", "cpu", "--repeat", "3", "--seconds", "0", "--dtype", "bf16,fp32")
 FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}

@@ -12,10 +12,10 @@ from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, exit_code_of
 from llmb.health.node import settings_here
+from llmb.readers.samples.host import host_name
+from llmb.readers.samples.node_settings import NodeSettings, together
 from llmb.report.doctor_report import DriftReport, drift_tables
 from llmb.report.table import plain_lines
-from llmb.resources.host import host_name
-from llmb.resources.settings import NodeSettings, together
 from llmb.runs.conditions import Drift
 
 

@@ -26,7 +26,12 @@ from llmb.campaigns.expansion import expand
 from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobspec.spec import JobSpec
-from llmb.logs.files import find_all_logs, find_logs, parse_file
+from llmb.readers.logs.log_files import find_all_logs, find_logs, parse_file
+from llmb.readers.nccl.nccl_log import find_nccl_files, read_nccl_logs
+from llmb.readers.nccl.nccl_summary import Codes, summarize_nccl
+from llmb.readers.nccl.nccl_tests import read_test_tables
+from llmb.readers.profiles.breakdown import StepBreakdown, summarize
+from llmb.readers.profiles.trace_files import find_traces, read_traces
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.table import Table, plain_lines, terminal_lines
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
@@ -35,11 +40,6 @@ from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_steps
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.cluster_config import read_cluster_file
-from llmb.traces.breakdown import StepBreakdown, summarize
-from llmb.traces.files import find_traces, read_traces
-from llmb.traces.nccl_log import find_nccl_files, read_nccl_logs
-from llmb.traces.nccl_summary import Codes, summarize_nccl
-from llmb.traces.nccl_tests import read_test_tables
 
 EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "20"))
 RUNS = Path(__file__).parents[1] / "data" / "root" / "workloads"

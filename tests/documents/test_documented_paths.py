@@ -12,14 +12,14 @@ from llmb.jobs.begin import begin
 from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order
 from llmb.jobspec.spec import write_spec
-from llmb.logs.configuration import document_of_log
-from llmb.logs.files import find_logs
-from llmb.logs.step_line import SaveLine, format_save_line, format_step_line
+from llmb.readers.logs.configuration import document_of_log
+from llmb.readers.logs.log_files import find_logs
+from llmb.readers.logs.step_line import SaveLine, format_save_line, format_step_line
+from llmb.readers.nccl.nccl_log import find_nccl_files
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import queued_record, write_record
-from llmb.traces.nccl_log import find_nccl_files
 
 COLLECTIVE = (
     "NCCL INFO AllReduce: opCount 2 sendbuff 0x7ffb4713c200 recvbuff 0x7ffb4713c200 count 1 datatype 1 op 0 root 0 "

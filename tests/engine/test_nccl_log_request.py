@@ -10,13 +10,13 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.nccl_request import ask_for_nccl_log
 from llmb.engine.profile import NcclTrace
+from llmb.readers.nccl.nccl_log import read_nccl_logs
+from llmb.readers.nccl.nccl_summary import Codes, summarize_nccl
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.profiling import Profiling
 from llmb.runs.trace_reports import nccl_log
-from llmb.traces.nccl_log import read_nccl_logs
-from llmb.traces.nccl_summary import Codes, summarize_nccl
 
 VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 

@@ -11,7 +11,7 @@ import pytest
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.nccl_request import ask_for_nccl_log
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan

@@ -14,7 +14,7 @@ from recorded_runs import gpu_record, times_around, write_run
 from slurm_cluster import SlurmCluster
 
 from llmb.health.node import settings_here
-from llmb.resources.settings import together
+from llmb.readers.samples.node_settings import together
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 WITHIN_S = 600

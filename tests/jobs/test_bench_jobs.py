@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmb.bench.measurements import read_measurements
-from llmb.traces.nccl_tests import read_test_tables
+from llmb.readers.nccl.nccl_tests import read_test_tables
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 NODES = ("--nodes", "2", "--ranks", "1")

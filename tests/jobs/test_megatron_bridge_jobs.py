@@ -19,7 +19,7 @@ gpu_type: h100
 slurm: {partition: gpu}
 container: {runtime: apptainer, image: nemo.sif}
 """
-# As Megatron-Bridge logs an iteration (tests/logs/test_megatron_log.py); every task begins, the first one logs.
+# As Megatron-Bridge logs an iteration (tests/readers/logs/test_megatron.py); every task begins, the first one logs.
 RUNTIME = r"""#!/bin/bash
 [ "$SLURM_PROCID" = 0 ] || exit 0
 for n in $(seq 1 "$BRIDGE_STEPS"); do

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import pytest
 from scipy.stats import ttest_ind
 
-from llmb.metrics.anomalies import FALSE_ALARM_RATE, changes_pct, find_levels
+from llmb.readers.anomalies import FALSE_ALARM_RATE, changes_pct, find_levels
 
 HISTORIES = 2000
 

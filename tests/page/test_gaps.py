@@ -11,8 +11,8 @@ from called_here import Run
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.catalogue.window import DEFAULT_RULE
-from llmb.logs.files import parse_file
-from llmb.logs.formats import FORMATS
+from llmb.readers.logs.formats import FORMATS
+from llmb.readers.logs.log_files import parse_file
 from llmb.runs.folder import RunFolder
 
 LOGS = Path(__file__).parent.parent / "logs" / "samples"

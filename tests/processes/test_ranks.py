@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmb.processes.ranks import LOOPBACK, MOST_FILES, STORE, variables, words
-from llmb.resources.host import host_name, usable_cores
+from llmb.readers.samples.host import host_name, usable_cores
 from llmb.runs.failure import first_failure
 
 Started = Callable[..., "subprocess.Popen[str]"]

@@ -15,8 +15,8 @@ from llmb.base.missing import Missing
 from llmb.catalogue.resolve import Overrides
 from llmb.programs.conclude import finish_run, stored_result
 from llmb.programs.port import End
-from llmb.report.run_report import run_table
-from llmb.resources.records import (
+from llmb.readers.samples.node_settings import NodeSettings
+from llmb.readers.samples.sample_records import (
     CounterReading,
     GpuSamples,
     HostSample,
@@ -26,7 +26,7 @@ from llmb.resources.records import (
     SeenRun,
     to_line,
 )
-from llmb.resources.settings import NodeSettings
+from llmb.report.run_report import run_table
 from llmb.runs.environment import GpuState, RdmaPort
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling

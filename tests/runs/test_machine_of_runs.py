@@ -17,11 +17,11 @@ from llmb.analysis.judge_run import judge_against
 from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.base.missing import Missing
 from llmb.jobs.states import read_figures
+from llmb.readers.samples.counters import AREAS, WORTH_KEEPING
+from llmb.readers.samples.machine import MachineReport, find_events, machine_rules
+from llmb.readers.samples.sample_records import CounterReading, SamplerStart, to_line
+from llmb.readers.samples.samples import Sampled
 from llmb.report.run_report import machine_table, run_table
-from llmb.resources.counters import AREAS, WORTH_KEEPING
-from llmb.resources.machine import MachineReport, find_events, machine_rules
-from llmb.resources.records import CounterReading, SamplerStart, to_line
-from llmb.resources.samples import Sampled
 from llmb.runs.environment import QUERIES, GpuState, command, of_run, parse_states
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record

@@ -13,7 +13,7 @@ from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.logs.files import find_logs
+from llmb.readers.logs.log_files import find_logs
 from llmb.runs.choices import Choices
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder

@@ -10,7 +10,7 @@ from recorded_runs import gpu_record, write_run
 from llmb.base.missing import Missing
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
-from llmb.resources.records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
+from llmb.readers.samples.sample_records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profile

@@ -4,7 +4,7 @@
 import re
 from collections.abc import Iterator
 
-from llmb.logs.step_line import LOAD_HEAD, SAVE_HEAD, LoadLine, SaveLine
+from llmb.readers.logs.step_line import LOAD_HEAD, SAVE_HEAD, LoadLine, SaveLine
 
 _NUMBER = rb"(\d{1,12}(?:\.\d{1,9})?)"
 _SAVE = re.compile(

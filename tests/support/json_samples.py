@@ -26,13 +26,13 @@ from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.jobs.submit import new_job
 from llmb.jobspec.options import JobOptions
-from llmb.logs.files import ParsedFile
-from llmb.logs.outcome import LogOutcome
 from llmb.predict.memory import estimate
 from llmb.predict.prediction import default_calibration, predict
 from llmb.predict.search import Candidate, Remedy
 from llmb.prepare.hub import NeededRepository, RepositoryAccess
 from llmb.programs.conclude import EndedRun
+from llmb.readers.logs.log_files import ParsedFile
+from llmb.readers.logs.outcome import LogOutcome
 from llmb.reference_suite.launch_scripts import CheckedFile, launch_scripts
 from llmb.report.doctor_report import DriftReport
 from llmb.report.doctor_report import nodes_document as checked_nodes_document

@@ -19,11 +19,11 @@ from llmb.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.health import records as health
 from llmb.jobs.job import Job
 from llmb.jobs.settings_in_effect import Setting
-from llmb.logs.outcome import Status
-from llmb.metrics.anomalies import Anomalies
 from llmb.predict.scale import Goodput
 from llmb.predict.search import Goal
 from llmb.prepare.hub import AccessState, NeededRepository, TokenSource
+from llmb.readers.anomalies import Anomalies
+from llmb.readers.logs.outcome import Status
 from llmb.reference_suite.launch_scripts import FileState
 from llmb.report.doctor_report import DriftReport
 from llmb.runs.choices import DpSharding, Recompute

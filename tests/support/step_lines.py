@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of steps, as the engine writes them into a log."""
 
-from llmb.logs.step_line import format_step_line
+from llmb.readers.logs.step_line import format_step_line
 
 
 def step_line(step: int, steps: int = 50, **changes: object) -> str:

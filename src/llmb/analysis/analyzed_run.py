@@ -13,12 +13,12 @@ from llmb.base.statistics import Statistics
 from llmb.catalogue.records import PARALLEL, Recipe, Window
 from llmb.catalogue.throughput import SECONDS_PER_DAY
 from llmb.checkpoints.origin import Origin
-from llmb.logs.files import ParsedFile
-from llmb.logs.outcome import LogOutcome
-from llmb.metrics.anomalies import Anomalies
+from llmb.readers.anomalies import Anomalies
+from llmb.readers.logs.log_files import ParsedFile
+from llmb.readers.logs.outcome import LogOutcome
+from llmb.readers.nccl.nccl_network import Network
 from llmb.runs.identity import RunIdentity, Value, key_of
 from llmb.runs.record import RunRecord
-from llmb.traces.nccl_network import Network
 from llmb.verdict.conditions import Faults
 
 LOGGED = "logged"

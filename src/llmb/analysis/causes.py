@@ -18,9 +18,9 @@ from typing import Literal
 from llmb.base.missing import Missing
 from llmb.base.record import Record, Threshold
 from llmb.catalogue.data_files import read_file
-from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
+from llmb.readers.anomalies import FEWEST_STEPS, find_anomalies
+from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.runs.steps import Step
-from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.conditions import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Faults
 
 DATA = Path(__file__).with_name("causes.yaml")

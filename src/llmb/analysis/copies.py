@@ -14,7 +14,7 @@ from pathlib import Path
 
 from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
 from llmb.catalogue.window import DEFAULT_RULE
-from llmb.logs.files import parse_file
+from llmb.readers.logs.log_files import parse_file
 from llmb.runs.folder import RunFolder
 from llmb.verdict.conditions import CHANGED_COPY
 

@@ -21,7 +21,8 @@ from llmb.analysis.causes import (
 from llmb.analysis.judge_run import Judged
 from llmb.base.missing import Missing
 from llmb.catalogue.records import Recipe, Record, Window
-from llmb.resources.records import GpuUse
+from llmb.readers.profiles.breakdown import StepBreakdown
+from llmb.readers.samples.sample_records import GpuUse
 from llmb.runs.conditions import known_differences
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import RunFolder
@@ -32,7 +33,6 @@ from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import kept_breakdown
-from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.conditions import Condition, Verdict, rule_of
 
 MOST_SHOWN = 4

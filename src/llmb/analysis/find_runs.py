@@ -28,7 +28,7 @@ from llmb.exchange.imported import unpacked
 from llmb.jobs.conclude import conclude_ended
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
-from llmb.logs.files import parse_file
+from llmb.readers.logs.log_files import parse_file
 from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder

@@ -19,7 +19,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
 from llmb.catalogue.window import STEADY
-from llmb.resources.settings import PREFIXES
+from llmb.readers.samples.node_settings import PREFIXES
 from llmb.runs.folder import write_atomically
 from llmb.runs.identity import Value
 from llmb.runs.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe

@@ -20,14 +20,15 @@ from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.records import Window
 from llmb.catalogue.throughput import why_too_fast
 from llmb.catalogue.window import DEFAULT_RULE, resolve_window, rule_of_document
-from llmb.logs.configuration import ARGUMENTS
-from llmb.logs.files import NCCL, FoundFiles, ParsedFile, find_logs, parse_file, parse_logs
-from llmb.logs.outcome import FINISHED, LOG_WARNING, LogOutcome, Status, steps_span
-from llmb.logs.reader import PlainText
-from llmb.metrics.anomalies import Anomalies, find_anomalies
 from llmb.programs.conclude import stored_run
 from llmb.programs.port import End, find_program
-from llmb.resources.host import usable_cores
+from llmb.readers.anomalies import Anomalies, find_anomalies
+from llmb.readers.logs.configuration import ARGUMENTS
+from llmb.readers.logs.log_files import NCCL, FoundFiles, ParsedFile, find_logs, parse_file, parse_logs
+from llmb.readers.logs.outcome import FINISHED, LOG_WARNING, LogOutcome, Status, steps_span
+from llmb.readers.logs.reader import PlainText
+from llmb.readers.nccl.nccl_network import Network, beginning, read_network
+from llmb.readers.samples.host import usable_cores
 from llmb.runs.attempts import cut, window_began, with_steady_window
 from llmb.runs.conditions import conditions_of, faults_of, identity_of
 from llmb.runs.contradicting_record import why_contradicting
@@ -38,7 +39,6 @@ from llmb.runs.record import ENGINE, RunRecord, SubmittedJob, read_job_if_whole,
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import figures_of, measured_packing, no_measurement, statistics_of_window
 from llmb.runs.steps import Step, read_steps
-from llmb.traces.nccl_network import Network, beginning, read_network
 from llmb.verdict.conditions import ERROR_AT_END
 
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")

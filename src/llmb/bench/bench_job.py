@@ -34,7 +34,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.task import BENCHMARKS, TaskOrder, TaskRecord, read_task
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, Placement, read_spec
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 from llmb.runs.experiment import stamped_folder
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.schedulers.lookup import find_scheduler, scheduler_of

@@ -27,7 +27,7 @@ from llmb.bench.protocol import (
     bus_factor,
     sizes_between,
 )
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 
 LEAST_BYTES = 8
 MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}

@@ -29,7 +29,7 @@ from llmb.catalogue.records import Dtype, Gpu, Layout, Model, Recipe, gpu_type_o
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.predict.sizes import Product, block_products, head_product
 from llmb.predict.work import TrainingPass
-from llmb.resources.host import Device, host_name
+from llmb.readers.samples.host import Device, host_name
 from llmb.runs.record import now
 from llmb.site.site import Machine
 

@@ -15,7 +15,7 @@ from llmb.bench.measurements import JOB, PARTS, PROGRAM, Measurement, Measuremen
 from llmb.bench.protocol import PASSES, Case, CaseList, ProductCase, ProductDtype
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 
 DATA = Path(__file__).with_name("outliers.yaml")
 NORMAL = 1.4826

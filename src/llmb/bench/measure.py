@@ -16,7 +16,7 @@ from llmb.bench.protocol import TIMING_PROGRAM, BenchProgress, CaseList, Timings
 from llmb.catalogue.records import Record
 from llmb.processes.ranks import words
 from llmb.programs.engine.program import shipped_variables
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 
 OnProgress = Callable[[BenchProgress], None]
 

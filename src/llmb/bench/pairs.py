@@ -20,7 +20,7 @@ from llmb.bench.measurements import PartReport
 from llmb.bench.protocol import COLLECTIVES_JOB, CollectiveJob, CollectiveResult, algorithm_gb_per_s, bus_factor
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 
 JOB = "pairs_job.json"
 """In the folder of the job."""

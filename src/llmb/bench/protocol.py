@@ -13,7 +13,7 @@ from pydantic import Field
 
 from llmb.catalogue.records import Record
 from llmb.predict.work import TrainingPass
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 from llmb.runs.attention import AttentionChoice
 
 TIMING_PROGRAM = "llmb.bench.worker.run"

@@ -55,6 +55,7 @@ from llmb.jobs.submit import submit_task, unanswered_is_explained
 from llmb.jobs.task import TaskOrder
 from llmb.jobs.wait import Watch, wait_for_one
 from llmb.jobspec.options import JobOptions
+from llmb.readers.samples.host import Device
 from llmb.report.bench_report import (
     advice,
     gpus_document,
@@ -67,7 +68,6 @@ from llmb.report.bench_report import (
 from llmb.report.jobs_report import flags_text
 from llmb.report.output import print_line, print_output
 from llmb.report.table import duration
-from llmb.resources.host import Device
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import now
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_of, scheduler_options

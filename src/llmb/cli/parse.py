@@ -17,8 +17,9 @@ from llmb.base.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
-from llmb.logs.configuration import document_of_log
-from llmb.logs.files import FoundFiles, find_all_logs, find_logs, read_in_parallel
+from llmb.readers.logs.configuration import document_of_log
+from llmb.readers.logs.log_files import FoundFiles, find_all_logs, find_logs, read_in_parallel
+from llmb.readers.samples.host import usable_cores
 from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report, read_samples
 from llmb.report.output import print_output
 from llmb.report.parse_report import (
@@ -35,7 +36,6 @@ from llmb.report.parse_report import (
     scaling_tables,
 )
 from llmb.report.table import Table
-from llmb.resources.host import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -17,7 +17,7 @@ from llmb.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.cli.common import Json
 from llmb.cli.options import COMPLETIONS, given_once, recipe_options, takes
 from llmb.cli.root import install_here, print_for_recipe
-from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
+from llmb.readers.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.report.output import print_output
 from llmb.report.recipe_report import (
     list_document,

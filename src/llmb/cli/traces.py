@@ -10,15 +10,15 @@ import typer
 
 from llmb.base.errors import UsageError
 from llmb.cli.common import Json
+from llmb.readers.nccl.nccl_log import EXPECTED, describe_unread, find_nccl_files, read_lines, read_nccl_logs
+from llmb.readers.nccl.nccl_network import read_network, source_of
+from llmb.readers.nccl.nccl_summary import Codes, summarize_nccl
+from llmb.readers.nccl.nccl_tests import read_test_tables
+from llmb.readers.profiles.breakdown import summarize
+from llmb.readers.profiles.trace_files import find_traces, read_traces
 from llmb.report.output import print_output
 from llmb.report.trace_report import nccl_document, nccl_tables, trace_document, trace_picture, trace_tables
 from llmb.runs.folder import write_atomically, writing
-from llmb.traces.breakdown import summarize
-from llmb.traces.files import find_traces, read_traces
-from llmb.traces.nccl_log import EXPECTED, describe_unread, find_nccl_files, read_lines, read_nccl_logs
-from llmb.traces.nccl_network import read_network, source_of
-from llmb.traces.nccl_summary import Codes, summarize_nccl
-from llmb.traces.nccl_tests import read_test_tables
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.parallel.rendezvous import STORE
 from llmb.engine.torch_names import untried
-from llmb.resources.host import host_name
+from llmb.readers.samples.host import host_name
 from llmb.runs.conditions import SPEED_PREFIXES
 from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, RdmaPort, command, of_run, parse_states
 

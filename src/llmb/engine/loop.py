@@ -34,7 +34,7 @@ from llmb.engine.stages import prepare_stages, trained_parameters
 from llmb.engine.timing import ExpertLoadCounter, KnownStep, LayerTimes, StepReader
 from llmb.engine.transformations import token_keys, with_varying_segments
 from llmb.engine.watchdog import Progress
-from llmb.logs.step_line import format_invalid_line, format_step_line
+from llmb.readers.logs.step_line import format_invalid_line, format_step_line
 from llmb.runs.attention import fp8_product
 from llmb.runs.checkpoints import check_weights, loads_weights
 from llmb.runs.environment import Environment

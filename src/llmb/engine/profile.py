@@ -19,11 +19,11 @@ from llmb.base.scratch import scratch_folder
 from llmb.engine.device import synchronize
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog import Progress
+from llmb.readers.profiles import NCCL_STEPS_END
 from llmb.runs.experiment import probe
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.trace_reports import nccl_log, profile_file
-from llmb.traces import NCCL_STEPS_END
 
 
 class StepProfiler:

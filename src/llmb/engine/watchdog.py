@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import Store
 
 from llmb.base.parent_death import has_ended
 from llmb.engine.parallel.rendezvous import connect, store_host
-from llmb.resources.host import host_name
+from llmb.readers.samples.host import host_name
 from llmb.runs.failure import (
     PHASE_LIMITS,
     STALL,

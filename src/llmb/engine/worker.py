@@ -12,8 +12,8 @@ from llmb.engine.nccl_request import ask_for_nccl_log, keep_network_lines
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.torch_names import ENGINE, check_names
 from llmb.engine.watchdog import Progress, start_watchdog
-from llmb.resources.host import host_name
-from llmb.resources.sampler import start_sampler
+from llmb.readers.samples.host import host_name
+from llmb.readers.samples.sampler import start_sampler
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import attempt_plan, read_record

@@ -26,9 +26,9 @@ from llmb.base.record import first_problem
 from llmb.base.secrets import HIDDEN, has_secret_in_log, secret_spans
 from llmb.base.trust import WORKLOADS
 from llmb.catalogue.records import Record
+from llmb.readers.profiles import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 from llmb.runs.folder import RunFolder, new_file
 from llmb.runs.record import Time, now, read_job_if_whole, read_record
-from llmb.traces import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 ENDING = ".tar.zst"
 MANIFEST = "manifest.json"

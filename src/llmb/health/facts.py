@@ -15,7 +15,7 @@ from llmb.base.tools import Said, ask_program
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
-from llmb.resources.host import usable_cores
+from llmb.readers.samples.host import usable_cores
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.schedulers.lookup import SCHEDULERS, scheduler_of
 from llmb.site.site import Site

@@ -34,8 +34,8 @@ from llmb.health.checks.software import Silent, container_checks, scheduler_chec
 from llmb.health.facts import FactSource, WantedFacts, named_places, wanted_of
 from llmb.health.records import Check, CheckOptions, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, TITLES, Area, Finding, names_of, rule_of, skipped
-from llmb.resources.host import host_name
-from llmb.resources.settings import NodeSettings, read_settings
+from llmb.readers.samples.host import host_name
+from llmb.readers.samples.node_settings import NodeSettings, read_settings
 from llmb.runs.conditions import gpu_limits
 from llmb.runs.folder import write_atomically
 from llmb.runs.record import now

@@ -29,9 +29,9 @@ from llmb.programs.conclude import EndedRun, finish_run, read_ended_run
 from llmb.programs.engine.nsys import check_here, with_profiler
 from llmb.programs.engine.program import plan_engine
 from llmb.programs.port import End, ProgramRequest, find_program
-from llmb.resources.host import NodeProcesses
-from llmb.resources.nvml import find_gpus
-from llmb.resources.other_work import run_text
+from llmb.readers.samples.host import NodeProcesses
+from llmb.readers.samples.nvml import find_gpus
+from llmb.readers.samples.other_work import run_text
 from llmb.runs.attempts import newest_checkpoint
 from llmb.runs.checkpoints import check_space
 from llmb.runs.choices import Choices

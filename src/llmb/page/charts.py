@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-    from llmb.metrics.anomalies import Level
+    from llmb.readers.anomalies import Level
     from llmb.verdict.conditions import Interval, VerdictName
 
 INK, MUTED, GRID, PAPER = "#222222", "#666666", "#dddddd", "#ffffff"

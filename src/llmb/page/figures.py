@@ -12,7 +12,6 @@ from llmb.analysis.judge_run import Judged
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
-from llmb.metrics.anomalies import changes_pct, find_anomalies, find_levels
 from llmb.page.charts import (
     BESIDE,
     BLUE,
@@ -35,6 +34,8 @@ from llmb.page.charts import (
     parts_chart,
     series_chart,
 )
+from llmb.readers.anomalies import changes_pct, find_anomalies, find_levels
+from llmb.readers.profiles.breakdown import shares
 from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import Table, cut, interval_of, known, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
@@ -43,7 +44,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.runs.trace_reports import kept_breakdown
-from llmb.traces.breakdown import shares
 from llmb.verdict.conditions import rule_of
 from llmb.verdict.judgement import percent
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from llmb.base.processes import ENDING
 from llmb.base.scratch import scratch_folder
-from llmb.resources.host import host_name, usable_cores
+from llmb.readers.samples.host import host_name, usable_cores
 
 STORE = "LLMB_STORE"
 """The file in which the ranks of one node meet."""

@@ -11,9 +11,9 @@ from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
 from llmb.jobspec.spec import JobSpec
 from llmb.programs.port import End, find_program
+from llmb.readers.samples.node_settings import NodesSettings
+from llmb.readers.samples.samples import discard_settings, settings_of_nodes
 from llmb.reference_suite.documented_paths import add_documented_trace, link_as_documented
-from llmb.resources.samples import discard_settings, settings_of_nodes
-from llmb.resources.settings import NodesSettings
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import read_environment
 from llmb.runs.folder import RunFolder

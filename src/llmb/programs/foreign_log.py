@@ -13,12 +13,12 @@ from llmb.base.missing import Missing
 from llmb.base.statistics import Statistics
 from llmb.catalogue.records import Window
 from llmb.catalogue.window import STEADY
-from llmb.logs.formats.format import Format
-from llmb.logs.outcome import FINISHED, LogOutcome, judge_log
-from llmb.logs.reader import read_log
 from llmb.programs.port import End
-from llmb.resources.records import ResourceUse
-from llmb.resources.samples import Sampled, SampledWork, TimeSpan, samples_of_ended
+from llmb.readers.logs.formats.format import Format
+from llmb.readers.logs.outcome import FINISHED, LogOutcome, judge_log
+from llmb.readers.logs.reader import read_log
+from llmb.readers.samples.sample_records import ResourceUse
+from llmb.readers.samples.samples import Sampled, SampledWork, TimeSpan, samples_of_ended
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

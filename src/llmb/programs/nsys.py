@@ -2,10 +2,10 @@
 """Nsight Systems, whatever the program that it records: its options, and its reports exported."""
 
 from llmb.base.tools import ask_program
+from llmb.readers.profiles.trace_files import SQLITE_END
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.trace_reports import profile_file
-from llmb.traces.files import SQLITE_END
 
 NSYS = "nsys"
 EXPORT_LIMIT_S = 1800

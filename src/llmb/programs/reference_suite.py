@@ -20,11 +20,11 @@ from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_t
 from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import Launch, VariableLayer, read_spec
-from llmb.logs.formats import format_called
-from llmb.logs.formats.format import Format
 from llmb.predict.prediction import predicted_step
 from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.readers.logs.formats import format_called
+from llmb.readers.logs.formats.format import Format
 from llmb.reference_suite.documented_paths import nemo_items
 from llmb.reference_suite.launch_scripts import (
     CACHES,

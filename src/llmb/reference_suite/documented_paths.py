@@ -17,11 +17,11 @@ from llmb.checkpoints.checkpoint import RECORD, saved_checkpoints
 from llmb.checkpoints.nemo_folder import BACKEND_FILE, MODEL_FILE, is_nemo_folder
 from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.jobspec.spec import JobSpec
+from llmb.readers.profiles import NCCL_LOG_END
 from llmb.runs.experiment import recorded_suffix
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord
-from llmb.traces import NCCL_LOG_END
 
 COPIED_BYTES = 1 << 24
 NO_ACCOUNT = "default"

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from llmb.base.errors import UsageError
 from llmb.base.input_files import open_file
 from llmb.base.shown_text import csv_value, printable
-from llmb.logs.error_text import describe_content, find_recorder
-from llmb.logs.reader import RunLog, read_log
+from llmb.readers.logs.error_text import describe_content, find_recorder
+from llmb.readers.logs.reader import RunLog, read_log
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
 from llmb.catalogue.records import Window
-from llmb.logs.configuration import INFERRED_RELEASE
-from llmb.logs.outcome import LogOutcome, Status
-from llmb.metrics.anomalies import Anomalies
+from llmb.readers.anomalies import Anomalies
+from llmb.readers.logs.configuration import INFERRED_RELEASE
+from llmb.readers.logs.outcome import LogOutcome, Status
 from llmb.report.table import (
     Column,
     Table,

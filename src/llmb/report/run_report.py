@@ -13,6 +13,9 @@ from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
 from llmb.catalogue.throughput import MFU
 from llmb.programs.conclude import EndedRun
+from llmb.readers.profiles.breakdown import shares
+from llmb.readers.samples.machine import MachineReport, event_text, kind_text, machine_rules
+from llmb.readers.samples.sample_records import HostUse, ResourceUse
 from llmb.report.plan_report import plan_title, predicted_text
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import (
@@ -27,13 +30,10 @@ from llmb.report.table import (
     window_sparkline,
 )
 from llmb.report.trace_report import network_text, shown_parts
-from llmb.resources.machine import MachineReport, event_text, kind_text, machine_rules
-from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoints import CheckpointReport
 from llmb.runs.plan import Plan
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
-from llmb.traces.breakdown import shares
 from llmb.verdict.judgement import headline
 
 STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}

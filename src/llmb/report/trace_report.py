@@ -8,12 +8,12 @@ from html import escape
 from typing import Any
 
 from llmb.base.shown_text import counted, listed, printable
+from llmb.readers.nccl.nccl_network import Network, NodesNetwork
+from llmb.readers.nccl.nccl_summary import Collective, NcclSummary, StepTraffic
+from llmb.readers.nccl.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
+from llmb.readers.profiles.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
+from llmb.readers.profiles.timeline import NameTime
 from llmb.report.table import Column, Table, cut, fields_of, number, number_column, result_table, table_of, whole
-from llmb.traces.breakdown import CollectiveTime, RankTrace, StepBreakdown, TraceSummary, shares
-from llmb.traces.nccl_network import Network, NodesNetwork
-from llmb.traces.nccl_summary import Collective, NcclSummary, StepTraffic
-from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
-from llmb.traces.timeline import NameTime
 
 PLACES = ("out_of_place", "in_place")
 MOST_ROWS = 40

@@ -6,7 +6,7 @@ from typing import Literal
 
 from llmb.base.errors import UsageError
 from llmb.catalogue.records import Record
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 
 ProductDtype = Literal["fp8", "fp32", "bf16"]
 """``fp8``: the device's FP8 product. ``fp32``, ``bf16``: a product after an exact cast to that dtype."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmb.base.missing import Missing
 from llmb.catalogue.records import Record
-from llmb.resources.settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings, together
+from llmb.readers.samples.node_settings import PREFIXES, SET_OR_NOT, NodeSettings, NodesSettings, together
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.identity import KEY_DIGITS, Difference, RunIdentity, Value, differences, flat
 from llmb.runs.plan import EnginePlan, Plan

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from llmb.base.shown_text import counted
 from llmb.catalogue.throughput import MOST_MFU_PCT, why_too_fast
-from llmb.metrics.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, Lap, clock_contradiction
+from llmb.readers.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, Lap, clock_contradiction
 from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord
 from llmb.runs.steps import Step

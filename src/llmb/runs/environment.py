@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmb.catalogue.records import Record
-from llmb.resources.records import reasons_of
+from llmb.readers.samples.sample_records import reasons_of
 from llmb.runs.attention import AttentionReport, Fp8Product
 from llmb.runs.plan import ComputePath
 from llmb.runs.record_file import read_record_file

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.trust import check_owner
-from llmb.traces import NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, TORCH_FOLDER
+from llmb.readers.profiles import NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan

@@ -26,7 +26,7 @@ from llmb.catalogue.window import resolve_window
 from llmb.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
 from llmb.checkpoints.prepared_data import PackedDataset
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 from llmb.runs.attention import AttentionChoice
 from llmb.runs.choices import (
     DEFAULT_SEED,

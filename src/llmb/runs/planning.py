@@ -28,7 +28,7 @@ from llmb.checkpoints.prepared_data import (
     map_arrays,
     prepared_folders,
 )
-from llmb.resources.host import Device
+from llmb.readers.samples.host import Device
 from llmb.runs.checkpoints import check_weights
 from llmb.runs.choices import Choices
 from llmb.runs.plan import (

@@ -17,7 +17,7 @@ from llmb.base.record import KeptOnce, ReasonedRecord
 from llmb.base.trust import foreign_link
 from llmb.catalogue.records import Record, Window
 from llmb.checkpoints.origin import Origin
-from llmb.resources.settings import NodesSettings
+from llmb.readers.samples.node_settings import NodesSettings
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import ENGINE as ENGINE
 from llmb.runs.folder import RunFolder, write_atomically

@@ -14,10 +14,10 @@ from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.records import Packing, Record, Window
 from llmb.catalogue.throughput import parameter_count, throughput, trainable_parameters, why_too_fast
 from llmb.catalogue.window import STEADY
-from llmb.resources.machine import MachineReport, find_events
-from llmb.resources.other_work import find_other_work
-from llmb.resources.records import OtherWork, ResourceUse
-from llmb.resources.samples import Sampled, SampledWork, TimeSpan, summarize
+from llmb.readers.samples.machine import MachineReport, find_events
+from llmb.readers.samples.other_work import find_other_work
+from llmb.readers.samples.sample_records import OtherWork, ResourceUse
+from llmb.readers.samples.samples import Sampled, SampledWork, TimeSpan, summarize
 from llmb.runs.attention import AttentionBackend, Fp8Product
 from llmb.runs.checkpoints import CheckpointReport
 from llmb.runs.choices import Fp8Recipe

@@ -12,14 +12,14 @@ from llmb.base.missing import Missing
 from llmb.base.shown_text import counted, listed, printable
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Gpu
+from llmb.readers.nccl.nccl_network import NVLINK, TCP, Network, NodesNetwork, beginning, read_network, source_of
+from llmb.readers.profiles import NCCL_LOG_END
+from llmb.readers.profiles.breakdown import StepBreakdown, summarize
+from llmb.readers.profiles.trace_files import REPORT_END, SQLITE_END, read_traces
 from llmb.runs.environment import Environment, RdmaPort
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
-from llmb.traces import NCCL_LOG_END
-from llmb.traces.breakdown import StepBreakdown, summarize
-from llmb.traces.files import REPORT_END, SQLITE_END, read_traces
-from llmb.traces.nccl_network import NVLINK, TCP, Network, NodesNetwork, beginning, read_network, source_of
 
 
 @dataclass(frozen=True, slots=True)

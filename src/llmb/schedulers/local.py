@@ -18,7 +18,7 @@ from llmb.base.tools import ask_program
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec, filled
 from llmb.processes.ranks import words
-from llmb.resources.host import host_name
+from llmb.readers.samples.host import host_name
 from llmb.runs.folder import RunFolder, writing
 from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, read_job, read_record, seconds_of
 from llmb.schedulers.port import UNKNOWN, AskedJob, JobAnswers, JobState, Phase, Scheduler, Submission

@@ -14,7 +14,7 @@ from llmb.base.tools import ask_program
 from llmb.catalogue.catalogue import Catalogue, find_fabric
 from llmb.catalogue.records import Fabric
 from llmb.catalogue.resolve import CPU
-from llmb.resources.host import usable_cores
+from llmb.readers.samples.host import usable_cores
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.runs.plan import Plan
 from llmb.site.cluster_config import ClusterConfig, combined, leaves, read_cluster_file, read_user_file

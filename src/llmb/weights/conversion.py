@@ -33,7 +33,7 @@ from llmb.checkpoints.origin import WeightsOrigin, identity_of
 from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
 from llmb.huggingface.folder import WeightsFolder, corrupt_files, hub_checksums, read_folder, read_json
 from llmb.huggingface.tensors import ADAPTER_CONFIG, ADAPTER_FILE, CONFIG, adapter_problems
-from llmb.resources.host import usable_cores
+from llmb.readers.samples.host import usable_cores
 from llmb.runs.checkpoints import base_problem, base_text, check_weights_space
 from llmb.runs.folder import write_atomically
 from llmb.runs.record import now

@@ -63,7 +63,7 @@ class Run:
         found = set()
         for pid in processes_of(self.install):
             with suppress(OSError):  # it ended while we looked
-                if "llmb.resources.sampler" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                if "llmb.readers.samples.sampler" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
                     found.add(pid)
         return found
 

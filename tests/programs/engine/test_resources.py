@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from slowed_runs import Slow, slowed
 
+from llmb.readers.samples.sample_records import ResourceUse
+from llmb.readers.samples.samples import read_samples
 from llmb.report.run_report import resource_rows
-from llmb.resources.records import ResourceUse
-from llmb.resources.samples import read_samples
 
 Start = Callable[..., Any]
 LLAMA = ("-w", "pretrain_llama3.1", "--scale", "2")

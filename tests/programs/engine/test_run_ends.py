@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from llmb.logs.outcome import judge_log
-from llmb.logs.reader import read_log
+from llmb.readers.logs.outcome import judge_log
+from llmb.readers.logs.reader import read_log
 
 Start = Callable[..., Any]
 Gone = Callable[..., bool]

@@ -29,7 +29,8 @@ from llmb.jobspec.spec import write_spec
 from llmb.programs.conclude import stored_result
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.command import BridgeVersion, bridge_data
-from llmb.resources.records import (
+from llmb.readers.samples.node_settings import NodeSettings
+from llmb.readers.samples.sample_records import (
     CounterReading,
     GpuSamples,
     HostSample,
@@ -39,7 +40,6 @@ from llmb.resources.records import (
     SamplerStart,
     to_line,
 )
-from llmb.resources.settings import NodeSettings
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling

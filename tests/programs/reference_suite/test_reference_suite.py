@@ -17,10 +17,10 @@ from llmb.catalogue.resolve import Overrides, Request
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
-from llmb.logs.formats import format_called
 from llmb.programs.foreign_log import judge_latest_attempt, result_of_log
 from llmb.programs.port import End
 from llmb.programs.reference_suite import other_batch
+from llmb.readers.logs.formats import format_called
 from llmb.reference_suite.launch_scripts import check_checkout, image_problem, launch_scripts
 from llmb.reference_suite.variables import read_launch
 from llmb.report.plan_report import start_lines

@@ -15,7 +15,7 @@ from slurm_cluster import NODES, SlurmCluster
 
 from llmb.jobspec.options import Binding, Boost
 from llmb.jobspec.spec import JobSpec, Placement
-from llmb.resources.samples import read_samples
+from llmb.readers.samples.samples import read_samples
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import VboostOutcome
 from llmb.runs.record_file import read_record_file

@@ -40,7 +40,7 @@ from llmb.bench.protocol import (
 from llmb.bench.worker.run import describe, free_bytes, leave, say
 from llmb.engine.device import device_name, local_device, synchronize
 from llmb.engine.parallel.mesh import connect_ranks
-from llmb.resources.host import host_name
+from llmb.readers.samples.host import host_name
 from llmb.runs.folder import write_atomically
 
 GB = 10**9

@@ -14,7 +14,7 @@ import torch
 from llmb.bench.measurements import JOB, PARTS, PartReport
 from llmb.bench.protocol import CaseList, Timing
 from llmb.bench.worker.run import leave, run_job, say
-from llmb.resources.host import host_name
+from llmb.readers.samples.host import host_name
 from llmb.runs.folder import write_atomically
 
 

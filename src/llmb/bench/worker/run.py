@@ -33,7 +33,7 @@ from llmb.engine.attention_backend import BackendTrial, attention_kernel, try_ke
 from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
 from llmb.engine.environment import cudnn_version, nccl_version, node_gpus
 from llmb.engine.model.attention import attend
-from llmb.resources.host import Device, host_name
+from llmb.readers.samples.host import Device, host_name
 from llmb.runs.attention import AttentionBackend, Trial, select, try_backends
 
 MANY = 500

@@ -46,7 +46,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.step import FP8
-from llmb.logs.step_line import LoadLine, format_load_line
+from llmb.readers.logs.step_line import LoadLine, format_load_line
 
 MOST_THREADS = 8
 

@@ -45,8 +45,8 @@ from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.rendezvous import Hosts, ranks_of_node
 from llmb.engine.watchdog import CHECKPOINT_GROUP
-from llmb.logs.step_line import SaveLine, format_save_line
-from llmb.resources.host import host_name
+from llmb.readers.logs.step_line import SaveLine, format_save_line
+from llmb.readers.samples.host import host_name
 from llmb.runs.checkpoints import base_weights, check_space
 from llmb.runs.experiment import PROBE, probe_file
 from llmb.runs.folder import RunFolder, write_atomically

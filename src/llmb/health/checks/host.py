@@ -20,7 +20,7 @@ from llmb.base.shown_text import counted, listed
 from llmb.health.facts import FactSource, WantedFacts
 from llmb.health.records import Status
 from llmb.health.rules import GIB, Finding, gib, rule
-from llmb.resources.host import cgroup_folders, find_cpu_limit
+from llmb.readers.samples.host import cgroup_folders, find_cpu_limit
 
 CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
 DEVICES, NVIDIA = "/sys/bus/pci/devices", "0x10de"

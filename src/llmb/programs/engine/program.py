@@ -14,15 +14,15 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import PYTHON, RUN_FOLDER, VariableLayer
-from llmb.logs.error_text import fault_at_end
 from llmb.predict.memory import clearly_fits, estimate, estimate_here, settle_sharding
 from llmb.predict.prediction import predicted_step
 from llmb.predict.search import remedies
 from llmb.programs.engine.nsys import with_profiler, worker_module
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
-from llmb.resources.host import Device
-from llmb.resources.samples import samples_of_ended
+from llmb.readers.logs.error_text import fault_at_end
+from llmb.readers.samples.host import Device
+from llmb.readers.samples.samples import samples_of_ended
 from llmb.runs.attempts import cut, is_done, window_began, with_steady_window
 from llmb.runs.checkpoints import report_checkpoints
 from llmb.runs.choices import Choices

@@ -27,11 +27,11 @@ from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.jobspec.spec import RUN_FOLDER, Word
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
+from llmb.readers.profiles import NSYS_FOLDER
+from llmb.readers.profiles.trace_files import REPORT_END
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.plan import Plan
 from llmb.runs.trace_reports import report_name
-from llmb.traces import NSYS_FOLDER
-from llmb.traces.files import REPORT_END
 
 DATA = Path(__file__).with_name("megatron_bridge.yaml")
 _NEMO = re.compile(r"\bnemo[+:-](\d\d\.\d\d)(?!\d)")

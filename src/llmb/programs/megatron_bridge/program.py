@@ -6,8 +6,6 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import VariableLayer
-from llmb.logs.formats.megatron import FORMAT
-from llmb.logs.outcome import LogOutcome
 from llmb.predict.prediction import predicted_step
 from llmb.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log, samples_beside
 from llmb.programs.megatron_bridge.command import (
@@ -23,6 +21,8 @@ from llmb.programs.megatron_bridge.command import (
 )
 from llmb.programs.nsys import export_report
 from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
+from llmb.readers.logs.formats.megatron import FORMAT
+from llmb.readers.logs.outcome import LogOutcome
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder

@@ -77,7 +77,7 @@ export LLMB_STORE_ID
 trap : TERM  # Slurm ends the steps; this waits for their end
 # The samplers end with the pipe to them. The run goes on without those that do not start.
 exec {llmb_sampled}> >(exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --overlap --mem=0 bash -c \
-    'exec "$1" -P -m llmb.resources.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID' \
+    'exec "$1" -P -m llmb.readers.samples.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID' \
     llmb-sampler "$llmb_python" "$llmb_folder" >/dev/null 2>&1) && llmb_sampler=$! &&
 srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none \
     --container-image=/images/bridge-0.6.sqsh --container-mounts=/datasets:/datasets,/lustre/bench:/lustre/bench \

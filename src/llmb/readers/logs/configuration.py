@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a log tells about the configuration of its run, where no record does: by its beginning, and by its path.
+
+Keys are those of a run's identity: ``workload``, ``size``, ``dtype``, ``gpu_type``, ``layout.gpus``, ``layout.tp`` ...
+and ``release`` of the reference suite where the path tells it.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmb.catalogue.records import MIG, gpu_type_of
+from llmb.readers.logs.formats.format import Value
+from llmb.readers.logs.formats.torchtitan import layout_of
+
+if TYPE_CHECKING:
+    from llmb.catalogue.published import Document
+    from llmb.catalogue.records import Gpu
+
+_ARGUMENTS = {
+    b"world_size": "gpus",
+    b"tensor_model_parallel_size": "tp",
+    b"pipeline_model_parallel_size": "pp",
+    b"virtual_pipeline_model_parallel_size": "vp",
+    b"context_parallel_size": "cp",
+    b"expert_model_parallel_size": "ep",
+    b"expert_tensor_parallel_size": "etp",
+    b"micro_batch_size": "mbs",
+    b"global_batch_size": "gbs",
+    b"seq_length": "seq_len",
+    b"num_layers": "layers",
+}
+"""Arguments of Megatron and of what is built on it, as they are printed when a run starts."""
+_ARGUMENT = re.compile(rb"(?<!\w)(\w{1,40}) ?(?:[:=]|\.{2,60}) ?(\d{1,9})(?=[\s,|}]|\Z)")
+_ARGUMENTS_SIGN, _PARAMETER_SIGN, _GPU_SIGN = b"parallel_size", b"Config param ", b"NVIDIA "
+"""Found wherever a pattern is; searching for text takes a tenth of the time."""
+_PARAMETER = re.compile(rb"Config param (model_name|max_target_length): (\S{1,80})")
+_GPU = re.compile(
+    rb"\bNVIDIA (?P<chip>G?[ABHL]\d{2,3}S?)"
+    rb"(?:[ -](?:PCI[eE]|NVL\d{0,2}|SXM\d?|CNX|\d{2,3}GB|HBM\d\w?|MIG [\w.+]{1,20})){0,5}(?!\w)"
+)
+"""The name of a device, by the driver or by CUDA."""
+_SLICES = re.compile(rb"[\r\n] {1,9}MIG {1,9}[\w.+]{1,20} {1,9}Device {1,9}\d")
+"""As ``nvidia-smi -L`` lists them below their GPU."""
+
+_EXPERIMENT = re.compile(
+    r"(?<![a-z])(?P<workload>(?:pretrain|finetune|sft|lora)_[a-z][a-z0-9.-]*?(?:_[a-z][a-z0-9.-]*?)*?)"
+    r"_(?P<size>\d+(?:\.\d+)?[bm](?:[-_]?a\d+b)?|\d+x\d+b|e\d+)(?=_|\.out|$)"
+)
+_DTYPE = re.compile(r"_(bf16|fp8|fp32|nvfp4|mxfp8)(?:_(?:cs|ds|mx|sc|ss))?(?=_|\.|$)")
+_SCALE = re.compile(r"_(?:bf16|fp8|fp32|nvfp4|mxfp8)(?:_(?:cs|ds|mx|sc|ss))?_(?:gpus)?(\d{1,6})(?=_|\.|$)")
+_NAMED_SIZE = re.compile(r"_(gpus|etp|tp|pp|vp|cp|ep|mbs|gbs|seq|layers)(\d{1,7}|None)(?=_|\.|$)")
+_SIZE_NAMED = re.compile(r"_(\d{1,7})(mbs|gbs|nodes)(?=_|\.|$)")
+_NAMED_GPU = re.compile(r"_(gb300|gb200|b300|b200|h200|h100|a100)(?=_|\.|$)")
+_FOLDERS_ABOVE = 3
+_RESULTS = re.compile(
+    r"/results/(?P<release>\d\d\.\d\d)[^/]*/(?P<dtype>bf16|fp8)/(?P<size>\d+[bm])/(?P<gpus>\d{1,6})"
+    r"/log-nemo_(?P<model>[^/]+?)_(?P=size)_(?P=gpus)_\d+\.out(?:\.gz)?\Z"
+)
+"""Where releases up to 25.03 leave a log: ``results/24.11/bf16/405b/576/log-nemo_llama3.1_405b_576_933609.out``."""
+_BARE = re.compile(r"_(?:bf16|fp8)_\d{1,6}(?=_(?:nsys|nccltrace)(?:_|\.|$)|_\d+(?:_\d+)?(?:\.|$)|\.|$)")
+"""Behind the size in a name of 25.04: a number of GPUs and no layout. Later names have ``gpus`` or ``nodes``."""
+BARE_RELEASE = "25.04"
+_FACT = re.compile(rb"(?<![\w/.-])([A-Za-z_]\w{1,40})\"? ?(?:[:=]|\.{2,60}) ?\"?([\w.+-]{1,60})(?=[\s,|}\")]|\Z)")
+"""An argument of any program, as it is printed before the first step."""
+_OF_ONE_RUN = re.compile(
+    rb"seed|rank|port|pid|host|addr|path|dir|file|url|uuid|save|load|log|wandb|tensorboard|time|date|job|run|exp_|elapsed"
+    rb"|took",
+    re.IGNORECASE,
+)
+"""Arguments whose values differ between repeats."""
+ARGUMENTS = "arguments.digest"
+"""Key of a configuration with the digest of all arguments that are printed before the first step."""
+INFERRED_RELEASE = "release.inferred"
+"""Key of a configuration whose release is inferred from the form of the experiment's name."""
+
+
+def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> dict[str, Value]:
+    """Configuration of a log that begins with ``head``; a name is believed only where the log itself is silent.
+
+    ``first_step``: where the first step is in ``head``, if it is there. Where the workload is not known, all
+    arguments before it stand for it, if some of them are sizes.
+    """
+    told = _from_head(head)
+    known = {**(_from_path(path.absolute()) if path else {}), **told}
+    if "workload" not in known and any(key.startswith("layout.") for key in told):
+        header = head[:first_step] if first_step >= 0 else head
+        facts = sorted({pair for pair in _FACT.findall(header) if not _OF_ONE_RUN.search(pair[0])})
+        known[ARGUMENTS] = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    return known
+
+
+def _from_head(head: bytes) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    if _ARGUMENTS_SIGN in head:
+        for name, value in _ARGUMENT.findall(head):
+            if name in _ARGUMENTS:
+                found.setdefault(f"layout.{_ARGUMENTS[name]}", int(value))
+    found |= {f"layout.{name}": size for name, size in layout_of(head).items()}
+    for name, value in _PARAMETER.findall(head) if _PARAMETER_SIGN in head else ():
+        if name == b"model_name":
+            found["workload"] = value.decode("utf-8", "replace")
+        elif value.isdigit():
+            found["layout.seq_len"] = int(value)
+    if _GPU_SIGN in head and (gpu := _GPU.search(head)) and (kind := _gpu_type(gpu, head)):
+        found["gpu_type"] = kind
+    return found
+
+
+def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
+    """The catalogue's type of a device, or the name of a variant that it does not have; None for a chip without the
+    rest of its name, of which there are several variants."""
+    gpus, name, chip = _gpus(), gpu[0].decode(), gpu["chip"].decode()
+    name += MIG.rstrip() if _SLICES.search(head) else ""
+    is_bare = name.endswith(f" {chip}") and chip.lower() in gpus
+    return gpu_type_of(name, gpus.values()) or (None if is_bare else name)
+
+
+@cache
+def _gpus() -> "Mapping[str, Gpu]":
+    from llmb.catalogue.catalogue import Catalogue  # takes longer to load than to read a hundred logs
+
+    return Catalogue().gpus
+
+
+@lru_cache(maxsize=1)
+def _from_path(path: Path) -> Mapping[str, Value]:
+    """By the folders of the reference suite, or the name of the experiment, which the file has or a folder above it.
+
+    ``path`` is absolute.
+    """
+    if "/results/" in (text := str(path)) and (told := _RESULTS.search(text)):
+        named = told.groupdict()
+        found: dict[str, Value] = {key: named[key] for key in ("size", "dtype", "release")}
+        return {"workload": f"pretrain_{named['model']}", "layout.gpus": int(named["gpus"]), **found}
+    for name in path.parts[: -2 - _FOLDERS_ABOVE : -1]:
+        if found := experiment_configuration(name):
+            return found
+    return {}
+
+
+def document_of_log(path: Path) -> "Document | None":
+    """The reference document that a log is of by its path; None if it is of none, or of one that is not known.
+
+    Names since 25.05 do not tell the release: they are of the only document that has such names.
+    """
+    known = _from_path(path.absolute())
+    return _document(f"{known['workload']}_{known['size']}", str(known.get("release", ""))) if known else None
+
+
+@cache
+def _document(experiment: str, release: str) -> "Document | None":
+    from llmb.catalogue.catalogue import Catalogue  # takes longer to load than to read a hundred logs
+
+    fitting = [
+        one
+        for one in Catalogue().documents.values()
+        if any(f"{experiment}_".startswith(f"{begin}_") for begin in one.experiments)
+        and (one.release == release or (not release and one.release > BARE_RELEASE))
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def experiment_configuration(name: str) -> dict[str, Value]:
+    """What an experiment's name tells, such as ``pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128``."""
+    experiment = _EXPERIMENT.search(name)
+    if not experiment:
+        return {}
+    found: dict[str, Value] = {"workload": experiment["workload"], "size": experiment["size"]}
+    rest = name[experiment.end() :]
+    if _BARE.match(rest):
+        found |= {"release": BARE_RELEASE, INFERRED_RELEASE: True}
+    if dtype := _DTYPE.search(rest):
+        found["dtype"] = dtype[1]
+    if gpu := _NAMED_GPU.search(rest):
+        found["gpu_type"] = gpu[1]
+    if scale := _SCALE.search(rest):
+        found["layout.gpus"] = int(scale[1])
+    for key, value in _NAMED_SIZE.findall(rest):
+        found[f"layout.{'seq_len' if key == 'seq' else key}"] = 1 if value == "None" else int(value)
+    for value, key in _SIZE_NAMED.findall(rest):
+        found["nodes" if key == "nodes" else f"layout.{key}"] = int(value)
+    return found

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a format of logs is: how it is recognized, how its steps are numbered, and how they are read."""
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from llmb.readers.logs.step_line import StepLine
+
+MAX_LINE_BYTES = 4096
+"""A longer line is not read."""
+NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
+"""A number as Python and C print it; bounded, and without a group."""
+LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
+"""What follows text that need not end its line: only the end of a longer line is read."""
+LEAST_PRINTED_S = 0.01
+"""A shorter time that is printed in thousandths of a second is known to less than 5 %: it is not read."""
+NOT_FINITE = (b": nan", b": inf", b": -inf")
+"""How Python prints values that are not finite: found faster than any pattern."""
+_BAD = (*NOT_FINITE, b": NAN", b": INF", b": -INF", b"=nan", b"=inf", b"=-inf")
+_BAD_LOSS = re.compile(
+    rb"([\w ]{0,12})loss(?![ _]scale)[\w ./()-]{0,40}'?[:=] {0,2}'?(-?(?:nan|inf))(?!\w)", re.IGNORECASE
+)
+_EVALUATED = b"val"
+"""In the name of a loss of an evaluation."""
+Value = str | int | float | bool | None
+
+_PREFIX_BYTES = 200
+_RANK = re.compile(rb" {0,9}(?:(\d{1,7}): |\[(?:rank|default)?(\d{1,7})\]:? ?)")
+
+
+class Reader(Protocol):
+    """Reads one log. Its methods are called with consecutive parts of the log, in order."""
+
+    def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
+        """The steps in ``text[start:end]``, which consists of complete lines; each ends with CR or LF.
+
+        What only introduces a step, such as a header with the number of steps, is kept for it.
+        """
+
+    def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
+        """The steps in a file's last line, which has no line end, and whether a step line was truncated there.
+
+        Called once, last; steps that were kept back are returned, too.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Everything that is known of a format. Every repetition in a pattern is bounded, so that no text takes quadratic
+    time."""
+
+    name: str
+    title: str
+    marks: tuple[bytes, ...]
+    """Text of which some is found in every line that the reader needs: other text is not searched. One of the first
+    ``step_marks`` is found in every step line, and one of the others in what ``resumed`` fits."""
+    step: re.Pattern[bytes]
+    """Found in a line that logs a step. The format of a log is that whose step line comes first."""
+    reader: Callable[[], Reader]
+    first_number: int = 0
+    """The number of a run's first step, as printed."""
+    mean_of_interval: bool = False
+    """If only every n-th step is logged, the step time is the mean of n steps; else it is of the logged step alone."""
+    resumed: re.Pattern[bytes] | None = None
+    """Found before the first step of a run that resumes from a checkpoint."""
+    step_marks: int = 1
+    unless: re.Pattern[bytes] | None = None
+    """Found before the first step of logs whose steps are those of another format."""
+
+    def find_step_mark(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> int:
+        """Where ``text[start:end]`` has the first one, in the first step line at the latest; -1 without one."""
+        found = -1
+        for mark in self.marks[: self.step_marks]:
+            place = text.find(mark, start, end)
+            if place >= 0 and (place < found or found < 0):
+                found = place
+        return found
+
+
+def has_any(text: bytes, marks: Iterable[bytes], start: int = 0, end: int = sys.maxsize) -> bool:
+    """Whether one of ``marks`` is in ``text[start:end]``."""
+    return any(text.find(mark, start, end) >= 0 for mark in marks)
+
+
+def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
+    """The rank that the prefix of a line names (``3: `` of srun -l, ``[rank3]:`` of torchrun).
+
+    The line has the position ``at``; ``text[start - 1]`` ends a line.
+    """
+    if at == start or text[at - 1] in b"\r\n":  # nearly always
+        return None
+    begin = max(start, at - _PREFIX_BYTES)
+    line = max(text.rfind(b"\n", begin, at), text.rfind(b"\r", begin, at), begin - 1) + 1
+    match = _RANK.match(text, line, at)
+    return int(match[1] or match[2]) if match else None
+
+
+def moment_before(stamp: re.Pattern[bytes], text: bytes, at: int, start: int = 0) -> float | None:
+    """When the line at ``at`` was written, by the time stamp that is found before; None without one."""
+    match = stamp.search(text, max(start, at - _PREFIX_BYTES), at)
+    try:
+        return datetime.fromisoformat(match[1].decode().replace(",", ".")).timestamp() if match else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def find_bad_loss(text: bytes) -> float | None:
+    """A loss of the training that is not finite, whatever its name, in a line; None if all are."""
+    found = _BAD_LOSS.findall(text) if has_any(text, _BAD) else ()
+    return next((float(value) for before, value in found if _EVALUATED not in before.lower()), None)
+
+
+def number_or_none(text: bytes | None) -> float | None:
+    """The value of text that matches ``NUMBER``, with thousands separators or without."""
+    return float(text.replace(b",", b"")) if text else None

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the logs in a directory and reads one of them, or many in parallel."""
+
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from llmb.base.errors import EnvironmentProblem, UsageError
+from llmb.base.input_files import not_regular, open_file
+from llmb.base.worker_pool import start_tasks
+from llmb.catalogue.window import DEFAULT_RULE
+from llmb.readers.logs.configuration import document_of_log
+from llmb.readers.logs.outcome import LogOutcome, Status, judge_log
+from llmb.readers.logs.reader import read_log
+
+LOG_NAMES = (".out", ".out.gz")
+NCCL = b" NCCL INFO "
+_NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
+    (
+        re.compile(r"^sbatch_"),
+        "not_training_log",
+        "output of the batch script; the run's own log is in the same folder",
+    ),
+    (re.compile(r"^vboost"), "not_training_log", "output of a helper job"),
+    (re.compile(r"nccltrace"), "traced", "tracing slows a run down"),
+    (re.compile(r"nsys_analysis"), "not_training_log", "analysis of a profile"),
+    (re.compile(r"_(nsys|torchprofile)(_|\.|$)"), "profiled", "profiling slows a run down"),
+    (
+        re.compile(r"prepare_squad_dataset_exp|import_ckpt_exp"),
+        "not_training_log",
+        "preparation of a dataset or a checkpoint",
+    ),
+)
+"""What names of files say: the first that fits. These files are not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedFile:
+    path: Path
+    outcome: LogOutcome
+    may_name_network: bool = True
+    """False if the whole text is known to have no line of NCCL's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """``logs`` are to be read, largest first; ``refused`` already have an outcome."""
+
+    logs: tuple[Path, ...]
+    total_bytes: int
+    refused: tuple[ParsedFile, ...]
+
+
+def find_logs(root: Path) -> FoundFiles:
+    """All ``*.out`` and ``*.out.gz`` files below ``root``, or ``root`` itself if it is a file, whatever its name.
+
+    Raises UsageError if there is none.
+    """
+    if root.is_file():
+        return FoundFiles((root,), root.stat().st_size, ())
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"'{root}' {not_regular(root.stat().st_mode)}, not a regular file", do="give a log file")
+    if not root.exists():
+        raise UsageError(f"no such file or directory: '{root}'", do="give a log file or the directory that holds logs")
+    refused: list[ParsedFile] = []
+    sizes: dict[Path, int] = {}
+    for name, status in _once(_walk(root, refused)):
+        path = Path(name)
+        size = _size_or_refusal(path, status)
+        if isinstance(size, LogOutcome):
+            refused.append(ParsedFile(path, size))
+        else:
+            sizes[path] = size
+    if not sizes and not refused:
+        raise UsageError(
+            f"no '*.out' file in or below '{root}'",
+            do="give the directory that holds logs, or one log file by its full name",
+        )
+    return FoundFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused))
+
+
+def find_all_logs(roots: Sequence[Path]) -> FoundFiles:
+    """Finds the logs below several folders, each file once. Raises UsageError if one of them has none."""
+    found = [find_logs(root) for root in roots]
+    if len(found) == 1:
+        return found[0]
+    logs = {path.resolve(): path for one in found for path in one.logs}
+    refused = {file.path.absolute(): file for one in found for file in one.refused}
+    sizes = {path: _size(path) for path in logs.values()}
+    return FoundFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused.values()))
+
+
+def _largest_first(sizes: Mapping[Path, int]) -> tuple[Path, ...]:
+    return tuple(sorted(sizes, key=lambda path: (-sizes[path], path.parts)))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # whoever reads it reports that
+
+
+def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
+    """Names of logs as text, and by ``scandir``: a path for each file, or ``walk``, takes twice as long.
+
+    What has a hidden name is not looked at: it may be half of a copy.
+    """
+    found, folders = [], [str(root)]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as listed:
+                entries = [entry for entry in listed if not entry.name.startswith(".")]
+        except OSError as error:
+            outcome = LogOutcome("unreadable", f"cannot be listed: {error.strerror}")
+            refused.append(ParsedFile(Path(error.filename), outcome))
+            continue
+        found += [entry.path for entry in entries if entry.name.endswith(LOG_NAMES)]
+        folders += [entry.path for entry in entries if _is_folder(entry)]
+    return found
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:  # of a file system that does not list what is a folder
+        return False
+
+
+def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Files in the order of their paths, each with the status of the name, if it has one. Omits further hard links to
+    the same file, such as a reference document's name of a log."""
+    seen: set[tuple[int, int]] = set()
+    for name in sorted(names, key=lambda name: name.split("/")):
+        try:
+            status = os.lstat(name)
+        except OSError:  # such as a file that vanished: whoever reads it reports that
+            yield name, None
+            continue
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+        yield name, status
+
+
+def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutcome:
+    """By the name, and by ``status``, that of a link or a file."""
+    name = path.name
+    for pattern, kind, reason in _NAMES:
+        if pattern.search(name):
+            return LogOutcome(kind, reason)
+    try:
+        status = path.stat() if status is None or stat.S_ISLNK(status.st_mode) else status
+    except OSError as error:
+        barred = isinstance(error, PermissionError)  # then it is not known either whether it is a link
+        why = "dangling link" if not barred and path.is_symlink() else error.strerror
+        return LogOutcome("unreadable", f"{why}")
+    if stat.S_ISREG(status.st_mode):
+        return status.st_size
+    return LogOutcome("unreadable", "is a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file")
+
+
+def parse_file(path: Path, rule: str) -> ParsedFile:
+    """With the default rule, the window of a reference document's log is the one that the document takes."""
+    document = document_of_log(path) if rule == DEFAULT_RULE else None
+    documented = document.window if document else None
+    try:
+        with open_file(path) as stream:
+            log = read_log(stream, "last" if documented == "last" else rule, path=path, documented=documented)
+    except UsageError as error:
+        cause = error.__cause__
+        why = f"cannot be read: {cause.strerror}" if isinstance(cause, OSError) else error.what
+        return ParsedFile(path, LogOutcome("unreadable", why))
+    except OSError as error:
+        return ParsedFile(path, LogOutcome("unreadable", f"cannot be read: {error.strerror}"))
+    return ParsedFile(path, judge_log(log), not log.is_in_head or NCCL in log.head)
+
+
+_BATCH_FILES = 64
+_BATCHES_PER_WORKER = 8
+_WORTH_A_POOL_FILES = 500
+_WORTH_A_POOL_BYTES = 1 << 28
+Content = TypeVar("Content")
+
+
+def parse_logs(found: FoundFiles, rule: str, workers: int) -> Iterator[ParsedFile]:
+    """Every file of ``found``, in the order in which they finish."""
+    yield from found.refused
+    yield from read_in_parallel(found, partial(parse_file, rule=rule), workers)
+
+
+def read_in_parallel(found: FoundFiles, read: "partial[Content]", workers: int) -> Iterator[Content]:
+    """What ``read``, which has to be picklable, makes of every log of ``found``, in the order in which they finish."""
+    if workers > 1 and _is_worth_a_pool(found):
+        yield from _read_in_pool(found.logs, partial(_read_each, read=read), workers)
+    else:
+        yield from map(read, found.logs)
+
+
+def _is_worth_a_pool(found: FoundFiles) -> bool:
+    if len(found.logs) < 2:
+        return False
+    return len(found.logs) >= _WORTH_A_POOL_FILES or found.total_bytes >= _WORTH_A_POOL_BYTES
+
+
+def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers: int) -> Iterator[Content]:
+    tasks = [partial(read, batch) for batch in _batches(paths, workers)]
+    try:
+        with start_tasks(tasks, workers) as batches:
+            for done in as_completed(batches):
+                yield from done.result()
+    except BrokenProcessPool as error:
+        raise EnvironmentProblem(
+            "a process that read logs was killed, perhaps out of memory", do="use fewer processes: --jobs 1"
+        ) from error
+
+
+def _batches(paths: Sequence[Path], workers: int) -> list[Sequence[Path]]:
+    """Batches of similar size: each takes every n-th file of a list that is sorted by size."""
+    count = max(_BATCHES_PER_WORKER * workers, math.ceil(len(paths) / _BATCH_FILES))
+    return [paths[i::count] for i in range(min(count, len(paths)))]
+
+
+def _read_each(paths: Sequence[Path], read: "partial[Content]") -> list[Content]:
+    return list(map(read, paths))

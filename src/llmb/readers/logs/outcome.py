@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outcome of a run according to its log: did it finish, are its values valid, how long did a step take."""
+
+import hashlib
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from llmb.base.errors import UsageError
+from llmb.base.shown_text import counted
+from llmb.base.statistics import Statistics, are_between, describe, describe_means
+from llmb.catalogue.records import Window
+from llmb.readers.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_STEP_S, clock_contradiction
+from llmb.readers.logs.error_text import describe_content, error_at_end, fault_at_end, find_recorder, last_error
+from llmb.readers.logs.formats import format_called
+from llmb.readers.logs.formats.format import Value
+from llmb.readers.logs.logged_attempt import GBS, GPUS, LoggedAttempt
+from llmb.readers.logs.reader import RunLog
+from llmb.readers.logs.step_line import find_invalid_line
+
+MOST_GAPS = 20
+LOG_WARNING = "log_warning"
+"""Key of the verdict's condition on ``warnings``."""
+LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
+"""A longer time between two lines, beside this multiple of their steps, is odd unless another line explains it."""
+DISTINCT_TIMES = 5
+"""So many different step times are not those of another run by chance, with the same losses."""
+WIDEST_CLOCK_ERROR = 0.05
+"""Relative error of a step time by a clock of whole seconds; with a wider one there is no figure."""
+MOST_TFLOPS = 1e30
+"""Other numbers are damage."""
+_BELOW_0 = math.nextafter(0.0, -1.0)
+Status = Literal[
+    "success",
+    "too_few_steps",
+    "resumed",
+    "incomplete",
+    "no_data",
+    "invalid",
+    "profiled",
+    "traced",
+    "not_training_log",
+    "unreadable",
+]
+FINISHED: tuple[Status, ...] = ("success", "too_few_steps", "resumed", "profiled", "traced")
+"""The run did all its steps, and its values are valid; only the step times of a success are a measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOutcome:
+    """The outcome of the run that one file logs. Unknown values are None.
+
+    Only a success, and a profiled or traced run that would be one otherwise, has statistics.
+    """
+
+    status: Status
+    reason: str
+    window: Window | None = None
+    steps: int | None = None
+    """Steps logged by the last attempt."""
+    attempts: int | None = None
+    max_step: int | None = None
+    step_time_s: Statistics | None = None
+    tflops_per_gpu: Statistics | None = None
+    clock_error_s: float | None = None
+    """The step time is off by at most this, because the log's clock is coarse."""
+    left_out: str | None = None
+    """What the step times leave out; also in the reason."""
+    warnings: tuple[str, ...] = ()
+    """What is odd in the window, or contradicts the step times, and leaves them as they are."""
+    loss_first: float | None = None
+    loss_last: float | None = None
+    step_times_s: Sequence[float] = ()
+    """Step times that ``step_time_s`` describes, in the order of the steps."""
+    logged_s: Sequence[float] = ()
+    """When the lines of the window were written, by the log's clock; empty if some do not tell, or are means."""
+    logged_last_s: float | None = None
+    """When its last line was written."""
+    format: str | None = None
+    """Name of the log's format; None without a step line."""
+    configuration: Mapping[str, Value] = field(default_factory=dict)
+    """What the log and its path tell about the run; see ``llmb.readers.logs.reader``."""
+    error_at_end: str | None = None
+    """What went wrong after the last step of a measurement, by its log; the scheduler's time limit does not count."""
+    digest: str | None = None
+    """Digest of what was logged: equal for copies of a log, whatever their names; None without a step."""
+
+    @property
+    def gpus(self) -> int | None:
+        """By the log, or by its name."""
+        gpus = self.configuration.get(GPUS)
+        return gpus if isinstance(gpus, int) else None
+
+    @property
+    def gbs(self) -> int | None:
+        """Global batch size, by the log or by its name."""
+        gbs = self.configuration.get(GBS)
+        return gbs if isinstance(gbs, int) else None
+
+
+def judge_log(log: RunLog) -> LogOutcome:
+    """The outcome of a log, with statistics over the window that it was read with."""
+    if log.attempt.last is None:
+        return replace(_without_steps(log), format=log.format, configuration=log.configuration)
+    return _judged(log, log.attempt.last)
+
+
+def _digest(log: RunLog) -> str:
+    """By the steps if they tell runs apart, so that a log which was compressed or printed again is the same; else by
+    the text around them as well."""
+    attempt = log.attempt
+    times = attempt.step_time_s
+    ends = (attempt.number, attempt.steps, attempt.max_step, attempt.loss_first, attempt.loss_last)
+    tells = len(set(times[: 10 * DISTINCT_TIMES])) >= DISTINCT_TIMES
+    columns = [hashlib.sha256(column).digest() for column in (attempt.step, times)]
+    facts = (ends, *columns, () if tells else (log.size, log.head, log.tail))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _judged(log: RunLog, last: int) -> LogOutcome:
+    """The outcome of a log with steps, of which ``last`` is the run's last one."""
+    attempt = log.attempt
+    window, unfit = _window(attempt, last)
+    unfinished = _why_unfinished(log, last, window)
+    bad = _why_invalid(log, window)
+    if bad or unfinished:
+        status: Status = "invalid" if bad else "incomplete"
+        return _outcome(log, status, "; ".join(filter(None, (bad, unfinished))), window)
+    if window and (why := _profiled_text(attempt, window)):
+        times = log.attempt.step_time_s
+        return _outcome(log, "profiled", why, window, describe(times) if times else None)
+    if window and not len(attempt.step):
+        every = (
+            f"only every {attempt.interval}. step" if attempt.mean_of == 1 else f"the mean of {attempt.mean_of} steps"
+        )
+        return _outcome(log, "too_few_steps", f"{steps_span(window.first, window.last)}: {every} is logged", window)
+    if last == attempt.first_step:
+        if log.attempt.continued:
+            reason = "resumed for one step, which includes warm-up; it shows that the checkpoint loads"
+            return _outcome(log, "resumed", reason, window)
+        return _outcome(log, "too_few_steps", "the only step is the first one, which includes warm-up", window)
+    if window is None:
+        return _outcome(log, "too_few_steps", unfit, None)
+    return _measured(log, last, window)
+
+
+def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
+    """The outcome of a run with steps in its window. Lines may stand for steps before it."""
+    attempt, weights = log.attempt, log.attempt.weights
+    if attempt.mean_of > 1 or weights:
+        before = weights[0] - 1 if weights else 0
+        window = Window(first=attempt.step[0] - before, last=attempt.step[-1], rule=window.rule)
+    error_s = attempt.clock_s / sum(weights or (len(attempt.step),)) if attempt.clock_s else None
+    times = _statistics(attempt.step_time_s, weights, error_s)
+    if error_s and error_s > WIDEST_CLOCK_ERROR * times.mean:
+        return _outcome(log, "too_few_steps", _coarse_text(attempt, times), window)
+    rates = attempt.tflops_per_gpu
+    tflops = _statistics(rates, weights) if are_between(_BELOW_0, rates, MOST_TFLOPS) else None
+    steps = f"{steps_span(window.first, window.last)} of {last + 1 - attempt.first_number}"
+    steps += f"{_interval_text(log)}{_attempts_text(attempt)}"
+    steps += f"; the clock shows whole seconds: ±{error_s:.2g} s, spread unknown" if error_s else ""
+    steps += f"; {attempt.left_out}" if attempt.left_out else ""
+    steps += f"; after its last step: {error}" if (error := error_at_end(log.tail)) else ""
+    status, reason = find_recorder(log.head, log.tail) or ("success", steps)
+    found = _outcome(log, status, reason, window, times, tflops)
+    found = replace(found, warnings=tuple(_warnings(attempt)), error_at_end=fault_at_end(log.tail) or None)
+    return replace(found, clock_error_s=error_s, step_times_s=()) if error_s else found
+
+
+def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
+    """Another figure that contradicts the step times, and how the clock of the lines, by which the program did not time
+    its steps, moves oddly."""
+    if attempt.contradiction:
+        yield attempt.contradiction
+    if any(lap.clock_s < -CLOCK_ERROR_S for lap in attempt.laps):
+        yield "the clock of its lines goes back in the window"
+        return
+    pause = max(attempt.laps, key=lambda lap: lap.clock_s - lap.steps_s - lap.between_s, default=None)
+    if pause and pause.clock_s - pause.between_s > max(LONGEST_PAUSE_S, MOST_PAUSE * pause.steps_s):
+        yield f"between two lines of the window {pause.clock_s:.4g} s passed, of which steps took {pause.steps_s:.4g} s"
+
+
+def _profiled_text(attempt: LoggedAttempt, window: Window) -> str | None:
+    """Why the window does not measure how fast steps are, where the log shows when a profiler ran."""
+    first, last = attempt.profiled or (0, -1)
+    inside = range(max(first, window.first), min(last, window.last) + 1)
+    if not inside:
+        return None
+    hidden = f", and {counted(len(attempt.untimed), 'step')} without a time" if attempt.untimed else ""
+    return f"a profiler ran in {steps_span(inside[0], inside[-1])} of the window{hidden}; profiling slows a run down"
+
+
+def _statistics(values: "array[float]", weights: Sequence[int] | None, error: float | None = None) -> Statistics:
+    if error or weights:
+        return describe_means(values, weights or (1,) * len(values), error or 0.0)
+    return describe(values)
+
+
+def _coarse_text(attempt: LoggedAttempt, times: Statistics) -> str:
+    steps = "1 step" if times.count == 1 else f"{times.count} steps"
+    seconds = times.mean * times.count
+    known = f"±{100 * attempt.clock_s / seconds:.0f} %" if seconds else "not at all"
+    most = f"{100 * WIDEST_CLOCK_ERROR:.0f} %"
+    return f"the log's clock shows whole seconds: {steps} in {seconds:.0f} s are known {known}; {most} is the most"
+
+
+def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
+    """The window of a whole run; None with the reason if the rule does not fit the run."""
+    if attempt.window and last == attempt.window_last:
+        return attempt.window, ""
+    try:
+        return attempt.resolve_window(last), ""
+    except UsageError as error:
+        return None, error.what
+
+
+def _outcome(
+    log: RunLog,
+    status: Status,
+    reason: str,
+    window: Window | None,
+    step_time_s: Statistics | None = None,
+    tflops_per_gpu: Statistics | None = None,
+) -> LogOutcome:
+    attempt = log.attempt
+    return LogOutcome(
+        status=status,
+        reason=reason,
+        window=window,
+        steps=attempt.steps,
+        attempts=attempt.number,
+        max_step=attempt.max_step,
+        step_time_s=step_time_s,
+        tflops_per_gpu=tflops_per_gpu,
+        left_out=attempt.left_out,
+        loss_first=_finite(attempt.loss_first),
+        loss_last=_finite(attempt.loss_last),
+        step_times_s=attempt.step_time_s if step_time_s else (),
+        logged_s=attempt.logged_s if _tells_when(attempt) else (),
+        logged_last_s=attempt.logged_last_s,
+        format=log.format,
+        configuration=_configured(log),
+        digest=_digest(log),
+    )
+
+
+def _configured(log: RunLog) -> Mapping[str, Value]:
+    """With the batch size that the lines print, which the name may leave out."""
+    gbs = log.attempt.work.gbs
+    return {GBS: gbs, **log.configuration} if gbs else log.configuration
+
+
+def _tells_when(attempt: LoggedAttempt) -> bool:
+    return len(attempt.logged_s) == len(attempt.step) and all(attempt.logged_s) and not attempt.weights
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _without_steps(log: RunLog) -> LogOutcome:
+    if not log.size:
+        return LogOutcome("no_data", "empty file", steps=0, attempts=0)
+    if log.truncated_line:
+        return LogOutcome("no_data", "the file ends in its first step line", steps=0, attempts=0)
+    content = describe_content(log.head, log.tail)
+    reason = _quoting(f"no step line: {content.text}", log.tail)
+    return LogOutcome("no_data" if content.is_log else "not_training_log", reason, steps=0, attempts=0)
+
+
+def _why_unfinished(log: RunLog, last: int, window: Window | None) -> str | None:
+    attempt = log.attempt
+    if not attempt.finished:
+        where = ", while logging the next" if log.truncated_line else ""
+        steps = last + 1 - attempt.first_number
+        return _quoting(f"died after step {attempt.max_step} of {steps}{where}{_attempts_text(attempt)}", log.tail)
+    if window and (gaps := attempt.missing(window)):
+        word = "step" if sum(map(len, gaps)) == 1 else "steps"
+        more = f" and {len(gaps) - MOST_GAPS:,} more ranges" if len(gaps) > MOST_GAPS else ""
+        return f"{word} {', '.join(map(_range_text, gaps[:MOST_GAPS]))}{more} missing{_attempts_text(attempt)}"
+    return None
+
+
+def _why_invalid(log: RunLog, window: Window | None) -> str | None:
+    attempt = log.attempt
+    if attempt.bad_loss_step is not None:
+        return f"loss is {attempt.bad_loss} from step {attempt.bad_loss_step}"
+    if attempt.bad_grad_norm_step is not None:
+        return f"the gradient norm is not finite from step {attempt.bad_grad_norm_step}"
+    if window and not attempt.clock_s and not are_between(SHORTEST_STEP_S, attempt.step_time_s, LONGEST_STEP_S):
+        bad = next(filter(_is_no_time, attempt.step_time_s))
+        return f"a step time in {steps_span(window.first, window.last)} is {_bad_time_text(bad)}"
+    if flaw := attempt.work.flaw(log.configuration):
+        return flaw
+    if attempt.skipped_in_window:
+        steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"
+        return f"{steps} of the window skipped the update of the parameters"
+    return (clock_contradiction(attempt.laps) if window else None) or find_invalid_line(log.tail)
+
+
+def _is_no_time(seconds: float) -> bool:
+    return not SHORTEST_STEP_S < seconds < LONGEST_STEP_S
+
+
+def _bad_time_text(seconds: float) -> str:
+    if seconds <= SHORTEST_STEP_S:
+        return f"{seconds:g} s"
+    return f"{seconds:.4g} s, which no step takes" if math.isfinite(seconds) else "not finite"
+
+
+def _quoting(reason: str, tail: bytes) -> str:
+    words = last_error(tail)
+    return f"{reason}; {words}" if words else reason
+
+
+def _interval_text(log: RunLog) -> str:
+    """What is logged, if it is not every step."""
+    interval = max(log.attempt.interval, log.attempt.mean_of)
+    if interval == 1 or log.format is None:
+        return ""
+    means = format_called(log.format).mean_of_interval
+    most = "up to " if len(set(log.attempt.weights or ())) > 1 else ""
+    return f", by means of {most}{interval} steps" if means else f", of which every {interval}. is logged"
+
+
+def _attempts_text(attempt: LoggedAttempt) -> str:
+    return f" (attempt {attempt.number})" if attempt.number > 1 else ""
+
+
+def steps_span(first: int, last: int) -> str:
+    """Such as ``steps 35-44``."""
+    return f"step {first}" if first == last else f"steps {first}-{last}"
+
+
+def _range_text(steps: range) -> str:
+    return f"{steps[0]}-{steps[-1]}" if len(steps) > 2 else ", ".join(map(str, steps))

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the log that NCCL writes with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=COLL, as a stream.
+
+``node7:4001:4123 [3] NCCL INFO AllReduce: opCount 2 sendbuff 0x7f.. recvbuff 0x7f.. count 1024 datatype 7 op 0 root 0
+comm 0x55.. [nranks=8] stream 0x55..``; the counter is hexadecimal, the rest decimal. Every rank writes its own line for
+each collective, with its own pointer to the communicator (``comm``).
+
+A pointer belongs to one process, and to one communicator from the line that initializes it to the one that destroys it;
+then it may be reused. ``node7:4001:4123 [3] NCCL INFO ncclCommInitRank comm 0x55.. rank 3 nranks 8 cudaDev 3 nvmlDev 3
+busId 1b000 commId 0x9a.. - Init START``. ``commId`` is the same for all ranks. Splits have none from 2.23 on, but
+``parent 0x44.. color 1 key 3``, from 2.24 on also ``splitCount 2`` (later ``childCount``), their number among those
+of the parent. Until 2.20, splits with equal parent and color have the same commId. Formats: NCCL from 2.19 on,
+``src/init.cc``.
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple, Protocol
+
+from llmb.base.errors import UsageError
+from llmb.base.input_files import list_folder, open_file, read_text_file
+from llmb.base.shown_text import counted, printable
+from llmb.readers.logs.step_line import STEP_LINE_HEAD
+from llmb.readers.profiles import NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END, NETWORK_FOLDER
+
+_PROCESS, _DEVICE = rb"([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ ", rb"\[(\d{1,5})\] NCCL INFO "
+WRITER = rb"(?<![^\s:])(?:" + _PROCESS + rb")?+" + _DEVICE
+"""The process, if the line names it, and the device."""
+BARE_WRITER = rb"\n" + _PROCESS + _DEVICE
+"""A writer at the beginning of a line, which is found faster."""
+_END = re.compile(rb"- (?:Init START|(?:Destroy|Abort) COMPLETE)")
+_LINE = re.compile(
+    WRITER + rb"[^\r\n]{0,100}?\bcomm (\S{1,40}) rank (\d{1,9}) nranks (\d{1,9}) cudaDev (\d{1,5})([^\r\n]{0,400}?) ?\Z"
+)
+_LONGEST_LINE = 2000
+_COMM_ID = re.compile(rb" commId (\S+)")
+_REPEATED = re.compile(r" \(\d+\)\Z")
+_SPLIT = re.compile(rb" parent (\S+)(?: (?:split|child)Count (\d{1,9}))? color (-?\d{1,12}) key")
+
+Reason = Literal["no init line", "unknown parent", "equal splits"]
+EXPECTED = (
+    "lines 'NCCL INFO AllReduce: opCount ...'",
+    "lines 'NCCL INFO Using network ...'",
+    "tables of nccl-tests, '# size count type redop root time algbw busbw #wrong', or their JSON",
+)
+_NCCL_LINE = re.compile(rb"NCCL (?:INFO|WARN|TRACE|ERROR) [^\r\n]{0,200}")
+_TABLE_HEADER = re.compile(rb"#[ \t]{0,100}size [^\r\n]{0,300}\bbusbw\b[^\r\n]{0,300}")
+_MOST_QUOTED = 120
+CHUNK_BYTES = 1 << 22
+MOST_KEYS = 100_000
+"""With more different calls, sizes are grouped by powers of two."""
+MOST_HANDLES = 500_000
+"""Pointers to communicators in all files; each takes about 1 KB."""
+# The text that distinguishes calls is matched as one string and parsed once per call: most of the time is spent here.
+# Every repetition is bounded or possessive, so that no text takes quadratic time.
+_COUNTED = rb": opCount "
+_TEXT = (
+    rb"([A-Za-z]{1,40}+)"
+    + _COUNTED
+    + rb"[^ ]{1,40}+ sendbuff [^ ]{1,40}+ recvbuff [^ ]{1,40}+ (count [^\]\r\n]{1,200}+\])"
+)
+_CALL, _BARE_CALL = re.compile(WRITER + _TEXT), re.compile(BARE_WRITER + _TEXT)
+_FIELDS = re.compile(
+    rb"count (\d{1,19}) datatype (\d{1,9}) op \d+ root -?\d+ comm (\S{1,40}) \[nranks=([1-9]\d{0,8})\]"
+)
+_NOTE = re.compile(rb"(\d{1,9}|end) (\d{1,18})")
+_STEP = re.compile(rb"%s\d{1,9}, iteration (\d{1,9})/" % STEP_LINE_HEAD)
+Kind = tuple[str, int, int]
+"""Operation, code of the datatype, ranks of the communicator."""
+
+
+class Event(NamedTuple):
+    """A line that begins or ends the life of a pointer."""
+
+    process: str
+    device: int
+    pointer: str
+    rank: int
+    ranks: int
+    begins: bool
+    comm_id: str | None
+    parent: str | None
+    number: str | None
+    """Number of the split among those of its parent."""
+    color: str | None
+
+
+def process_of(process: bytes, device: bytes) -> str:
+    """The process that wrote a line: host and process id, or the device if the line does not name them."""
+    return (process or b"[%s]" % device).decode(errors="replace")
+
+
+def split_at_events(text: bytes) -> Iterator[tuple[bytes, Event | None]]:
+    """``text`` in parts, each but the last with the event at its end."""
+    at = searched = 0
+    for end in _END.finditer(text):
+        least = max(searched, end.start() - _LONGEST_LINE)
+        match = _LINE.search(text, max(least, text.rfind(b"\n", least, end.start()) + 1), end.start())
+        searched = end.end()
+        if match:
+            yield text[at:searched], _event(match, end[0])
+            at = searched
+    yield text[at:] if at else text, None
+
+
+def _event(match: "re.Match[bytes]", end: bytes) -> Event:
+    process, device, pointer, rank, ranks, cuda_device, rest = match.groups()
+    comm_id, split = _COMM_ID.search(rest), _SPLIT.search(rest)
+    parent, number, color = (
+        None if text is None else text.decode(errors="replace") for text in (split.groups() if split else (None,) * 3)
+    )
+    return Event(
+        process=process_of(process, device),
+        device=int(cuda_device),
+        pointer=pointer.decode(errors="replace"),
+        rank=int(rank),
+        ranks=int(ranks),
+        begins=end.endswith(b"START"),
+        comm_id=comm_id[1].decode(errors="replace") if comm_id else None,
+        parent=parent,
+        number=number,
+        color=color,
+    )
+
+
+@dataclass(slots=True)
+class Handle:
+    """A pointer of one process during one life."""
+
+    process: str
+    device: int
+    name: str | None = None
+    """The communicator: the same for all of its ranks, and for no other communicator."""
+    reason: Reason | None = "no init line"
+    """Why ``name`` is None."""
+    rank: int | None = None
+    ranks: int | None = None
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Communicators:
+    handles: list[Handle] = field(default_factory=list)
+    """By number."""
+    current: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The number of the handle that each pointer of a process now is."""
+    repeated: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    """How often a process has initialized what its lines describe alike."""
+
+    def handle(self, process: str, device: int, pointer: str) -> int:
+        """The number of the handle that a call uses."""
+        known = self.current.get((process, pointer))
+        if known is None or self.handles[known].ended:
+            known = self._add(Handle(process, device), pointer)
+        return known
+
+    def note(self, event: Event) -> None:
+        if event.begins:
+            name, reason = self._name(event)
+            self._add(Handle(event.process, event.device, name, reason, event.rank, event.ranks), event.pointer)
+        elif (known := self.current.get((event.process, event.pointer))) is not None:
+            self.handles[known].ended = True
+
+    def _add(self, handle: Handle, pointer: str) -> int:
+        self.handles.append(handle)
+        self.current[handle.process, pointer] = len(self.handles) - 1
+        return len(self.handles) - 1
+
+    def _name(self, event: Event) -> tuple[str | None, Reason | None]:
+        alike = event.comm_id
+        if alike is None and event.parent is not None:
+            known = self.current.get((event.process, event.parent))
+            parent = None if known is None else self.handles[known].name
+            if parent is None:
+                return None, "unknown parent"
+            alike = f"{parent}/split{event.number or ''} color {event.color}"
+        if alike is None:
+            return None, "no init line"
+        key = event.process, event.device, alike
+        self.repeated[key] += 1
+        return (alike if self.repeated[key] == 1 else f"{alike} ({self.repeated[key]})"), None
+
+
+def unclear_names(handles: Iterable[Handle]) -> set[str]:
+    """The names that stand for more than one communicator, or may do so.
+
+    Ranks number what their lines describe alike in the order of their own log. That is the same communicator on all of
+    them unless some were in only one of two splits with equal parent and color.
+    """
+    members: dict[str, list[Handle]] = defaultdict(list)
+    for handle in handles:
+        if handle.name is not None:
+            members[handle.name].append(handle)
+    families: dict[str, list[str]] = defaultdict(list)
+    for name in members:
+        families[_REPEATED.sub("", name)].append(name)
+    unclear: set[str] = set()
+    for names in families.values():
+        whole = [_is_whole(members[name]) for name in names]
+        if not all(fits for fits, _ in whole) or (len(names) > 1 and not all(complete for _, complete in whole)):
+            unclear.update(names)
+    return unclear
+
+
+def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
+    """Whether these can be the ranks of one communicator, and whether they are all of them."""
+    fits = len({handle.ranks for handle in members}) == 1 and len({handle.rank for handle in members}) == len(members)
+    return fits, fits and len(members) == members[0].ranks
+
+
+def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
+    """The given files and, for a folder, what runs wrote in it or below it.
+
+    These are the logs of ``--nccl-trace``, and if there are none, what NCCL said of the network.
+
+    Raises UsageError if a folder has none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        found += _in_folder(path) if path.is_dir() else [path]
+    return found
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    logs = _logs_below(folder, NCCL_FOLDER) or _logs_below(folder, NETWORK_FOLDER)
+    if not logs:
+        advice = (
+            f"give a log file, or the folder of a run with --nccl-trace ({NCCL_FOLDER}/*{NCCL_LOG_END}) or on several "
+            f"nodes ({NETWORK_FOLDER}/*{NCCL_LOG_END})"
+        )
+        raise UsageError("no NCCL log in this folder", where=str(folder), choices=EXPECTED, do=advice)
+    return sorted(logs, key=lambda path: (len(path.name), path.name))
+
+
+def _logs_below(folder: Path, name: str) -> list[Path]:
+    homes = [folder] if folder.name == name else sorted(folder.rglob(name))
+    return [path for home in homes if home.is_dir() for path in list_folder(home) if path.name.endswith(NCCL_LOG_END)]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of one rank. ``most`` is greater than ``least`` if sizes are grouped by powers of two."""
+
+    operation: str
+    least: int
+    most: int
+    datatype: int
+    handle: int
+    """Number of the communicator's handle in ``NcclLog.handles``."""
+    ranks: int
+
+
+@dataclass(slots=True)
+class Calls:
+    """The number of times that a call was made, and its number of elements in all."""
+
+    number: int = 0
+    elements: int = 0
+
+
+@dataclass(slots=True)
+class NcclLog:
+    """The content of the logs of one run, all read together."""
+
+    calls: dict[Call, Calls] = field(default_factory=dict)
+    handles: list[Handle] = field(default_factory=list)
+    """Handles of all files: the process with the number of its file."""
+    steps: dict[int, dict[Kind, Calls]] = field(default_factory=dict)
+    """The calls of each step, if steps are known."""
+    coarse: bool = False
+    """Sizes are grouped by powers of two."""
+
+    def add(self, call: Call, number: int) -> None:
+        self._add(call, number, number * call.least)
+        if len(self.calls) > MOST_KEYS + len(self.handles) and not self.coarse:
+            self.coarse = True
+            exact, self.calls = self.calls, {}
+            for one, calls in exact.items():
+                self._add(one, calls.number, calls.elements)
+
+    def add_to_step(self, step: int, kinds: dict[Kind, Calls]) -> None:
+        own = self.steps.setdefault(step, {})
+        for kind, calls in kinds.items():
+            sums = own.setdefault(kind, Calls())
+            sums.number += calls.number
+            sums.elements += calls.elements
+
+    def _add(self, call: Call, number: int, elements: int) -> None:
+        calls = self.calls.setdefault(_coarse(call) if self.coarse else call, Calls())
+        calls.number += number
+        calls.elements += elements
+
+
+def _coarse(call: Call) -> Call:
+    least = 1 << (call.least.bit_length() - 1) if call.least else 0
+    return Call(call.operation, least, max(0, 2 * least - 1), call.datatype, call.handle, call.ranks)
+
+
+def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
+    """Reads all of ``paths`` together, each the log of one or more ranks. Empty if no line is NCCL's.
+
+    Raises UsageError if a file cannot be read.
+    """
+    log = NcclLog()
+    for number, path in enumerate(paths):
+        reader = _Reader(log, number)
+        with open_file(path) as stream:
+            try:
+                reader.read(stream, _noted_steps(path))
+            except OSError as error:
+                raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            except _TooMany as error:
+                raise UsageError(
+                    f"there are more than {MOST_HANDLES:,} communicators", where=str(path), do="give fewer logs at once"
+                ) from error
+    return log
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Whole lines, many at once. Raises UsageError if the file cannot be read."""
+    with open_file(path) as stream:
+        try:
+            yield from (text for _, text in whole_lines(stream))
+        except OSError as error:
+            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def describe_unread(paths: Iterable[Path]) -> str | None:
+    """What files have of NCCL or its tests though nothing of it is read; None if they have nothing."""
+    lines, example, header = 0, b"", b""
+    for text in (text for path in paths for text in read_lines(path)):
+        found = _NCCL_LINE.findall(text)
+        lines += len(found)
+        example = example or (found[0] if found else b"")
+        header = header or next(iter(_TABLE_HEADER.findall(text)), b"")
+    if header:
+        return f"a table without a row that fits its header: '{_quoted(header)}'"
+    if lines:
+        return f"{counted(lines, 'line')} of NCCL without a network or a collective, such as '{_quoted(example)}'"
+    return None
+
+
+def _quoted(line: bytes) -> str:
+    return printable(" ".join(line[:_MOST_QUOTED].decode("utf-8", "replace").split()))
+
+
+def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
+    """Offsets in the log, as noted by ``llmb run --nccl-trace``: where steps begin and, with None, where they end."""
+    notes = path.with_suffix(NCCL_STEPS_END)
+    if notes == path or not notes.exists():
+        return []
+    found = []
+    for number, line in enumerate(read_text_file(notes).splitlines(), start=1):
+        if not (pair := _NOTE.fullmatch(line)):
+            raise UsageError("a line of the steps is not 'STEP OFFSET' or 'end OFFSET'", where=f"{notes}:{number}")
+        found.append((int(pair[2]), None if pair[1] == b"end" else int(pair[1])))
+    return sorted(found, key=itemgetter(0))
+
+
+def _calls(text: bytes) -> list[tuple[bytes, ...]]:
+    """For each call process, device, operation, and the text that distinguishes calls."""
+    bare: list[tuple[bytes, ...]] = _BARE_CALL.findall(b"\n" + text)
+    return bare if len(bare) == text.count(_COUNTED) else _CALL.findall(text)
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _TooMany(Exception):
+    """There are more handles than memory is meant for."""
+
+
+class _Reader:
+    def __init__(self, log: NcclLog, file: int) -> None:
+        self.log = log
+        self.file = file
+        self.communicators = Communicators(log.handles)
+        self.known: dict[tuple[bytes, ...], Call | None] = {}
+        """Calls that were parsed, as long as their pointers stand for the same communicators."""
+        self.waiting: dict[Kind, Calls] = {}
+        """The calls of the step that is read."""
+
+    def read(self, stream: BinaryIO, noted: Sequence[tuple[int, int | None]]) -> None:
+        for position, text in whole_lines(stream):
+            for part, step in _parts_noted(text, position, noted) if noted else _parts_ended(text):
+                self._read_part(part)
+                if step is not None:
+                    self.log.add_to_step(step, self.waiting)
+                if noted or step is not None:
+                    self.waiting = {}
+
+    def _read_part(self, part: bytes) -> None:
+        for piece, event in split_at_events(part):
+            for key, number in Counter(_calls(piece)).items():
+                if key not in self.known:
+                    self.known[key] = self._call(key)
+                if call := self.known[key]:
+                    self.log.add(call, number)
+                    sums = self.waiting.setdefault((call.operation, call.datatype, call.ranks), Calls())
+                    sums.number += number
+                    sums.elements += number * call.least
+            if event:
+                self.communicators.note(event._replace(process=f"{self.file}:{event.process}"))
+            if event or len(self.known) > MOST_KEYS:
+                self.known.clear()
+            if len(self.log.handles) > MOST_HANDLES:
+                raise _TooMany
+
+    def _call(self, key: tuple[bytes, ...]) -> Call | None:
+        """Parses the line of a call; None if the line has another form."""
+        process, device, operation, tail = key
+        fields = _FIELDS.fullmatch(tail)
+        if not fields:
+            return None
+        count, datatype, pointer, ranks = fields.groups()
+        writer = f"{self.file}:{process_of(process, device)}"
+        handle = self.communicators.handle(writer, int(device), pointer.decode(errors="replace"))
+        return Call(operation.decode(), int(count), int(count), int(datatype), handle, int(ranks))
+
+
+def whole_lines(stream: Readable) -> Iterator[tuple[int, bytes]]:
+    """Complete lines with their offsets, many at once; a line longer than a chunk is split."""
+    position, rest = 0, b""
+    while text := stream.read(CHUNK_BYTES):
+        text = rest + text
+        end = text.rfind(b"\n") + 1 or len(text)
+        yield position, text[:end]
+        position += end
+        rest = text[end:]
+    if rest:
+        yield position, rest
+
+
+def _parts_noted(
+    text: bytes, position: int, noted: Sequence[tuple[int, int | None]]
+) -> Iterator[tuple[bytes, int | None]]:
+    """``text`` split where steps begin and end, each part with its step; None outside of steps."""
+    offsets = [offset for offset, _ in noted]
+    at = 0
+    while at < len(text):
+        after = bisect_right(offsets, position + at)
+        end = min(len(text), offsets[after] - position) if after < len(offsets) else len(text)
+        yield text[at:end], noted[after - 1][1] if after else None
+        at = end
+
+
+def _parts_ended(text: bytes) -> Iterator[tuple[bytes, int | None]]:
+    """``text`` split at the lines that a run logs after each step, each part with that step; None after the last."""
+    at = 0
+    for match in _STEP.finditer(text) if STEP_LINE_HEAD in text else ():
+        yield text[at : match.start()], int(match[1])
+        at = match.end()
+    yield text[at:], None

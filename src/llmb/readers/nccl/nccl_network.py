@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells which network NCCL used, by the lines that it writes with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET.
+
+Names of devices, networks and nodes are taken only if they have no other characters than such names have.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from llmb.base.missing import Missing
+from llmb.base.record import Record
+from llmb.base.shown_text import counted, listed
+from llmb.catalogue.data_files import read_file
+from llmb.readers.nccl.nccl_log import Readable, whole_lines
+
+MOST_NODES = 20_000
+MOST_NAMES = 1000
+"""The most names of devices of a node, and of networks."""
+VERBS = "IB"
+"""Plugins for verbs may write their list of devices in this name."""
+_NET = rb"([A-Za-z0-9][\w.+-]{0,40}(?: [\w.+-]{1,40})?)"
+_DEVICE = rb"([\w.+-]{1,128})"
+_LINE = re.compile(
+    rb"\[(\d{1,5})\] NCCL INFO ((?:NET/|Using network |Channel |CollNet |NCCL version |MNNVL |\d{1,5} coll channels"
+    rb"|(?:\[Rank \d{1,9}\] )?(?:ncclComm\w{1,40} )?comm )[^\r\n]{1,3000})"
+)
+_HOST = re.compile(rb"[\w.<>@-]{1,255}")
+_LONGEST_WRITER = 300
+_VERSION = re.compile(rb"NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})\b")
+_ITEM = re.compile(rb"\[(\d{1,4})\](?:=\{([^}\r\n]{1,500})\}|([^\s;]{1,300}))")
+_PORT = re.compile(rb"([\w.-]{1,64}):\d{1,3}/(IB|RoCE)\b")
+_INTERFACE = re.compile(rb"([\w.-]{1,64}):")
+Match = re.Match[bytes]
+NAMES = Path(__file__).parent / "data" / "networks.yaml"
+MOST_BYTES = 1 << 25
+"""How much of a run's log is searched: NCCL says it when communicators are made, at the beginning."""
+TCP = "TCP sockets"
+NVLINK = "NVLink"
+"""The fabric of nodes that NVLink connects with each other."""
+LINK_LAYERS = {"IB": "InfiniBand", "RoCE": "RoCE"}
+NO_CHANNELS = "the log has no line of a channel over the network"
+OF_DEVICES = {
+    "devices": "the log does not name them",
+    "devices_used": f"{NO_CHANNELS}, or does not name its device",
+    "idle_devices": "the log is not of all ranks of each node, and others may use them",
+}
+DIFFERENT = "it differs between nodes"
+UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class HeardNode:
+    """What the processes of a node wrote."""
+
+    selected: dict[str, None] = field(default_factory=dict)
+    """Networks that communicators were given."""
+    channels: set[tuple[str, int]] = field(default_factory=set)
+    """Network and number of the device."""
+    direct: Counter[bool] = field(default_factory=Counter)
+    """Channels over the network with GPUDirect RDMA and without it."""
+    names: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Names of devices; those of several that NCCL uses as one are joined by ``+``."""
+    layers: dict[str, str] = field(default_factory=dict)
+    processes: set[bytes] = field(default_factory=set)
+    nvlink: bool = False
+    """A channel goes over NVLink to another node."""
+
+    def names_of(self, network: str, index: int) -> tuple[str, ...]:
+        named = self.names.get((network, index)) or self.names.get((VERBS, index))
+        return tuple(named.split("+")) if named else ()
+
+    def found(self, network: str) -> tuple[str, ...]:
+        own = network if any(name == network for name, _ in self.names) else VERBS
+        indices = sorted(index for name, index in self.names if name == own)
+        return tuple(device for index in indices for device in self.names_of(own, index))
+
+    def name(self, network: str, index: int, device: str) -> None:
+        if len(self.names) < MOST_NAMES:
+            self.names[network, index] = device
+
+
+@dataclass(slots=True)
+class Heard:
+    """What NCCL wrote in one or several logs. None is what no line tells."""
+
+    nodes: dict[str, HeardNode] = field(default_factory=dict)
+    versions: set[str] = field(default_factory=set)
+    plugin_version: str | None = None
+    provider: str | None = None
+    """What libfabric uses, such as ``efa``."""
+    coll: int | None = None
+    nvls: int | None = None
+    p2p: int | None = None
+    mnnvl: bool | None = None
+    collnet: bool = False
+    communicators: dict[int, set[int]] = field(default_factory=dict)
+    """The ranks that wrote, by the number of ranks of their communicator."""
+    unread_lines: int = 0
+    """Lines that do not name the process that wrote them, as one does into which another line was written."""
+
+    def node(self, name: str) -> HeardNode | None:
+        if name not in self.nodes and len(self.nodes) >= MOST_NODES:
+            return None
+        return self.nodes.setdefault(name, HeardNode())
+
+    def is_whole(self, ranks: int | None) -> bool:
+        """Whether all ranks wrote; without their number, whether all of the largest communicator did.
+
+        One with a rank per node tells nothing of the other ranks.
+        """
+        if ranks is not None:
+            return sum(len(node.processes) for node in self.nodes.values()) >= ranks
+        most = max(self.communicators, default=0)
+        return most > len(self.nodes) and len(self.communicators[most]) == most
+
+
+def hear(text: bytes, heard: Heard) -> None:
+    """Adds what whole lines of a log tell; those of others than NCCL tell nothing."""
+    if b"NCCL " not in text:
+        return
+    heard.versions.update(version.decode() for version in _VERSION.findall(text))
+    for line in _LINE.finditer(text):
+        writer = _writer(text[max(0, line.start() - _LONGEST_WRITER) : line.start()])
+        if writer is None:
+            heard.unread_lines += 1
+            continue
+        if (node := heard.node(writer[0])) is None:
+            continue
+        node.processes.add(writer[1])
+        for pattern, note in RULES:
+            if match := pattern.match(line[2]):
+                note(heard, node, match)
+
+
+def _writer(before: bytes) -> tuple[str, bytes] | None:
+    """Host and process, as in ``node7:4001:4123 `` at the end of ``before``; None if they are not there."""
+    words = before[:-1].rpartition(b" ")[2].rpartition(b"\n")[2].split(b":")[-3:]
+    if len(words) < 3 or not before.endswith(b" "):
+        return None
+    host, process, thread = words
+    if not (process.isdigit() and thread.isdigit() and _HOST.fullmatch(host)):
+        return None
+    return host.decode(), process
+
+
+def _selected(_heard: Heard, node: HeardNode, match: Match) -> None:
+    if len(node.selected) < MOST_NAMES:
+        node.selected[match[1].decode()] = None
+
+
+def _devices(_heard: Heard, node: HeardNode, match: Match) -> None:
+    """``[0]mlx5_0:1/IB``, ``[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}``, or ``[0]eth0:10.0.0.7<0>``."""
+    for index, joined, single in _ITEM.findall(match[2]):
+        ports = _PORT.findall(joined or single)
+        node.layers.update({name.decode(): layer.decode() for name, layer in ports[:MOST_NAMES]})
+        names = [name for name, _ in ports] or _INTERFACE.findall(single)[:1]
+        if names:
+            node.name(match[1].decode(), int(index), b"+".join(names).decode())
+
+
+def _device(_heard: Heard, node: HeardNode, match: Match) -> None:
+    node.name(match[1].decode(), int(match[2]), match[3].decode())
+
+
+def _merged(_heard: Heard, node: HeardNode, match: Match) -> None:
+    node.name(VERBS, int(match[1]), match[2].decode())
+
+
+def _channel(_heard: Heard, node: HeardNode, match: Match) -> None:
+    if len(node.channels) < MOST_NAMES:
+        node.channels.add((match[1].decode(), int(match[2])))
+    node.direct[b"GDRDMA" in match[3]] += 1
+
+
+def _nvlink_channel(heard: Heard, node: HeardNode, _match: Match) -> None:
+    heard.mnnvl = node.nvlink = True
+
+
+def _mnnvl(heard: Heard, _node: HeardNode, match: Match) -> None:
+    heard.mnnvl = heard.mnnvl or match[1] != b"0"
+
+
+def _collnet(heard: Heard, _node: HeardNode, _match: Match) -> None:
+    heard.collnet = True
+
+
+def _channels(heard: Heard, _node: HeardNode, match: Match) -> None:
+    coll, nvls, p2p = (None if each is None else int(each) for each in match.groups())
+    heard.nvls = nvls if heard.nvls is None else max(heard.nvls, nvls or 0)
+    if heard.coll is None or (coll or 0) > heard.coll:
+        heard.coll, heard.p2p = coll, p2p
+
+
+def _rank(heard: Heard, _node: HeardNode, match: Match) -> None:
+    if len(heard.communicators) < MOST_NAMES or int(match[2]) in heard.communicators:
+        heard.communicators.setdefault(int(match[2]), set()).add(int(match[1]))
+
+
+def _plugin_version(heard: Heard, _node: HeardNode, match: Match) -> None:
+    heard.plugin_version = match[1].decode().rstrip(".")
+
+
+def _provider(heard: Heard, _node: HeardNode, match: Match) -> None:
+    heard.provider = match[1].decode()
+
+
+RULES: tuple[tuple["re.Pattern[bytes]", Callable[[Heard, HeardNode, Match], None]], ...] = (
+    (re.compile(rb"Using network %s\s*\Z" % _NET), _selected),
+    (re.compile(rb"NET/%s ?: Using((?: \[\d{1,4}\](?:=\{[^}\r\n]{1,500}\}|[^\s;]{1,300}))+)" % _NET), _devices),
+    (re.compile(rb"NET/%s ?: GPU Direct RDMA \w{7,8} for HCA (\d{1,4}) '%s'" % (_NET, _DEVICE)), _device),
+    (re.compile(rb"NET/IB : Made virtual device \[(\d{1,4})\] name=%s " % _DEVICE), _merged),
+    (re.compile(rb"Channel [^\r\n]{1,60}? via NET/%s/(\d{1,4})(?:\(\d{1,9}\))?([/\w()]{0,60})" % _NET), _channel),
+    (re.compile(rb"Channel [^\r\n]{1,60}? via P2P/MNNVL"), _nvlink_channel),
+    (re.compile(rb"comm [^\r\n]{1,120} MNNVL (\d)"), _mnnvl),
+    (re.compile(rb"MNNVL (\d) cliqueId"), _mnnvl),
+    (re.compile(rb"CollNet [^\r\n]{1,60}? via COLLNET/"), _collnet),
+    (
+        re.compile(
+            rb"(\d{1,5}) coll channels(?:, \d{1,5} collnet channels)?(?:, (\d{1,5}) nvls channels)?"
+            rb"(?:, (\d{1,5}) p2p channels)?"
+        ),
+        _channels,
+    ),
+    (
+        re.compile(rb"(?:\[Rank \d{1,9}\] )?(?:ncclComm\w{1,40} )?comm \S{1,40} rank (\d{1,9}) n[Rr]anks (\d{1,9}) "),
+        _rank,
+    ),
+    (
+        re.compile(
+            rb"NET/(?:OFI (?:Initializing|Using) aws-ofi-nccl|gIB : Initializing gIB|GPUDirectTCPX ver\.) "
+            rb"v?(\w[\w.+-]{0,63})"
+        ),
+        _plugin_version,
+    ),
+    (re.compile(rb"NET/OFI Selected [Pp]rovider is ([\w;.-]{1,64})"), _provider),
+)
+
+
+class NamedNetwork(Record):
+    """What networks with these names are."""
+
+    names: tuple[str, ...]
+    fabric: str | None = None
+    by: Literal["name", "link_layer", "provider"] = "name"
+
+
+class NetworkNames(Record):
+    """The content of ``networks.yaml``."""
+
+    networks: tuple[NamedNetwork, ...]
+    internal: tuple[str, ...]
+    providers: dict[str, str]
+
+    def named(self, name: str) -> NamedNetwork | None:
+        return next((one for one in self.networks if any(fnmatchcase(name, each) for each in one.names)), None)
+
+
+@cache
+def network_names() -> NetworkNames:
+    return read_file(NAMES, NetworkNames)
+
+
+class Channels(Record):
+    """Channels of the communicator that has most of them."""
+
+    collective: int
+    nvls: int | None
+    point_to_point: int | None
+
+
+class NodesNetwork(Record):
+    """The network of nodes that are alike."""
+
+    nodes: tuple[str, ...]
+    fabric: str | None
+    transport: str | None
+    link_layer: str | None
+    gpudirect: bool | None
+    devices: tuple[str, ...] | None
+    """All that NCCL found for this network."""
+    devices_used: tuple[str, ...] | None
+    """Devices of the channels of the ranks in the log."""
+    idle_devices: tuple[str, ...] | None
+    """Devices without a channel; None unless the log is of all ranks of the nodes."""
+
+
+class Network(Record):
+    """The network that NCCL used. What is None, here or of nodes, has a reason in ``reasons``, under its name."""
+
+    used: tuple[str, ...]
+    """Fabrics, as NCCL calls those that no data names; that of most nodes first."""
+    devices: tuple[str, ...] | None
+    """All that NCCL found on any node."""
+    idle_devices: tuple[str, ...] | None
+    """Devices that some node left idle; None where no node tells."""
+    source: str
+    """Where NCCL said it."""
+    fabric: str | None
+    """Such as InfiniBand, RoCE, EFA or TCP sockets."""
+    transport: str | None
+    """As NCCL calls it."""
+    link_layer: str | None
+    plugin: str | None
+    """``internal`` if it is part of NCCL."""
+    plugin_version: str | None
+    nccl_version: str | None
+    gpudirect: bool | None
+    """Whether network cards read and write the memory of GPUs themselves."""
+    nvls: bool | None
+    """Whether switches of NVLink reduce."""
+    mnnvl: bool | None
+    """Whether NVLink connects several nodes."""
+    collnet: bool | None
+    """Whether switches of the network reduce, as with SHARP."""
+    channels: Channels | None
+    nodes: tuple[NodesNetwork, ...]
+    """Nodes with the same network together, most of them first."""
+    reasons: dict[str, str]
+    unread_lines: int = 0
+    """Lines that were left out, because they do not name the process that wrote them."""
+
+
+def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
+    """``texts`` are whole lines of the logs that ``source`` names, ``ranks`` all of the run, if that is known."""
+    heard = Heard()
+    for text in texts:
+        hear(text, heard)
+    return network_of(heard, source, ranks)
+
+
+def source_of(names: Sequence[str]) -> str:
+    """Such as ``rank-0.log and 7 more``."""
+    return listed(names, 1)
+
+
+def beginning(stream: Readable) -> Iterator[bytes]:
+    """Whole lines at the beginning of a log."""
+    for position, text in whole_lines(stream):
+        yield text
+        if position + len(text) >= MOST_BYTES:
+            return
+
+
+def network_of(heard: Heard, source: str, ranks: int | None = None) -> Network | Missing:
+    told = {name: node for name, node in heard.nodes.items() if node.selected or node.channels or node.nvlink}
+    if not told:
+        unread = f": {counted(heard.unread_lines, 'line')} of it cannot be read" if heard.unread_lines else ""
+        return Missing(f"{source} says nothing of NCCL's network{unread}")
+    whole = heard.is_whole(ranks)
+    nodes = _grouped({name: _node(node, heard, whole=whole) for name, node in told.items()})
+    common = {name: _common(nodes, name) for name in ("fabric", "transport", "link_layer", "gpudirect")}
+    transport = common["transport"]
+    plugin = _plugin(transport) if isinstance(transport, str) else None
+    values = {
+        **common,
+        "used": tuple(dict.fromkeys(node.fabric or node.transport or UNKNOWN for node in nodes)),
+        "devices": _of_any(nodes, "devices"),
+        "idle_devices": _of_any(nodes, "idle_devices"),
+        "source": source,
+        "plugin": plugin,
+        "plugin_version": heard.plugin_version if plugin not in (None, "internal") else None,
+        "nccl_version": ", ".join(sorted(heard.versions)) or None,
+        "nvls": None if heard.nvls is None else heard.nvls > 0,
+        "mnnvl": heard.mnnvl,
+        "collnet": heard.collnet or (False if heard.coll is not None else None),
+        "channels": _channels_of_run(heard),
+    }
+    reasons = {name: _reason(name, nodes, plugin, heard) for name, value in values.items() if value is None}
+    reasons |= {name: why for name, why in OF_DEVICES.items() if None in {getattr(node, name) for node in nodes}}
+    return Network.model_validate({**values, "nodes": nodes, "reasons": reasons, "unread_lines": heard.unread_lines})
+
+
+def _channels_of_run(heard: Heard) -> Channels | None:
+    if heard.coll is None:
+        return None
+    return Channels(collective=heard.coll, nvls=heard.nvls, point_to_point=heard.p2p)
+
+
+def _grouped(nodes: Mapping[str, NodesNetwork]) -> tuple[NodesNetwork, ...]:
+    groups: dict[NodesNetwork, list[str]] = {}
+    for name, network in sorted(nodes.items()):
+        groups.setdefault(network, []).append(name)
+    whole = [network.model_copy(update={"nodes": tuple(names)}) for network, names in groups.items()]
+    return tuple(sorted(whole, key=lambda group: -len(group.nodes)))
+
+
+def _common(nodes: Iterable[NodesNetwork], name: str) -> object:
+    values = {getattr(node, name) for node in nodes}
+    return values.pop() if len(values) == 1 else None
+
+
+def _of_any(nodes: Iterable[NodesNetwork], name: str) -> tuple[str, ...] | None:
+    """Devices of all nodes that tell; None if none does."""
+    told: list[tuple[str, ...]] = [devices for node in nodes if (devices := getattr(node, name)) is not None]
+    return tuple(dict.fromkeys(device for devices in told for device in devices)) if told else None
+
+
+def _node(node: HeardNode, heard: Heard, *, whole: bool) -> NodesNetwork:
+    used = sorted({name for name, _ in node.channels})
+    names = used or ([] if node.nvlink or heard.mnnvl else list(node.selected))
+    devices = tuple(dict.fromkeys(device for name in names for device in node.found(name))) or None
+    busy = _busy(node)
+    layers = {node.layers[device] for device in busy or devices or () if device in node.layers}
+    link_layer = " and ".join(sorted(LINK_LAYERS[layer] for layer in layers)) or None
+    direct = set(node.direct)
+    return NodesNetwork(
+        nodes=(),
+        fabric=_joined(_fabric(name, link_layer, heard.provider) for name in names) if names else NVLINK,
+        transport=" and ".join(names) or "MNNVL",
+        link_layer=link_layer,
+        gpudirect=direct.pop() if len(direct) == 1 else None,
+        devices=devices,
+        devices_used=busy,
+        idle_devices=tuple(one for one in devices if one not in busy) if whole and devices and busy else None,
+    )
+
+
+def _busy(node: HeardNode) -> tuple[str, ...] | None:
+    """The devices of channels; None without one, or if one has no name."""
+    named = [node.names_of(name, index) for name, index in sorted(node.channels)]
+    return tuple(dict.fromkeys(one for names in named for one in names)) if named and all(named) else None
+
+
+def _joined(fabrics: Iterable[str | None]) -> str | None:
+    every = list(dict.fromkeys(fabrics))
+    return None if None in every else " and ".join(filter(None, every))
+
+
+def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | None:
+    """A network that no data names is called what NCCL calls it."""
+    known = network_names().named(name)
+    if known is None:
+        return name
+    if known.by == "link_layer":
+        return link_layer
+    if known.by == "provider":
+        return network_names().providers.get((provider or "").partition(";")[0])
+    return known.fabric
+
+
+def _plugin(transport: str) -> str:
+    """Networks of plugins have the name of the plugin."""
+    return "internal" if set(transport.split(" and ")) <= {*network_names().internal, "MNNVL"} else transport
+
+
+def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, heard: Heard) -> str:
+    if name == "plugin_version" and plugin == "internal":
+        return "it is part of NCCL and has its version"
+    if name in NodesNetwork.model_fields and len({getattr(node, name) for node in nodes}) > 1:
+        return DIFFERENT
+    return {
+        "gpudirect": _mixed(heard) or NO_CHANNELS,
+        "fabric": "no line tells the link layer or the provider of this network",
+        "link_layer": "no line tells it",
+        "plugin": DIFFERENT,
+    }.get(name, "the log has no line that tells it")
+
+
+def _mixed(heard: Heard) -> str | None:
+    """Such as on CPUs over which sending is faster by way of memory."""
+    every = [direct for node in heard.nodes.values() for direct in node.direct.elements()]
+    return f"{sum(every)} of {len(every)} channels use it" if any(every) else None

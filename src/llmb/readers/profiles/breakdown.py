@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time of a step went, on one rank and on several. Pure.
+
+Every instant of a step counts once. If several activities run at that instant on any stream or thread, it counts for
+the first of them in the order of ``Activity``; if none runs, it is idle. The parts therefore sum to the step.
+Communication that overlaps computation or copies is hidden: it does not lengthen the step, and is reported separately.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from llmb.readers.profiles.classify import Activity, Label
+from llmb.readers.profiles.timeline import (
+    Device,
+    NameTime,
+    Span,
+    Timeline,
+    TracedStep,
+    clip,
+    intersect,
+    subtract,
+    total,
+    union,
+)
+
+NS = 1_000_000_000
+PARTS = (
+    "attention_s",
+    "matrix_product_s",
+    "other_s",
+    "unclassified_s",
+    "cuda_graph_s",
+    "memory_copy_s",
+    "communication_exposed_s",
+    "idle_s",
+)
+"""The parts of a step, which sum to its duration, as fields of ``StepBreakdown``."""
+MOST_NAMES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTime:
+    """All collectives of one kind and group in one step. Collectives of several groups may overlap."""
+
+    kind: str
+    group: str | None
+    calls: int
+    total_s: float
+    exposed_s: float
+    """Time in which nothing but communication runs."""
+    hidden_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepBreakdown:
+    """One step of one rank. Its ``PARTS`` sum to ``duration_s``."""
+
+    step: int
+    rank: int | None
+    duration_s: float
+    attention_s: float
+    matrix_product_s: float
+    other_s: float
+    memory_copy_s: float
+    communication_exposed_s: float
+    idle_s: float
+    communication_hidden_s: float
+    idle_longest_s: float
+    """The longest interval in which nothing ran."""
+    collectives: tuple[CollectiveTime, ...]
+    unclassified_s: float = 0.0
+    """Kernels that no rule knows."""
+    cuda_graph_s: float = 0.0
+    """CUDA graphs that were recorded as a whole."""
+
+    @property
+    def own_s(self) -> float:
+        """The time in which this rank did anything but exposed communication."""
+        return self.duration_s - self.communication_exposed_s
+
+
+def break_down(timeline: Timeline) -> list[StepBreakdown]:
+    return [_break_down_step(timeline, step) for step in timeline.steps]
+
+
+def _break_down_step(timeline: Timeline, step: TracedStep) -> StepBreakdown:
+    window = (step.start, step.end)
+    inside = {label: clip(spans, window) for label, spans in timeline.spans.items()}
+    by_activity = {activity: _union_of(inside, activity) for activity in Activity}
+    rest: Sequence[Span] = [window] if step.end > step.start else []
+    taken: dict[Activity, int] = {}
+    before_communication = rest
+    for activity in Activity:
+        if activity is Activity.COMMUNICATION:
+            before_communication = rest
+        taken[activity] = total(intersect(rest, by_activity[activity]))
+        rest = subtract(rest, by_activity[activity])
+    communication = total(by_activity[Activity.COMMUNICATION])
+    return StepBreakdown(
+        step=step.number,
+        rank=timeline.rank,
+        duration_s=(step.end - step.start) / NS,
+        attention_s=taken[Activity.ATTENTION] / NS,
+        matrix_product_s=taken[Activity.MATRIX_PRODUCT] / NS,
+        other_s=taken[Activity.OTHER] / NS,
+        unclassified_s=taken[Activity.UNCLASSIFIED] / NS,
+        cuda_graph_s=taken[Activity.CUDA_GRAPH] / NS,
+        memory_copy_s=taken[Activity.MEMORY_COPY] / NS,
+        communication_exposed_s=taken[Activity.COMMUNICATION] / NS,
+        idle_s=total(rest) / NS,
+        communication_hidden_s=(communication - taken[Activity.COMMUNICATION]) / NS,
+        idle_longest_s=max((end - start for start, end in rest), default=0) / NS,
+        collectives=tuple(_collectives(timeline, inside, before_communication, window)),
+    )
+
+
+def _union_of(inside: Mapping[Label, Sequence[Span]], activity: Activity) -> list[Span]:
+    return union(span for label, spans in inside.items() if label.activity is activity for span in spans)
+
+
+def _collectives(
+    timeline: Timeline, inside: Mapping[Label, Sequence[Span]], uncovered: Sequence[Span], window: Span
+) -> list[CollectiveTime]:
+    """Sorted by time, longest first. ``uncovered`` is the time in which nothing else runs."""
+    found = []
+    for label, spans in inside.items():
+        if label.activity is not Activity.COMMUNICATION or not spans:
+            continue
+        starts = timeline.calls[label]
+        whole, exposed = total(spans), total(intersect(spans, uncovered))
+        found.append(
+            CollectiveTime(
+                kind=label.kind or "other",
+                group=label.group,
+                calls=bisect_left(starts, window[1]) - bisect_left(starts, window[0]),
+                total_s=whole / NS,
+                exposed_s=exposed / NS,
+                hidden_s=(whole - exposed) / NS,
+            )
+        )
+    return sorted(found, key=lambda item: (-item.total_s, item.kind, item.group or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    source: str
+    rank: int | None
+    device: Device
+    steps: tuple[StepBreakdown, ...]
+    names: tuple[NameTime, ...]
+    """The longest kernels (on a CPU: operators), summed over all steps."""
+    unclassified: tuple[NameTime, ...] = ()
+    """The longest of those kernels that no rule knows."""
+    notes: tuple[str, ...] = ()
+    """What of the trace could not be read."""
+
+    @property
+    def label(self) -> str:
+        return self.source if self.rank is None else f"rank {self.rank}"
+
+    @property
+    def typical(self) -> StepBreakdown:
+        """The step with the median duration; of two in the middle the earlier."""
+        ordered = sorted(self.steps, key=lambda step: (step.duration_s, step.step))
+        return ordered[(len(ordered) - 1) // 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Slowest:
+    """The rank that the others wait for: it spends the least time waiting in communication."""
+
+    label: str
+    own_s: float
+    """Mean time of a step without exposed communication."""
+    others_own_s: float
+    """Median of the other ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    ranks: tuple[RankTrace, ...]
+    slowest: Slowest | None
+    """None for a single rank."""
+
+
+def summarize(timelines: Iterable[Timeline]) -> TraceSummary:
+    """Sorted by rank; those without one come last, in the given order."""
+    ranks = sorted(map(_rank_trace, timelines), key=lambda item: (item.rank is None, item.rank))
+    return TraceSummary(tuple(ranks), _slowest(ranks))
+
+
+def _rank_trace(timeline: Timeline) -> RankTrace:
+    steps = tuple(break_down(timeline))
+    unknown = [item for item in timeline.names if item.activity is Activity.UNCLASSIFIED]
+    return RankTrace(
+        source=timeline.source,
+        rank=timeline.rank,
+        device=timeline.device,
+        steps=steps,
+        names=timeline.names[:MOST_NAMES],
+        unclassified=tuple(unknown[:MOST_NAMES]),
+        notes=timeline.notes,
+    )
+
+
+def _slowest(ranks: Sequence[RankTrace]) -> Slowest | None:
+    if len(ranks) < 2:
+        return None
+    own = [fmean(step.own_s for step in rank.steps) for rank in ranks]
+    worst = own.index(max(own))
+    return Slowest(ranks[worst].label, own[worst], median(own[:worst] + own[worst + 1 :]))
+
+
+def shares(step: StepBreakdown) -> dict[str, float]:
+    """Each part of a step divided by its duration; the parts sum to 1."""
+    return {part.removesuffix("_s"): getattr(step, part) / step.duration_s for part in PARTS}

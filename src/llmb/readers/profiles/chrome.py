@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads traces of the PyTorch profiler."""
+
+import codecs
+import gzip
+import io
+import json
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, TypeGuard, cast
+
+from llmb.base.errors import UsageError
+from llmb.base.input_files import open_file
+from llmb.base.shown_text import counted
+from llmb.readers.profiles.classify import MEMORY_COPY, Activity, Label, Rules
+from llmb.readers.profiles.timeline import (
+    EVER,
+    LAST_NS,
+    LAUNCH_NAME,
+    Launches,
+    Recorder,
+    Timeline,
+    TracedStep,
+    make_timeline,
+)
+
+CHUNK_BYTES = 1 << 20
+LONGEST_EVENT = 1 << 24
+"""Characters. A longer event means that the file is truncated, or has no events."""
+GZIP_MAGIC = b"\x1f\x8b"
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_GAP = re.compile(r"[\s,]*")
+
+
+@dataclass(slots=True)
+class TraceFile:
+    """Iterate over ``events()`` once; then ``header`` holds everything else that was read of the file."""
+
+    path: Path
+    header: dict[str, Any] = field(default_factory=dict)
+    number: int = 0
+    """Number of the event that is read, from 1; 0 before the first."""
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Raises UsageError if the file is not a trace, is truncated or cannot be read."""
+        try:
+            with io.BufferedReader(cast(io.RawIOBase, open_file(self.path))) as raw:
+                if raw.peek(2)[:2] == GZIP_MAGIC:
+                    with gzip.open(raw) as unpacked:
+                        yield from self._parse(_text(cast(BinaryIO, unpacked)))
+                else:
+                    yield from self._parse(_text(raw))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise self._broken(f"cannot be decompressed: {error}") from error
+        except OSError as error:
+            raise self._broken(f"cannot be read: {error.strerror}") from error
+
+    def _parse(self, chunks: Iterator[str]) -> Iterator[dict[str, Any]]:
+        decode = json.JSONDecoder(strict=False).raw_decode
+        text = self._skip_header(chunks)
+        at, self.number = 0, 1
+        while True:
+            gap = _GAP.match(text, at)
+            at = gap.end() if gap else at
+            if text.startswith("]", at):
+                return
+            try:
+                event, at = decode(text, at)
+            except json.JSONDecodeError:
+                text, at = self._more(chunks, text[at:]), 0
+                continue
+            except (ValueError, RecursionError) as error:  # a number of too many digits, too many levels
+                raise self._broken(f"has an event that cannot be read: {error}") from error
+            if not isinstance(event, dict):
+                raise self._broken("has events that are not JSON objects")
+            yield event
+            self.number += 1
+
+    def _more(self, chunks: Iterator[str], pending: str) -> str:
+        """``pending`` and at least as much again: parsing it again after each chunk would take quadratic time."""
+        if len(pending) > LONGEST_EVENT:
+            raise self._broken("is not valid JSON")
+        parts, length = [pending], len(pending)
+        for more in chunks:
+            parts.append(more)
+            length += len(more)
+            if length >= 2 * len(pending):
+                return "".join(parts)
+        if length > len(pending):
+            return "".join(parts)
+        raise self._broken("is truncated within its events")
+
+    def _skip_header(self, chunks: Iterator[str]) -> str:
+        """The text after the bracket that opens the list of events."""
+        text = next(chunks, "").lstrip()
+        if text.startswith("["):
+            return text[1:]
+        if not text.startswith("{"):
+            raise self._broken("is not JSON")
+        while not (found := _EVENTS.search(text)):
+            parts, length = [text], 0
+            while length <= len(text) and (more := next(chunks, "")):
+                parts.append(more)
+                length += len(more)
+            if not length or length > LONGEST_EVENT:
+                raise self._broken("has no 'traceEvents'")
+            text = "".join(parts)
+        try:
+            self.header = json.loads(text[: found.start()] + '"traceEvents": []}', strict=False)
+        except (ValueError, RecursionError) as error:
+            raise self._broken(f"is not valid JSON: {error}") from error
+        return text[found.end() :]
+
+    def _broken(self, what: str) -> UsageError:
+        place = f" (event {self.number:,})" if self.number else ""
+        return UsageError(
+            f"not a trace: the file {what}{place}",
+            where=str(self.path),
+            do="give a trace of the PyTorch profiler (.json, .json.gz) or an export of Nsight Systems (.sqlite)",
+        )
+
+
+def _text(stream: BinaryIO) -> Iterator[str]:
+    """A byte order mark is skipped."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+    while chunk := stream.read(CHUNK_BYTES):
+        yield decoder.decode(chunk)
+    yield decoder.decode(b"", final=True)
+
+
+STEP_NAME = re.compile(r"(?:ProfilerStep#|step )(\d{1,9})")
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|^profile_(\d{1,9})\b")
+MOST_GROUPS = 500
+LONGEST_NAME = 200
+MORE_GROUPS = "(further groups)"
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
+_CATEGORIES = (*("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation"), *_LAUNCHES)
+_NO_GROUP = ("", "undefined")
+_OPTIMIZER = "Optimizer.step#"
+"""Beginning of the names of ranges that PyTorch marks itself."""
+
+
+def rank_in_name(path: Path) -> int | None:
+    """The rank in a file name, if there is one."""
+    match = _RANK_IN_NAME.search(path.name)
+    return int(match[1] or match[2]) if match else None
+
+
+@dataclass(slots=True)
+class _Collected:
+    rules: Rules
+    steps: dict[int, tuple[int, int]] = field(default_factory=dict)
+    device_ends: dict[int, int] = field(default_factory=dict)
+    """When the device finished the work that a step had launched."""
+    kernels: Recorder = field(default_factory=Recorder)
+    threads: dict[tuple[str, str], Recorder] = field(default_factory=lambda: defaultdict(Recorder))
+    groups: set[str] = field(default_factory=set)
+    without_time: int = 0
+    """Events that are left out."""
+    updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """When the host finished the steps of optimizers."""
+    device_updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """When the device finished them."""
+    launches: Launches = field(default_factory=Launches)
+    categories: set[str] = field(default_factory=set)
+    device: str | None = None
+    """An unknown one, by the name of a process."""
+
+    def take(self, event: dict[str, Any]) -> None:
+        category = event.get("cat")
+        if isinstance(category, str) and len(self.categories) < MOST_GROUPS:
+            self.categories.add(category)
+        if event.get("ph") == "M":
+            self._take_process(event.get("args"))
+        if event.get("ph") != "X" or category not in _CATEGORIES:
+            return
+        start, duration = _nanoseconds(event.get("ts")), _nanoseconds(event.get("dur"))
+        if start is None or duration is None or duration < 0:
+            self.without_time += 1
+        else:
+            self._take(event, start, start + duration)
+
+    def _take_process(self, args: object) -> None:
+        names = (args.get("name"), args.get("labels")) if isinstance(args, dict) else ()
+        for name in names:
+            if isinstance(name, str) and not self.device:
+                self.device = self.rules.device_of_process(name[:LONGEST_NAME])
+
+    @property
+    def unknown_device(self) -> str | None:
+        return self.device or next(filter(None, map(self.rules.device_of_category, sorted(self.categories))), None)
+
+    def take_iterations(self) -> str | None:
+        """Without marked steps, takes the times between ends of the optimizer's steps as steps, and says so."""
+        name = max(self.updates, key=lambda name: len(self.updates[name]), default=None)
+        ends = sorted(self.updates[name]) if name else []
+        if len(ends) < 2:
+            return None
+        self.steps = dict(enumerate(pairwise(ends), 1))
+        done = sorted(self.device_updates[name]) if name else []
+        self.device_ends = dict(enumerate(done[1:], 1)) if len(done) == len(ends) else {}
+        return f"no step is marked: iterations are from the end of one '{name}' to that of the next"
+
+    def _take(self, event: dict[str, Any], start: int, end: int) -> None:
+        name = str(event.get("name"))
+        match event["cat"]:
+            case "kernel":
+                self.kernels.add(start, end, name, self._kernel(name, event.get("args")))
+                self._launch(event, None)
+            case "cuda_runtime" | "cuda_driver" | "hip_runtime":
+                self._launch(event, start)
+            case "gpu_memcpy" | "gpu_memset":
+                self.kernels.add(start, end, name, MEMORY_COPY)
+            case "cpu_op":
+                self._operator(event, start, end, self.rules.operator(name))
+            case "user_annotation":
+                self._range(event, name, start, end)
+            case "gpu_user_annotation":
+                if step := STEP_NAME.fullmatch(name):
+                    self.device_ends[int(step[1])] = max(end, self.device_ends.get(int(step[1]), end))
+                elif name.startswith(_OPTIMIZER) and len(self.device_updates) < MOST_GROUPS:
+                    self.device_updates[name[:LONGEST_NAME]].append(end)
+
+    def _launch(self, event: dict[str, Any], start: int | None) -> None:
+        """Takes a kernel if ``start`` is None, else a call of the runtime."""
+        args = event.get("args")
+        correlation = args.get("correlation") if isinstance(args, dict) else None
+        if type(correlation) is not int:
+            return
+        if start is None:
+            self.launches.record(correlation)
+        elif LAUNCH_NAME.fullmatch(str(event.get("name"))):
+            self.launches.launch(correlation, start)
+
+    def _range(self, event: dict[str, Any], name: str, start: int, end: int) -> None:
+        if step := STEP_NAME.fullmatch(name):
+            self.steps[int(step[1])] = (start, end)
+        elif name.startswith(_OPTIMIZER) and len(self.updates) < MOST_GROUPS:
+            self.updates[name[:LONGEST_NAME]].append(end)
+        elif (label := self.rules.operator(name)) and label.activity is Activity.COMMUNICATION:
+            self._operator(event, start, end, label)
+
+    def _operator(self, event: dict[str, Any], start: int, end: int, label: Label | None) -> None:
+        if label:
+            self.threads[str(event.get("pid")), str(event.get("tid"))].add(start, end, str(event.get("name")), label)
+
+    def _kernel(self, name: str, args: object) -> Label:
+        label = self.rules.kernel(name)
+        if label.activity is not Activity.COMMUNICATION or not isinstance(args, dict):
+            return label
+        kind = self.rules.collective(str(args.get("Collective name", "")))
+        described = str(args.get("Process Group Description", ""))
+        group = described if described not in _NO_GROUP else args.get("Process Group Name")
+        return label._replace(kind=kind or label.kind, group=None if group is None else self._group(str(group)))
+
+    def _group(self, name: str) -> str:
+        """Each group is looked at in each step, so that there must not be as many as events."""
+        if len(self.groups) < MOST_GROUPS:
+            self.groups.add(name)
+        return name if name in self.groups else MORE_GROUPS
+
+
+def _nanoseconds(microseconds: object) -> int | None:
+    """None for what is not a time."""
+    if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
+        return None
+    return round(microseconds * 1000) if -LAST_NS < microseconds * 1000 < LAST_NS else None
+
+
+def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
+    """Reads one trace. CPU operators count only if the trace has no GPU kernels.
+
+    Raises UsageError if the file is not a trace, or of an unknown device alone. A trace without steps gives a timeline
+    without steps; if ``unmarked``, one with what can be taken for steps.
+    """
+    file = TraceFile(path)
+    collected = _Collected(rules)
+    for event in file.events():
+        collected.take(event)
+    notes = _notes_on_device(path, collected)
+    if unmarked and not collected.steps and (taken := collected.take_iterations()):
+        notes.append(taken)
+    if collected.without_time:
+        notes.append(f"left out: {counted(collected.without_time, 'event')} without a valid time")
+    distributed = file.header.get("distributedInfo")
+    rank = distributed.get("rank") if isinstance(distributed, dict) else None
+    if rank is not None and not is_rank(rank):
+        notes.append(f"the trace's rank is {str(rank)[:40]!r}, which is not a number")
+    rank = rank if is_rank(rank) else rank_in_name(path)
+    if len(collected.kernels):
+        left_out, dropped = collected.launches.incomplete(collected.steps or ({0: EVER} if unmarked else {}))
+        steps = [one for one in device_steps(collected.steps, collected.device_ends) if one.number not in left_out]
+        unmarked = unmarked and not left_out
+        return make_timeline(path.name, rank, "gpu", steps, [collected.kernels], notes + dropped, unmarked=unmarked)
+    steps = [TracedStep(number, *span) for number, span in collected.steps.items()]
+    threads = list(collected.threads.values())
+    return make_timeline(path.name, rank, "cpu", steps, threads, notes, unmarked=unmarked)
+
+
+def _notes_on_device(path: Path, collected: _Collected) -> list[str]:
+    device = collected.unknown_device
+    if device and not len(collected.kernels):
+        raise UsageError(
+            f"a trace of an unknown device: {device}",
+            where=str(path),
+            choices=("CPU", "GPUs of CUDA and ROCm"),
+            do="its operators on the CPU are not the work of the device; use the tools of its maker",
+        )
+    if device:
+        return [f"the device is unknown: {device}; no rule knows its kernels"]
+    launched = "cuda_runtime" in collected.categories and not len(collected.kernels)
+    return ["the GPU's kernels were not recorded: these are operators on the CPU"] if launched else []
+
+
+def is_rank(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+def device_steps(host: dict[int, tuple[int, int]], device_ends: dict[int, int]) -> list[TracedStep]:
+    """The time that a GPU spent on each step, as the host may run ahead of it.
+
+    A step begins when its range on the host begins or when the GPU has finished the work of earlier steps, whichever
+    is later. It ends when that range ends or when the GPU has finished the work that the step launched, whichever is
+    later.
+    """
+    steps: list[TracedStep] = []
+    done = 0
+    for number, (start, end) in sorted(host.items(), key=lambda item: item[1]):
+        begin = max(start, done)
+        finish = max(begin, end, device_ends.get(number, end))
+        steps.append(TracedStep(number, begin, finish))
+        done = max(done, device_ends.get(number, 0))
+    return steps

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds traces, and reads one of them in any supported format."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from llmb.base.errors import UsageError
+from llmb.base.input_files import list_folder, open_file
+from llmb.readers.profiles import NSYS_FOLDER, TORCH_FOLDER
+from llmb.readers.profiles.chrome import read_chrome
+from llmb.readers.profiles.classify import Rules
+from llmb.readers.profiles.nsys_export import read_nsys
+from llmb.readers.profiles.timeline import STEPS_LEFT_OUT, Timeline
+
+JSON_ENDS = (".json", ".json.gz")
+SQLITE_END, REPORT_END = ".sqlite", ".nsys-rep"
+SQLITE_MAGIC = b"SQLite format 3\x00"
+EXPECTED = ("PyTorch profiler: *.json, *.json.gz", "Nsight Systems: *.sqlite (nsys export --type sqlite)")
+
+
+def find_traces(paths: Iterable[Path]) -> list[Path]:
+    """The files among ``paths`` and the traces of each folder: those of the runs in it, else those in the folder.
+
+    Raises UsageError if one of ``paths`` has no trace.
+    """
+    return [trace for path in paths for trace in (_in_folder(path) if path.is_dir() else [path])]
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    found = [path for name in (TORCH_FOLDER, NSYS_FOLDER) for path in folder.rglob(name)]
+    homes = [path for path in found if path.is_dir()] or [folder]
+    inside = [path for home in homes for path in sorted(list_folder(home), key=_natural)]
+    traces = [path for path in inside if path.name.endswith((*JSON_ENDS, SQLITE_END)) and path.name[0] != "."]
+    if traces:
+        return traces
+    reports = [path for path in inside if path.name.endswith(REPORT_END)]
+    if reports:
+        raise _report(reports[0])
+    raise UsageError(
+        "no trace in this folder", where=str(folder), choices=EXPECTED, do="record one with 'llmb run --profile'"
+    )
+
+
+def _natural(path: Path) -> tuple[int, str]:
+    """Rank 2 comes before rank 10."""
+    return len(path.name), path.name
+
+
+def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
+    """One timeline per process. If ``unmarked``, a trace in which no step is marked has those of the optimizer, or is
+    one as a whole, with a note. Raises UsageError if the file is not a trace, or has no training steps."""
+    if path.name.endswith(REPORT_END):
+        raise _report(path)
+    is_nsys = _is_sqlite(path)
+    timelines = read_nsys(path, rules, unmarked=unmarked) if is_nsys else [read_chrome(path, rules, unmarked=unmarked)]
+    with_steps = [timeline for timeline in timelines if timeline.steps]
+    dropped = [note for timeline in timelines for note in timeline.notes if note.startswith(STEPS_LEFT_OUT)]
+    if not with_steps and dropped:
+        raise UsageError(
+            f"no step of this trace is complete; {dropped[0]}",
+            where=str(path),
+            do="profile fewer steps, after a few that warm the profiler up",
+        )
+    if not with_steps:
+        raise UsageError(
+            "this trace has no training steps",
+            where=str(path),
+            choices=("annotations 'ProfilerStep#N' of the PyTorch profiler", "NVTX ranges 'step N'"),
+            do="annotate the steps, or record a trace with 'llmb run --profile', which annotates them",
+        )
+    return with_steps
+
+
+def read_traces(paths: Iterable[Path], *, unmarked: bool = False) -> Iterator[Timeline]:
+    """All processes of all files; see ``read_trace``."""
+    rules = Rules()
+    for path in paths:
+        yield from read_trace(path, rules, unmarked=unmarked)
+
+
+def _is_sqlite(path: Path) -> bool:
+    with open_file(path, do=f"give one of: {'; '.join(EXPECTED)}") as stream:
+        try:
+            return stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+        except OSError as error:
+            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _report(path: Path) -> UsageError:
+    return UsageError(
+        "a report of Nsight Systems has to be exported before it can be read",
+        where=str(path),
+        do=f"nsys export --type sqlite '{path}', then give the .sqlite file",
+    )

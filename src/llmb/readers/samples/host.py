@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This node: its name, its cores and kinds of device; its CPU, memory and CPU energy by the files of the Linux kernel,
+below ``root``."""
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Literal
+
+from llmb.base.input_files import SystemFiles
+from llmb.base.missing import Missing
+from llmb.readers.samples.sample_records import HostSample, SeenRun
+
+Device = Literal["cpu", "cuda"]
+
+
+def host_name() -> str:
+    """The scheduler's name for this node, which its commands accept, else the hostname."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+ROOT = Path("/")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+POWERCAP = "sys/class/powercap"
+IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
+"""Places in the first line of /proc/stat, and how many there are without those that others include."""
+OF_PROCESSES = slice(0, 3)
+"""User, nice and system: what is counted of processes, too."""
+
+
+class CpuEnergy:
+    """The energy of the CPU packages. Their counters wrap around, so it must be read more often than they do.
+
+    Raises OSError if a counter cannot be read.
+    """
+
+    def __init__(self, zones: tuple[Path, ...]) -> None:
+        self.zones = zones
+        self.ranges = {zone: _number(zone / "max_energy_range_uj") for zone in zones}
+        self.last = {zone: _number(zone / "energy_uj") for zone in zones}
+        self.total_uj = 0
+
+    def read_j(self) -> float | None:
+        """Since this object was made."""
+        for zone in self.zones:
+            try:
+                now = _number(zone / "energy_uj")
+            except (OSError, ValueError):
+                return None
+            risen = now - self.last[zone]
+            self.total_uj += risen if risen >= 0 else risen + self.ranges[zone]
+            self.last[zone] = now
+        return self.total_uj / 1e6
+
+
+def find_cpu_energy(root: Path = ROOT) -> CpuEnergy | Missing:
+    zones = tuple(path for path in sorted((root / POWERCAP).glob("intel-rapl:*")) if path.name.count(":") == 1)
+    try:
+        packages = tuple(zone for zone in zones if (zone / "name").read_text().startswith("package"))
+        if not packages:
+            return Missing(f"the kernel has no counters of CPU energy in /{POWERCAP}")
+        return CpuEnergy(packages)
+    except OSError as error:
+        return Missing(f"{error.filename}: {error.strerror}")
+    except ValueError as error:
+        return Missing(f"/{POWERCAP}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLimit:
+    """How many cores the run's control group may use, and the file that counts how long it was stopped for that."""
+
+    cores: float
+    file: Path
+
+    def throttled_s(self) -> float | None:
+        """Version 2 counts microseconds, version 1 nanoseconds."""
+        try:
+            counts = dict(line.split() for line in self.file.read_text().splitlines())
+            if "throttled_usec" in counts:
+                return int(counts["throttled_usec"]) / 1e6
+            return int(counts["throttled_time"]) / 1e9
+        except (OSError, ValueError, KeyError):
+            return None
+
+
+def find_cpu_limit(root: Path = ROOT) -> CpuLimit | None:
+    """The tightest of the control groups above this process; None without one that can be read."""
+    groups = {folder: _cores_of(folder) for folder in cgroup_folders(root, "cpu")}
+    limits = (CpuLimit(cores, folder / "cpu.stat") for folder, cores in groups.items() if cores is not None)
+    return min(limits, key=lambda limit: limit.cores, default=None)
+
+
+def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """The control group of this process that has a controller, by either version, and those above it."""
+    for line in (SystemFiles(root=root).text("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / controllers
+        own = mount / path.lstrip("/")
+        yield own
+        # Inside of a container the path may be the host's, and the container's own group is the mount.
+        yield from takewhile(mount.parent.__ne__, own.parents)
+
+
+def _cores_of(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None  # "max" is not a limit
+
+
+def read_host(worker: int, energy: CpuEnergy | None, limit: CpuLimit | None = None, root: Path = ROOT) -> HostSample:
+    """``worker`` is the process whose memory is sampled."""
+    files = SystemFiles(root=root)
+    words = (files.text("/proc/stat") or "").partition("\n")[0].split()[1 : 1 + TIMES]
+    times = (
+        [int(word) / TICKS_PER_S for word in words] if len(words) == TIMES and all(map(str.isdecimal, words)) else []
+    )
+    load = re.match(r"\d+(\.\d+)?", files.text("/proc/loadavg") or "")
+    pages = re.match(r"\d+ (\d+)", files.text(f"/proc/{worker}/statm") or "")
+    memory = re.findall(r"^(MemTotal|MemAvailable):\s*(\d+)", files.text("/proc/meminfo") or "", re.MULTILINE)
+    kib = {name: int(number) for name, number in memory}
+    idle = times[IDLE] + times[IOWAIT] + times[STEAL] if times else 0.0
+    return HostSample(
+        cpu_busy_s=round(sum(times) - idle, 2) if times else None,
+        cpu_iowait_s=times[IOWAIT] if times else None,
+        cpu_steal_s=times[STEAL] if times else None,
+        cpu_used_s=round(sum(times[OF_PROCESSES]), 2) if times else None,
+        cpu_throttled_s=limit.throttled_s() if limit else None,
+        cpu_total_s=round(sum(times), 2) if times else None,
+        load=float(load[0]) if load else None,
+        # What the node has less what could be given to a process.
+        memory_used_bytes=(kib["MemTotal"] - kib["MemAvailable"]) * 1024 if len(kib) == 2 else None,
+        worker_memory_bytes=int(pages[1]) * PAGE_BYTES if pages else None,
+        cpu_energy_j=energy.read_j() if energy else None,
+    )
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())
+
+
+WORKERS = (b"llmb.engine.", b"llmb.bench.worker", b"llmb.weights.worker")
+"""What trains, measures or converts begins with this behind ``-m``."""
+PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
+"""Places in /proc/<pid>/stat behind the name: times are those of the process, then of its ended children."""
+Key = tuple[int, str]
+"""Process id and what tells it from a later one: when it began, and what it is called since its last exec."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    key: Key
+    parent: int
+    began_s: float
+    """Since the boot."""
+    own_s: float
+    """CPU time without that of ended children."""
+    cpu_s: float
+    """With it."""
+
+
+class NodeProcesses:
+    """What is looked at again and again: command lines are read once per process."""
+
+    def __init__(self, folder: Path | None = None, root: Path = ROOT) -> None:
+        """``folder`` is that of the own run: its processes are those that name it, and all that they start."""
+        self.folder = None if folder is None else os.fsencode(folder)
+        self.root = root
+        self.words: dict[Key, tuple[bytes, ...]] = {}
+        self.own: dict[int, _Stat] = {}
+        self.above: dict[int, _Stat] = {}
+        """Ancestors of the run's processes that are none themselves."""
+        self.ended_s = 0.0
+        """CPU time of own processes that ended, and are no ended children of another."""
+        booted = re.search(r"^btime (\d+)", SystemFiles(root=root).text("/proc/stat") or "", re.MULTILINE)
+        self.boot_s = float(booted[1]) if booted else None
+        """In Unix time."""
+
+    def look(self) -> None:
+        """Reads all processes. Of those that end meanwhile nothing is known."""
+        self.stats = {stat.key[0]: stat for stat in _stats(self.root)}
+        known = self.words
+        self.words = {stat.key: known.get(stat.key) or _words(self.root, pid) for pid, stat in self.stats.items()}
+        own = self._family([pid for pid, stat in self.stats.items() if self._is_named(stat)])
+        for pid, stat in self.own.items():
+            if pid not in own and stat.parent not in own:
+                self.ended_s += stat.cpu_s
+        self.own = own
+        self._find_above()
+
+    def cpu_s(self) -> float | None:
+        """CPU time of the run's processes, and of those that started them; None where no process of the run is seen."""
+        if not self.own:
+            return None
+        above_s = sum(stat.own_s for stat in self.above.values())
+        return round(self.ended_s + sum(stat.cpu_s for stat in self.own.values()) + above_s, 2)
+
+    def others(self) -> tuple[SeenRun, ...]:
+        """Other runs, by what they began with; the processes of one run count once."""
+        found: dict[tuple[str, str | None], SeenRun] = {}
+        for pid, stat in sorted(self.stats.items(), key=lambda item: item[1].began_s):
+            if pid not in self.own and pid not in self.above and (named := _llmb_program(self.words[stat.key])):
+                since_s = None if self.boot_s is None else round(self.boot_s + stat.began_s, 1)
+                found.setdefault(named, SeenRun(program=named[0], folder=named[1], pid=pid, since_s=since_s))
+        return tuple(found.values())
+
+    def _is_named(self, stat: _Stat) -> bool:
+        if self.folder is None:
+            return stat.key[0] == os.getpid()
+        words = self.words[stat.key]
+        return any(word == self.folder or word.startswith(self.folder + b"/") for word in words)
+
+    def _family(self, roots: list[int]) -> dict[int, _Stat]:
+        children: dict[int, list[int]] = {}
+        for pid, stat in self.stats.items():
+            children.setdefault(stat.parent, []).append(pid)
+        found = dict.fromkeys(roots)
+        todo = list(found)
+        for pid in todo:
+            new = [child for child in children.get(pid, ()) if child not in found]
+            found |= dict.fromkeys(new)
+            todo += new
+        return {pid: self.stats[pid] for pid in found}
+
+    def _find_above(self) -> None:
+        """Processes that end are kept as they were: CPU time only grows."""
+        self.above = {pid: self.stats.get(pid, stat) for pid, stat in self.above.items()}
+        for member in self.own.values():
+            parent = self.stats.get(member.parent)
+            while parent and parent.key[0] not in self.above:
+                if parent.key[0] not in self.own:
+                    self.above[parent.key[0]] = parent
+                parent = self.stats.get(parent.parent)
+
+
+def _llmb_program(words: tuple[bytes, ...]) -> tuple[str, str | None] | None:
+    """Module and folder of a process that trains, measures or converts; None for any other."""
+    for place, word in enumerate(words[1:], start=1):
+        if word.startswith(WORKERS) and words[place - 1] == b"-m":
+            folder = words[place + 1] if place + 1 < len(words) else b""
+            return os.fsdecode(word), os.fsdecode(folder) if folder.startswith(b"/") else None
+    return None
+
+
+def _stats(root: Path) -> Iterator[_Stat]:
+    try:
+        folders = [path for path in (root / "proc").iterdir() if path.name.isdigit()]
+    except OSError:
+        return
+    for folder in folders:
+        try:
+            text = (folder / "stat").read_text(errors="replace")
+            program, _, rest = text.partition("(")[2].rpartition(")")
+            fields = rest.split()
+            times = [int(field) / TICKS_PER_S for field in fields[USER : CHILDREN_SYSTEM + 1]]
+            yield _Stat(
+                key=(int(folder.name), f"{fields[BEGAN]} {program}"),
+                parent=int(fields[PARENT]),
+                began_s=int(fields[BEGAN]) / TICKS_PER_S,
+                own_s=sum(times[:2]),
+                cpu_s=sum(times),
+            )
+        except (OSError, ValueError, IndexError):
+            continue
+
+
+def _words(root: Path, pid: int) -> tuple[bytes, ...]:
+    try:
+        return tuple((root / "proc" / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0"))
+    except OSError:
+        return ()

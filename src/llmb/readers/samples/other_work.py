@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nodes did beside a run, from its samples. Pure but for its data file.
+
+Unlike the figures of ``summary``, it is not of the window alone: a short window may have no sample. It is of the time
+between the samples around it.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from llmb.base.missing import Missing
+from llmb.base.record import Record, Threshold
+from llmb.catalogue.data_files import read_file
+from llmb.readers.samples.sample_records import NodeOtherWork, OtherWork, Sample, SeenRun
+from llmb.readers.samples.samples import Sampled, TimeSpan
+
+DATA = Path(__file__).with_name("other_work.yaml")
+NOT_SAMPLED = Missing("too little time was sampled around the window")
+NOT_SEEN = "the kernel does not show the processes of the run"
+NO_STEAL = "the kernel does not report it"
+NO_LIMIT = "the run has no CPU limit"
+NO_GPUS = "the GPUs' processes are not known"
+NAMED_RUNS = 2
+"""That a text names; the records have all."""
+Device = Literal["cpu", "cuda"]
+
+
+class OtherWorkRules(Record):
+    """``other_work.yaml``."""
+
+    other_cores_pct: dict[Device, Threshold]
+    stolen_cores_pct: Threshold
+    least_sampled_s: Threshold
+
+
+@cache
+def rules() -> OtherWorkRules:
+    return read_file(DATA, OtherWorkRules)
+
+
+def find_other_work(
+    sampled: Sequence[Sampled],
+    spans: Sequence[TimeSpan],
+    device: Device,
+    gpus: Mapping[str, Collection[str]] | None = None,
+) -> OtherWork | Missing:
+    """``gpus`` are those of the run by node, None for all. Missing if no node was sampled long enough."""
+    begin_s, end_s = min(span.begin_s for span in spans), max(span.end_s for span in spans)
+    wider_s = max(0.0, rules().least_sampled_s.value - (end_s - begin_s) / 2)
+    window = TimeSpan(begin_s - wider_s, end_s + wider_s)
+    longest: dict[str, tuple[Sampled, tuple[Sample, ...]]] = {}
+    for one in sampled:
+        # From the last sample before the window, or the first, to the first one after it, or the last.
+        samples = one.samples
+        before = [place for place, sample in enumerate(samples) if sample.time_s <= window.begin_s]
+        after = [place for place, sample in enumerate(samples) if sample.time_s >= window.end_s]
+        found = tuple(samples[before[-1] if before else 0 : after[0] + 1 if after else len(samples)])
+        outside = not found or found[-1].time_s <= window.begin_s or found[0].time_s >= window.end_s
+        around = () if outside else found
+        if _lasted(around) > _lasted(longest.get(one.start.node, (one, ()))[1]):
+            longest[one.start.node] = one, around
+    long_enough = {
+        node: pair for node, pair in sorted(longest.items()) if _lasted(pair[1]) >= rules().least_sampled_s.value
+    }
+    if not long_enough:
+        return NOT_SAMPLED
+    nodes = tuple(_of_node(one, around, gpus) for one, around in long_enough.values())
+    return OtherWork(disturbing=tuple(_disturbing(nodes, device)), nodes=nodes)
+
+
+def run_text(run: SeenRun) -> str:
+    """Such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in the machine's own time.
+
+    A run's own folder has the experiment's name, and the one above it is unique.
+    """
+    where = f"in .../{Path(run.folder).parent.name}" if run.folder else f"(process {run.pid})"
+    if run.since_s is None:
+        return f"{run.program} {where}"
+    return f"{run.program} {where}, since {datetime.fromtimestamp(run.since_s, UTC).astimezone():%H:%M:%S}"
+
+
+def _lasted(samples: Sequence[Sample]) -> float:
+    return samples[-1].time_s - samples[0].time_s if samples else 0.0
+
+
+def _of_node(one: Sampled, around: Sequence[Sample], gpus: Mapping[str, Collection[str]] | None) -> NodeOtherWork:
+    start, seconds = one.start, _lasted(around)
+
+    def cores(value: Callable[[Sample], float | None]) -> float | None:
+        first, last = value(around[0]), value(around[-1])
+        return None if first is None or last is None else max(0.0, last - first) / seconds
+
+    used, own = cores(lambda sample: sample.host.cpu_used_s), cores(lambda sample: sample.host.run_cpu_s)
+    looked = [run for sample in around for run in sample.runs]
+    runs = {(run.program, run.folder, run.pid if run.folder is None else None): run for run in looked}
+    values = {
+        "cores": start.cores,
+        "other_cores": None if used is None or own is None else max(0.0, used - own),
+        "run_cores": own,
+        "stolen_cores": cores(lambda sample: sample.host.cpu_steal_s),
+        "cpu_limit_cores": start.cpu_limit_cores,
+        "throttled_cores": cores(lambda sample: sample.host.cpu_throttled_s),
+        "load_before": one.samples[0].host.load,
+        "runs": tuple(runs.values()),
+        "gpu_processes": _gpu_processes(one, around, None if gpus is None else gpus.get(start.node, ())),
+    }
+    why = {"cpu_limit_cores": NO_LIMIT, "throttled_cores": NO_LIMIT, "gpu_processes": NO_GPUS}
+    why |= {"other_cores": NOT_SEEN, "run_cores": NOT_SEEN}
+    if "gpus" in start.missing:
+        why["gpu_processes"] = start.missing["gpus"]
+    reasons = {name: why.get(name, NO_STEAL) for name, value in values.items() if value is None}
+    return NodeOtherWork.model_validate({"node": start.node, "sampled_s": seconds, **values, "reasons": reasons})
+
+
+def _gpu_processes(
+    one: Sampled, around: Sequence[Sample], wanted: Collection[str] | None
+) -> dict[str, tuple[int, ...]] | None:
+    found: dict[str, set[int]] = {}
+    for sample in around:
+        for gpu, pids in zip(one.start.gpus, sample.gpus.other_pids if sample.gpus else (), strict=False):
+            if pids is not None and (wanted is None or gpu.uuid in wanted):
+                found.setdefault(gpu.uuid, set()).update(pids)
+    return {uuid: tuple(sorted(pids)) for uuid, pids in found.items()} or None
+
+
+def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]:
+    for node in nodes:
+        on = f" on {node.node}" if len(nodes) > 1 else ""
+        if node.runs:
+            yield _runs_text(node.runs, on)
+        if _is_more(node.other_cores, node.cores, rules().other_cores_pct[device]):
+            yield f"other processes{on} used {node.other_cores:.1f} of {node.cores} cores"
+        if _is_more(node.stolen_cores, node.cores, rules().stolen_cores_pct):
+            yield f"other virtual machines{on} took {node.stolen_cores:.2f} of {node.cores} cores"
+        pids = sorted({pid for each in (node.gpu_processes or {}).values() for pid in each})
+        if pids:
+            yield f"other processes{on} on the run's GPUs: {', '.join(map(str, pids))}"
+
+
+def _runs_text(runs: Sequence[SeenRun], on: str) -> str:
+    named = "; ".join(map(run_text, runs[:NAMED_RUNS]))
+    if len(runs) == 1:
+        return f"another run{on}: {named}"
+    more = f"; and {len(runs) - NAMED_RUNS} more" if len(runs) > NAMED_RUNS else ""
+    return f"{len(runs)} other runs{on}: {named}{more}"
+
+
+def _is_more(used: float | None, cores: int | None, threshold: Threshold) -> bool:
+    return used is not None and bool(cores) and 100 * used / (cores or 1) >= threshold.value

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that samples a node beside a run, and how a worker starts and ends it.
+
+``python -m llmb.readers.samples.sampler FILE NODE INTERVAL_S DEVICE WORKER``
+
+WORKER is the process that started it. Standard input is a pipe from there, which ends with the worker, however that
+ends. A last sample is taken then. Whatever it cannot read or write, the run goes on without.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from llmb.base.input_files import SystemFiles
+from llmb.base.missing import Missing
+from llmb.readers.samples.counters import KernelLog, read_counters
+from llmb.readers.samples.host import CpuEnergy, NodeProcesses, find_cpu_energy, find_cpu_limit, read_host
+from llmb.readers.samples.node_settings import FILE_ENDING, read_settings
+from llmb.readers.samples.nvml import Nvml, find_gpus
+from llmb.readers.samples.sample_records import CounterReading, Sample, SamplerStart, to_line
+
+MODULE = "llmb.readers.samples.sampler"
+OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
+"""Variables that who looks for the processes of a run's ranks goes by: a sampler is none."""
+LAST_SAMPLE_S = 5.0
+"""How long the last sample may take; without persistence mode a GPU's driver is slow."""
+KILLED_S = 5.0
+"""How long one that is killed may take to be gone."""
+LOWEST_PRIORITY = 19
+SAMPLES_PER_INTERVAL = 1800
+"""After as many samples the interval doubles, so that the file of a long run stays small."""
+LONGEST_INTERVAL_S = 30.0
+"""Shorter than it takes a counter of CPU energy to wrap around."""
+
+
+class NodeSampler:
+    """All that is sampled on this node, for the run in ``folder``, on ``device``, whose worker is the process
+    ``worker``.
+    """
+
+    def __init__(self, node: str, device: str, worker: int, folder: Path) -> None:
+        self.node, self.worker = node, worker
+        self.processes, self.limit = NodeProcesses(folder), find_cpu_limit()
+        gpus = find_gpus() if device == "cuda" else Missing("the run computes on a CPU")
+        self._no_gpus = gpus.reason if device == "cuda" and isinstance(gpus, Missing) else None
+        energy = find_cpu_energy()
+        self.gpus: Nvml | None = gpus or None
+        self.energy: CpuEnergy | None = energy or None
+        named = {"gpus": gpus, "cpu_energy": energy}
+        self.kernel = KernelLog()
+        self.missing = {name: item.reason for name, item in named.items() if isinstance(item, Missing)}
+
+    def start(self, interval_s: float) -> SamplerStart:
+        return SamplerStart(
+            node=self.node,
+            cores=os.cpu_count(),
+            interval_s=interval_s,
+            gpus=self.gpus.gpus if self.gpus else (),
+            cpu_limit_cores=self.limit.cores if self.limit else None,
+            missing=self.missing,
+        )
+
+    def read(self) -> Sample:
+        host = read_host(self.worker, self.energy, self.limit)
+        self.processes.look()  # at once behind the CPU time of all of them, which it is a part of
+        return Sample(
+            time_s=round(time.time(), 4),
+            host=replace(host, run_cpu_s=self.processes.cpu_s()),
+            gpus=self.gpus.read(self.processes.own) if self.gpus else None,
+            runs=self.processes.others(),
+        )
+
+    def counters(self) -> CounterReading:
+        """Counters that should not rise, as they are now."""
+        return read_counters(self.kernel, self.gpus.counters if self.gpus else None, self._no_gpus)
+
+
+def interval_after(samples: int, first_s: float) -> float:
+    """Seconds until the next sample, after so many."""
+    doubled: int = 1 << min(samples // SAMPLES_PER_INTERVAL, 32)
+    return min(first_s * doubled, max(first_s, LONGEST_INTERVAL_S))
+
+
+def keep_settings(file: Path) -> None:
+    """Settings of this node, with the variables of the job. Raises OSError if they cannot be written."""
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(read_settings(SystemFiles(), os.environ).model_dump_json())
+    unfinished.replace(file)
+
+
+def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> None:
+    """Appends to ``file`` until ``pipe`` ends, or the worker is gone. Raises OSError if nothing can be written."""
+    file.parent.mkdir(exist_ok=True)
+    output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # What an earlier sampler was writing when it was killed stays on a line of its own.
+    torn = b"\n" if os.fstat(output).st_size else b""
+    os.write(output, torn + to_line(sampler.start(interval_s)))
+    os.write(output, to_line(sampler.counters()))
+    keep_settings(file.with_suffix(FILE_ENDING))
+    os.nice(LOWEST_PRIORITY)  # not before: on a busy node it would not get here within a short run
+    number, lasts, parent = 0, True, os.getppid()
+    due_s = time.monotonic()
+    while lasts:
+        os.write(output, to_line(sampler.read()))
+        number += 1
+        now_s = time.monotonic()
+        due_s = max(due_s + interval_after(number, interval_s), now_s)
+        ended, _, _ = select.select([pipe], [], [], due_s - now_s)
+        lasts = not ended and os.getppid() == parent
+    os.write(output, to_line(sampler.read()))
+    os.write(output, to_line(sampler.counters()))
+
+
+class Sampler:
+    """A sampler that runs. It ends with the process that started it, if ``end`` is not called."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+
+    def end(self) -> None:
+        """Waits for the last sample."""
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has ended already
+            self.process.stdin.write(b"\n")  # a process that was forked meanwhile may hold the pipe open
+        self.process.stdin.close()
+        try:
+            self.process.wait(LAST_SAMPLE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            with suppress(subprocess.TimeoutExpired):  # one that waits for a driver ends later
+                self.process.wait(KILLED_S)
+
+
+def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Sampler | None:
+    """None if no process can be started, which the run does without."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", MODULE, str(file), node, str(interval_s), device, str(os.getpid())],
+            env={name: value for name, value in os.environ.items() if name not in OF_RANKS},
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+    return Sampler(process)
+
+
+def main() -> None:
+    file, node, interval_s, device, worker = sys.argv[1:]
+    # They are for the worker, which decides what ends; this process ends with it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        sampler = NodeSampler(node, device, int(worker), Path(file).parent.parent)
+        sample(Path(file), sampler, float(interval_s), sys.stdin.fileno())
+    except OSError as error:
+        sys.exit(f"llmb: resources are not sampled any more: {error}")
+
+
+if __name__ == "__main__":
+    main()
