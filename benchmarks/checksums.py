@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llmb.checkpoints.files import BLOCK, ChecksumWriter, damaged_files, file_checksum
+from llmb.runs.checkpoints.checkpoint_files import BLOCK, ChecksumWriter, damaged_files, file_checksum
 
 GIB = 2**30
 TARGET_S_PER_GIB = 1.0

@@ -26,9 +26,9 @@ from benchmarks.support import (
     tiny_plan,
 )
 from llmb.catalogue.resolve import Overrides
-from llmb.checkpoints.prepared_data import ANSWERS, DOCUMENTS, PACKS, TOKENS, PackedDataset, TokenizerRecord
 from llmb.engine.data.batches import Loader, RankData
 from llmb.prepare.packed_files import pack
+from llmb.runs.checkpoints.prepared_data import ANSWERS, DOCUMENTS, PACKS, TOKENS, PackedDataset, TokenizerRecord
 from llmb.runs.plan import EnginePlan, TrainingDataset
 
 MEAN, SHORTEST, LONGEST = 157, 30, 900

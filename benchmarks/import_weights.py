@@ -26,9 +26,10 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
 from llmb.catalogue.throughput import parameter_count
-from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.huggingface.config import config_of
-from llmb.huggingface.tensors import (
+from llmb.runs.checkpoints.checkpoint import read_checkpoint
+from llmb.runs.checkpoints.conversion_request import FILE_BYTES
+from llmb.runs.huggingface.model_config import config_of
+from llmb.runs.huggingface.tensors import (
     CONFIG,
     INDEX,
     Shape,
@@ -39,7 +40,6 @@ from llmb.huggingface.tensors import (
     stored_tensors,
 )
 from llmb.weights.conversion import ImportRequest, import_checkpoint
-from llmb.weights.protocol import FILE_BYTES
 
 GB = 10**9
 TARGET_BYTES = 2 * GB

@@ -18,7 +18,7 @@ from llmb.bench.protocol import (
     Timings,
 )
 from llmb.catalogue.records import Dtype, Recipe, Record
-from llmb.runs.attention import BACKENDS as GPU_BACKENDS
+from llmb.runs.attention_choice import BACKENDS as GPU_BACKENDS
 
 BACKENDS = tuple(name for name in GPU_BACKENDS["cuda"] if name not in ("varlen", "efficient", "math"))
 """Of attention of whole sequences on a GPU; a CPU has the engine's choice."""

@@ -23,7 +23,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
 from llmb.runs.published_verdict import ways_of_engine
 from llmb.runs.result import Result
-from llmb.verdict.conditions import title_of
+from llmb.runs.verdict import title_of
 from reference_pages.markdown import table
 
 RESULT = Path(__file__).with_name("sample_result.json")

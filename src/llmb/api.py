@@ -30,7 +30,6 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.catalogue.window import DEFAULT_RULE, check_rule
-from llmb.checkpoints.origin import Origin
 from llmb.exchange.export import exported_run
 from llmb.exchange.tables import RESULTS, STEPS, data_frame, frame_of, step_rows
 from llmb.jobs.find import parse_since
@@ -43,12 +42,13 @@ from llmb.readers.logs.log_files import ParsedFile, find_logs
 from llmb.report.run_report import run_table
 from llmb.report.table import Column, html_table, number, number_column, table_of
 from llmb.report.verdict_report import compare_tables, notebook_table
+from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.plan import Plan
 from llmb.runs.result import Result
 from llmb.runs.steps import StepNews, read_steps
-from llmb.verdict.conditions import Condition, Verdict
+from llmb.runs.verdict import Condition, Verdict
 from llmb.verdict.judgement import given_tolerance
 
 if TYPE_CHECKING:

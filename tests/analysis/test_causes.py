@@ -11,7 +11,7 @@ from llmb.analysis.causes import Evidence, ReferenceTime, Throttle, Work, cause_
 from llmb.analysis.explain_run import Explanation, explain_evidence
 from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
 from llmb.runs.steps import Step
-from llmb.verdict.conditions import Condition
+from llmb.runs.verdict import Condition
 
 WORDS = {
     "run": "/runs/1",

@@ -12,7 +12,6 @@ from recorded_runs import SXM, environment, gpu_record, times_around, write_run
 from shown_tables import shown_lines
 from typer.testing import CliRunner
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.explain_run import Explanation, explain, explain_judged
 from llmb.analysis.judge_run import judge_against
@@ -27,11 +26,12 @@ from llmb.readers.samples.node_settings import NodeSettings, together
 from llmb.readers.samples.sample_records import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.report.table import Table, plain_lines
 from llmb.report.verdict_report import explanation_tables
+from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.steps import read_steps, step_to_json
-from llmb.verdict.conditions import Reference, Verdict
+from llmb.runs.verdict import Reference, Verdict
 from llmb.verdict.judgement import without_reference
 
 QUIET = {

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type
 from llmb.analysis.parsed_scaling import Scaling, group_runs, scaling_of
 from llmb.base.statistics import describe
@@ -14,6 +13,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.readers.logs.configuration import experiment_configuration
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
+from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.identity import RunIdentity
 
 CATALOGUE = Catalogue()

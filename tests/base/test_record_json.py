@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.input_files import MOST_VALUES, MOST_VALUES_IN_LINE
 from llmb.base.record import Record, first_problem
-from llmb.huggingface.folder import read_json
 from llmb.readers.samples.samples import read_samples
+from llmb.runs.huggingface.model_folder import read_json
 from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_rank_times, read_steps
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from documented_launch import launched
 
-from llmb.checkpoints.checkpoint import CheckpointRecord, checkpoint_name, read_checkpoint
 from llmb.jobs.begin import begin
 from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order
@@ -16,6 +15,7 @@ from llmb.readers.logs.configuration import document_of_log
 from llmb.readers.logs.log_files import find_logs
 from llmb.readers.logs.step_line import SaveLine, format_save_line, format_step_line
 from llmb.readers.nccl.nccl_log import find_nccl_files
+from llmb.runs.checkpoints.checkpoint import CheckpointRecord, checkpoint_name, read_checkpoint
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan

@@ -21,7 +21,7 @@ from llmb.engine.model.attention import (
 from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
 from llmb.engine.parallel.mesh import arrange
 from llmb.engine.stages import prepare_stages
-from llmb.runs.attention import BACKENDS, AttentionBackend
+from llmb.runs.attention_choice import BACKENDS, AttentionBackend
 from llmb.runs.plan import Plan
 
 pytestmark = pytest.mark.gpu

@@ -17,7 +17,7 @@ from llmb.engine.precision.apply import layers_of
 from llmb.engine.precision.experts import fp8_stacks, fused_fp8_products
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.transformations import _policy
-from llmb.runs.attention import ProductDtype
+from llmb.runs.attention_choice import ProductDtype
 
 COUNTS = [[16, 0, 32], [5, 0, 11], [7, 8, 9]]
 

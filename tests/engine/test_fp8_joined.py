@@ -16,7 +16,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.precision.apply import drop_kept, fuse_activations, fuse_rotation, join_casts, kept_in, layers_of
 from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.transformations import apply_compile, apply_recompute
-from llmb.runs.attention import ProductDtype
+from llmb.runs.attention_choice import ProductDtype
 
 Randomised = Callable[[Model], Decoder]
 STEPS = (join_casts, fuse_activations, fuse_rotation)

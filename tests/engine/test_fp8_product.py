@@ -28,7 +28,7 @@ from llmb.engine.precision.scaling import (
     multiply,
     scale_from,
 )
-from llmb.runs.attention import ProductDtype
+from llmb.runs.attention_choice import ProductDtype
 
 ROUNDED = 2**-8
 """Relative: the results are bf16."""

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from llmb.checkpoints.checkpoint import saved_checkpoints
 from llmb.engine.parallel.rendezvous import gloo_backend
+from llmb.runs.checkpoints.checkpoint import saved_checkpoints
 from llmb.runs.plan import Plan
 
 HERE = Path(__file__).parent

@@ -16,8 +16,8 @@ from llmb.engine.model.adapter import Dropout, TokenKeys
 from llmb.engine.model.decoder import Decoder, build_model, initialize
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.transformations import apply_lora
-from llmb.huggingface.config import config_of
-from llmb.huggingface.tensors import targets_of
+from llmb.runs.huggingface.model_config import config_of
+from llmb.runs.huggingface.tensors import targets_of
 from llmb.runs.plan import Plan
 
 TOLERANCE = 1e-4

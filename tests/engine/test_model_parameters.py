@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.throughput import parameter_count
 from llmb.engine.model.decoder import build_model
-from llmb.huggingface.config import config_of
+from llmb.runs.huggingface.model_config import config_of
 
 PUBLISHED_BILLIONS = {
     ("llama3.1", "8b"): (8.03, 8.03),

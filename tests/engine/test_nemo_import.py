@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
-from llmb.huggingface.config import config_of
+from llmb.runs.checkpoints.checkpoint import read_checkpoint
+from llmb.runs.checkpoints.conversion_request import ImportJob
+from llmb.runs.huggingface.model_config import config_of
 from llmb.weights.conversion import ImportRequest, import_checkpoint, read_source
-from llmb.weights.protocol import ImportJob
 from llmb.weights.worker.weights_import import import_weights, parameter_shapes
 
 

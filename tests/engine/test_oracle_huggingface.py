@@ -26,11 +26,11 @@ from transformers import (
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
+from llmb.runs.checkpoints.prepared_data import prepared_folders
 
 ALL = [
     *("llama", "llama-scaled", "nemotron4", "llama4", "qwen2", "qwen3", "qwen3-tied", "mixtral"),

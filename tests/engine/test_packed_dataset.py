@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.base.errors import UsageError
-from llmb.checkpoints.prepared_data import DOCUMENTS, PACKS, RECORD, TOKENS
 from llmb.engine.data.batches import Figures, Loader, MicroBatch, RankData, StepData, figures, rank_samples
 from llmb.engine.data.build import (
     PackedData,
@@ -29,6 +28,7 @@ from llmb.engine.data.build import (
 )
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.parallel.mesh import arrange
+from llmb.runs.checkpoints.prepared_data import DOCUMENTS, PACKS, RECORD, TOKENS
 from llmb.runs.plan import EnginePlan, TrainingDataset
 
 SEQ_LEN, VOCAB = 24, 512

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from llmb.base.errors import UsageError
-from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.engine import loop
 from llmb.engine.data.batches import Figures, figures
 from llmb.engine.data.build import build_data
 from llmb.engine.parallel.mesh import arrange
 from llmb.engine.watchdog import Progress
+from llmb.runs.checkpoints.checkpoint import read_checkpoint
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, Start, TrainingDataset
 from llmb.runs.steps import Step, read_steps

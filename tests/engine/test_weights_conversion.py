@@ -18,12 +18,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM
 
 from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
-from llmb.checkpoints.files import damaged_files
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.decoder import build_model
-from llmb.huggingface.tensors import format_of
-from llmb.weights.protocol import IMPORTED, ExportJob, ImportJob, finished_files
+from llmb.runs.checkpoints.checkpoint_files import damaged_files
+from llmb.runs.checkpoints.conversion_request import IMPORTED, ExportJob, ImportJob, finished_files
+from llmb.runs.huggingface.tensors import format_of
 from llmb.weights.worker import chunk_files, weights_export, weights_import
 from llmb.weights.worker.chunk_files import Parameter, WeightFile, chunks_of, write_in_processes
 from llmb.weights.worker.weights_export import export_weights, stored_parts

@@ -13,11 +13,11 @@ from small_tokenizer import rows, save_tokenizer, write_lines
 
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.catalogue import Catalogue
-from llmb.checkpoints.prepared_data import ARRAYS, RECORD, map_arrays, prepared_folders
 from llmb.jobs.locks import file_lock
 from llmb.prepare import dataset
 from llmb.prepare.dataset import LOCK, DatasetRequest, PreparedDataset, prepare_dataset, seq_lens_of
 from llmb.prepare.tokenizer import load_tokenizer
+from llmb.runs.checkpoints.prepared_data import ARRAYS, RECORD, map_arrays, prepared_folders
 
 WORKLOAD = "finetune_llama3"
 

@@ -11,8 +11,8 @@ import pytest
 from fake_hub import SHA, FakeHub, serving
 
 from llmb.base.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt
-from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.prepare.hub import MODEL_FILES, Hub, fetch_model, hub_cache
+from llmb.runs.checkpoints.prepared_data import PreparedFolders
 
 TOKEN = "hf_" + "x" * 34
 OTHER = "hf_" + "y" * 34

@@ -9,11 +9,11 @@ import pytest
 from llmb.base import errors
 from llmb.base.errors import EnvironmentProblem
 from llmb.catalogue.catalogue import Catalogue
-from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.prepare.hub import Hub
 from llmb.prepare.samples import read_samples
 from llmb.prepare.small_files import write_small_files
+from llmb.runs.checkpoints.prepared_data import PreparedFolders
 
 WORKLOAD = "finetune_llama3"
 

@@ -8,8 +8,8 @@ import pytest
 from called_here import Run
 from small_suite import NEMO_FILES, write_nemo_checkpoint
 
-from llmb.checkpoints.checkpoint import RECORD
-from llmb.checkpoints.prepared_data import PreparedFolders, prepared_folders
+from llmb.runs.checkpoints.checkpoint import RECORD
+from llmb.runs.checkpoints.prepared_data import PreparedFolders, prepared_folders
 
 MODEL = "meta-llama/Meta-Llama-3-70B"
 VERIFY = ("prepare", "verify", "-w", "finetune_llama3", "-s", "70b")

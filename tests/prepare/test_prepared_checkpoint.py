@@ -15,15 +15,15 @@ from typer.testing import CliRunner, Result
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.checkpoints.files import partial_path
-from llmb.checkpoints.prepared_data import PreparedFolders, prepared_folders
 from llmb.cli.prepare import app
-from llmb.huggingface.config import config_of
 from llmb.prepare import checkpoint
 from llmb.prepare.small_files import MODEL, SAMPLES, write_small_files
+from llmb.runs.checkpoints.checkpoint import read_checkpoint
+from llmb.runs.checkpoints.checkpoint_files import partial_path
+from llmb.runs.checkpoints.conversion_request import IMPORTED, FinishedFile
+from llmb.runs.checkpoints.prepared_data import PreparedFolders, prepared_folders
+from llmb.runs.huggingface.model_config import config_of
 from llmb.weights.conversion import export_checkpoint
-from llmb.weights.protocol import IMPORTED, FinishedFile
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 WORKLOAD = "finetune_llama3"

@@ -8,12 +8,12 @@ from safetensors.numpy import load_file
 
 from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
-from llmb.checkpoints.prepared_data import prepared_folders
-from llmb.huggingface.config import config_differences
-from llmb.huggingface.tensors import StoredTensor, format_of, match_tensors
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.prepare.small_files import MODEL, SAMPLES, parameter_shapes, write_small_files
 from llmb.prepare.tokenizer import load_tokenizer
+from llmb.runs.checkpoints.prepared_data import prepared_folders
+from llmb.runs.huggingface.model_config import config_differences
+from llmb.runs.huggingface.tensors import StoredTensor, format_of, match_tensors
 from llmb.weights.worker.weights_import import parameter_shapes as engine_shapes
 
 WORKLOADS = ("finetune_llama3", "finetune_llama4-maverick")

@@ -10,10 +10,10 @@ from quick_order import step
 from llmb import __version__
 from llmb.base.errors import InfrastructureError
 from llmb.base.missing import Missing
-from llmb.checkpoints.checkpoint import CheckpointRecord, checkpoint_name
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.runs.attempts import begin_attempt, is_done
+from llmb.runs.checkpoints.checkpoint import CheckpointRecord, checkpoint_name
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt, tail
 from llmb.runs.folder import RunFolder

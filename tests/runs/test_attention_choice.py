@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from llmb.base.errors import UsageError
-from llmb.runs.attention import AttentionBackend, Trial, problem_text, select, try_backends
+from llmb.runs.attention_choice import AttentionBackend, Trial, problem_text, select, try_backends
 from llmb.runs.plan import Plan
 
 MILLISECONDS: dict[AttentionBackend, float] = {

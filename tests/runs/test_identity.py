@@ -9,7 +9,7 @@ import pytest
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, gpu_types_of, listed_scales, releases_of, resolve, sizes_of
-from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
+from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import conditions_of, identity_of, identity_of_plan, speed_variables
 from llmb.runs.environment import Environment, GpuState

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
 from llmb.analysis.judge_run import judge_against
 from llmb.analysis.read_run import read_folder, recorded_run
@@ -22,6 +21,7 @@ from llmb.readers.samples.machine import MachineReport, find_events, machine_rul
 from llmb.readers.samples.sample_records import CounterReading, SamplerStart, to_line
 from llmb.readers.samples.samples import Sampled
 from llmb.report.run_report import machine_table, run_table
+from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.environment import QUERIES, GpuState, command, of_run, parse_states
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record

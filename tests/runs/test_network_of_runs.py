@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.explain_run import explain
 from llmb.analysis.judge_run import judge_against
 from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.base.missing import Missing
 from llmb.report.run_report import run_table
+from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.environment import RdmaPort
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record

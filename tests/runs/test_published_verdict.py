@@ -17,7 +17,7 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.published_verdict import figure_of, verdict_of_recipe, ways_of_engine, with_verdict
 from llmb.runs.record import RunRecord, VboostOutcome, queued_record
 from llmb.runs.result import NOT_SUCCESSFUL, Result
-from llmb.verdict.conditions import Verdict
+from llmb.runs.verdict import Verdict
 from llmb.verdict.judgement import Measured
 
 DOCUMENT = "dgxc-benchmarking v25.04 llama3.1/README.md (lines of the rendered text)"

@@ -10,7 +10,6 @@ from bench_samples import sample_gpus, sample_history, sample_measurements, samp
 from comparison_samples import sample_comparison
 from verdict_samples import sample_judgement
 
-from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.watched import Expected, RunView, compare_with, find_pace
 from llmb.base.statistics import describe, describe_means
 from llmb.catalogue.catalogue import Catalogue
@@ -47,6 +46,7 @@ from llmb.report.jobs_report import jobs_document, runs_document, watch_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.predict_report import Foreseen, Proposed, memory_document, predict_document, proposed_document
 from llmb.report.run_report import run_document
+from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import Drift
 from llmb.runs.folder import RunFolder

@@ -8,14 +8,12 @@ from typing import Any, Literal, NotRequired, TypedDict
 from json_types import Schema, schema_of
 
 from llmb.analysis import compare_runs, watched
-from llmb.analysis.analyzed_run import LeftOut
 from llmb.analysis.explain_run import Explanation
 from llmb.analysis.watched import State
 from llmb.bench.measurements import Measurement, MeasurementFile
 from llmb.bench.pairs import PairFigures
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention, Dtype, Unspecified, Window
-from llmb.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.health import records as health
 from llmb.jobs.job import Job
 from llmb.jobs.settings_in_effect import Setting
@@ -26,11 +24,13 @@ from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.outcome import Status
 from llmb.reference_suite.launch_scripts import FileState
 from llmb.report.doctor_report import DriftReport
+from llmb.runs.analyzed_run import LeftOut
+from llmb.runs.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.runs.choices import DpSharding, Recompute
 from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result
 from llmb.runs.trace_reports import NetworkUse
-from llmb.verdict.conditions import Verdict
+from llmb.runs.verdict import Verdict
 from llmb.verdict.expectations_file import AcceptanceSet
 
 

@@ -4,7 +4,7 @@
 import os
 import signal
 
-from llmb.weights.protocol import FinishedFile
+from llmb.runs.checkpoints.conversion_request import FinishedFile
 from llmb.weights.worker.chunk_files import WeightFile
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small packed datasets, written as ``llmb.checkpoints.prepared_data`` describes them."""
+"""Small packed datasets, written as ``llmb.runs.checkpoints.prepared_data`` describes them."""
 
 import zlib
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmb.checkpoints.prepared_data import (
+from llmb.runs.checkpoints.prepared_data import (
     ANSWERS,
     ARRAYS,
     DOCUMENTS,

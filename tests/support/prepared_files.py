@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.prepared_data import ARRAYS, prepared_folders
+from llmb.runs.checkpoints.prepared_data import ARRAYS, prepared_folders
 
 DOCUMENTS = ((100, 20), (60,))
 """Places of the documents of each pack."""

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Llama4Config, Llama4ForConditionalGeneration, set_seed
 
 from llmb.catalogue.records import Model
-from llmb.huggingface.config import config_of
-from llmb.huggingface.tensors import format_of
+from llmb.runs.huggingface.model_config import config_of
+from llmb.runs.huggingface.tensors import format_of
 
 
 def write_published(model: Model, folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model
-from llmb.huggingface.config import config_of
+from llmb.runs.huggingface.model_config import config_of
 
 NAMES = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Finn", "Gina", "Hugo", "Ines", "Jack")
 CITIES = ("Oslo", "Lima", "Rome", "Cairo", "Delhi", "Quito", "Paris", "Tokyo")

@@ -4,9 +4,9 @@
 from pathlib import Path
 from typing import Any
 
-from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut
 from llmb.analysis.judge_run import Judged
 from llmb.report.verdict_report import judge_document
+from llmb.runs.analyzed_run import AnalyzedRun, LeftOut
 from llmb.runs.identity import RunIdentity
 from llmb.verdict.judgement import without_reference
 

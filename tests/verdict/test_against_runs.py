@@ -7,7 +7,7 @@ import pytest
 
 from llmb.base.statistics import describe
 from llmb.metrics.group_difference import SINGLE_RUNS
-from llmb.verdict.conditions import Reference, Verdict
+from llmb.runs.verdict import Reference, Verdict
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_runs
 
 BASELINE = Reference(kind="baseline", step_time_s=10.0, source="before", runs=3)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from benchmarks.engine.engines.job import Job
 from benchmarks.engine.engines.loop import PlainTrainee, adamw, run_adapter
 from llmb.catalogue.records import Dtype
-from llmb.huggingface.config import config_of
+from llmb.runs.huggingface.model_config import config_of
 
 WHOLE = "huggingface-whole"
 FP32 = "huggingface-fp32"

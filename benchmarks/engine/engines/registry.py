@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from benchmarks.engine.wheels import importable
 from llmb import __version__
 from llmb.catalogue.records import Dtype, Model
-from llmb.huggingface.tensors import Parts, part_differences
+from llmb.runs.huggingface.tensors import Parts, part_differences
 
 LLMB = "llmb"
 WITHOUT_BIASES: Parts = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), False)

@@ -3,12 +3,12 @@
 
 from collections.abc import Iterable, Mapping
 
-from llmb.analysis.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
 from llmb.base.errors import LlmbError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.throughput import throughput, why_too_fast
+from llmb.runs.analyzed_run import ASSUMED, BATCH, LOGGED, AnalyzedRun
 from llmb.runs.identity import Value
 
 NEEDED = ("workload", "size", "dtype", "gpu_type", "layout.gpus")

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.readers.logs.log_files import parse_file
+from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut
 from llmb.runs.folder import RunFolder
-from llmb.verdict.conditions import CHANGED_COPY
+from llmb.runs.verdict import CHANGED_COPY
 
 CHANGED = "copies of one run have different steps, one was cut or edited: "
 DECIDE = "; remove those that are wrong"

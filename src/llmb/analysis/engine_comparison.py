@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns
 from llmb.base.errors import UsageError
 from llmb.base.input_files import read_text_file
 from llmb.base.statistics import describe
+from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns
 from llmb.runs.identity import RunIdentity, Value
 
 LAYOUT = ("mbs", "gbs", "seq_len", "layers")

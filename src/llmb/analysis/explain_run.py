@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.analysis.causes import (
     FINDERS,
     Bound,
@@ -23,6 +22,7 @@ from llmb.base.missing import Missing
 from llmb.catalogue.records import Recipe, Record, Window
 from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.readers.samples.sample_records import GpuUse
+from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.conditions import known_differences
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import RunFolder
@@ -33,7 +33,7 @@ from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
 from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import kept_breakdown
-from llmb.verdict.conditions import Condition, Verdict, rule_of
+from llmb.runs.verdict import Condition, Verdict, rule_of
 
 MOST_SHOWN = 4
 """Differences of one cause."""

@@ -13,7 +13,6 @@ from glob import escape
 from itertools import islice
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, needs_catalogue
 from llmb.analysis.catalogue_figures import if_possible
 from llmb.analysis.copies import once_in
 from llmb.analysis.engine_comparison import runs_of_engines
@@ -29,6 +28,7 @@ from llmb.jobs.conclude import conclude_ended
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
 from llmb.readers.logs.log_files import parse_file
+from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, needs_catalogue
 from llmb.runs.conditions import identity_of
 from llmb.runs.experiment import experiment_name
 from llmb.runs.folder import RunFolder

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import yaml
 
-from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of, grouped
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
 from llmb.analysis.match_runs import Earlier, earlier_spread, no_earlier
 from llmb.base.errors import EnvironmentProblem, UsageError, see
@@ -20,10 +19,11 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
 from llmb.catalogue.window import STEADY
 from llmb.readers.samples.node_settings import PREFIXES
+from llmb.runs.analyzed_run import AnalyzedRun, flaw_of, grouped
 from llmb.runs.folder import write_atomically
 from llmb.runs.identity import Value
 from llmb.runs.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
-from llmb.verdict.conditions import (
+from llmb.runs.verdict import (
     Reference,
     Verdict,
     condition_values,

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, grouped, measured
 from llmb.analysis.copies import once_in
 from llmb.analysis.find_runs import earlier_runs, find_runs, in_window
 from llmb.analysis.judge_run import Judged, is_pretended, judge_against, judge_alone, judge_expected, judge_pretended
 from llmb.base.errors import unknown
 from llmb.catalogue.catalogue import Catalogue
+from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, grouped, measured
 from llmb.verdict.expectations_file import read_expectations
 from llmb.verdict.judgement import Tolerance
 

@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, grouped
 from llmb.base.errors import unknown
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.metrics.group_difference import KnownSpread, known_spread
 from llmb.readers.logs.configuration import ARGUMENTS
+from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, grouped
 from llmb.runs.identity import Value, differences
 from llmb.verdict.judgement import Tolerance
 

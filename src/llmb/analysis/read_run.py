@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, told_by, without_figures
 from llmb.analysis.copies import digest_of
 from llmb.base.errors import UsageError
 from llmb.base.input_files import open_regular
@@ -29,6 +28,7 @@ from llmb.readers.logs.outcome import FINISHED, LOG_WARNING, LogOutcome, Status,
 from llmb.readers.logs.reader import PlainText
 from llmb.readers.nccl.nccl_network import Network, beginning, read_network
 from llmb.readers.samples.host import usable_cores
+from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, told_by, without_figures
 from llmb.runs.attempts import cut, window_began, with_steady_window
 from llmb.runs.conditions import conditions_of, faults_of, identity_of
 from llmb.runs.contradicting_record import why_contradicting
@@ -39,7 +39,7 @@ from llmb.runs.record import ENGINE, RunRecord, SubmittedJob, read_job_if_whole,
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import figures_of, measured_packing, no_measurement, statistics_of_window
 from llmb.runs.steps import Step, read_steps
-from llmb.verdict.conditions import ERROR_AT_END
+from llmb.runs.verdict import ERROR_AT_END
 
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
 FIRST_STEPS = 16

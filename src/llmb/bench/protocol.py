@@ -14,7 +14,7 @@ from pydantic import Field
 from llmb.catalogue.records import Record
 from llmb.predict.work import TrainingPass
 from llmb.readers.samples.host import Device
-from llmb.runs.attention import AttentionChoice
+from llmb.runs.attention_choice import AttentionChoice
 
 TIMING_PROGRAM = "llmb.bench.worker.run"
 ProductDtype = Literal["bf16", "fp16", "fp32", "fp8"]

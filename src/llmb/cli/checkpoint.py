@@ -11,12 +11,12 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.cli.common import CommandGroup, Json
 from llmb.cli.progress import ByteProgress
-from llmb.huggingface.tensors import parse_size
 from llmb.report.install_report import checkpoint_document, checkpoint_table
 from llmb.report.output import print_output
+from llmb.runs.checkpoints.checkpoint import read_checkpoint
+from llmb.runs.huggingface.tensors import parse_size
 from llmb.weights.conversion import (
     AdapterImport,
     ImportRequest,

@@ -29,7 +29,7 @@ from llmb.report.verdict_report import (
     left_out_lines,
     verdict_tables,
 )
-from llmb.verdict.conditions import worst
+from llmb.runs.verdict import worst
 from llmb.verdict.expectations_file import find_acceptance_set
 from llmb.verdict.judgement import given_tolerance
 

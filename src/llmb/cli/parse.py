@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from llmb.analysis.analyzed_run import AnalyzedRun, needs_catalogue
 from llmb.analysis.copies import with_copies
 from llmb.analysis.read_run import known_run, parsed_run
 from llmb.base.errors import LlmbError, RunFailed, UsageError, unknown
@@ -36,6 +35,7 @@ from llmb.report.parse_report import (
     scaling_tables,
 )
 from llmb.report.table import Table
+from llmb.runs.analyzed_run import AnalyzedRun, needs_catalogue
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

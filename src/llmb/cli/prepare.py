@@ -17,13 +17,11 @@ from llmb.base.options import build, options_of
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload, sizes_of
-from llmb.checkpoints.prepared_data import SPLITS, Split, prepared_folders
 from llmb.cli.checkpoint import MaxFileSize, Processes
 from llmb.cli.common import CommandGroup, DryRun, Json, Yes
 from llmb.cli.options import COMPLETIONS, given_of, given_once, model_options, takes, value_options, with_excluded
 from llmb.cli.progress import ByteProgress, CountProgress
 from llmb.cli.root import agree, can_ask, install_here, say, warn
-from llmb.huggingface.tensors import parse_size
 from llmb.install.images import PROGRAMS, SUFFIXES, ImageRequest, import_image
 from llmb.install.installation import IMAGES
 from llmb.jobs.history import open_history
@@ -60,6 +58,8 @@ from llmb.report.install_report import (
 )
 from llmb.report.jobs_report import flags_text, queued_document, submit_text
 from llmb.report.output import print_output
+from llmb.runs.checkpoints.prepared_data import SPLITS, Split, prepared_folders
+from llmb.runs.huggingface.tensors import parse_size
 from llmb.schedulers.lookup import read_cluster_site, read_job_options, scheduler_options
 from llmb.site.site import Site
 from llmb.weights.conversion import default_processes

@@ -13,7 +13,6 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, all_scales, resolve
 from llmb.catalogue.schema import WorkloadFile
 from llmb.catalogue.throughput import throughput, why_too_fast
-from llmb.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.cli.common import Json
 from llmb.cli.options import COMPLETIONS, given_once, recipe_options, takes
 from llmb.cli.root import install_here, print_for_recipe
@@ -29,6 +28,7 @@ from llmb.report.recipe_report import (
     scales_table,
     throughput_table,
 )
+from llmb.runs.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.runs.planning import origin_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

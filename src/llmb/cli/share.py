@@ -20,7 +20,7 @@ from llmb.report.verdict_report import left_out_lines
 from llmb.runs.folder import write_atomically, writing
 
 if TYPE_CHECKING:
-    from llmb.analysis.analyzed_run import FoundRuns
+    from llmb.runs.analyzed_run import FoundRuns
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

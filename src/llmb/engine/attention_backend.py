@@ -32,7 +32,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
-from llmb.runs.attention import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
+from llmb.runs.attention_choice import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
 from llmb.runs.plan import EnginePlan
 
 KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from llmb.catalogue.records import Convention, Training
 from llmb.catalogue.throughput import throughput
-from llmb.checkpoints.checkpoint import CheckpointTime, add_checkpoint_time
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint, load_weights, verify_checkpoint
 from llmb.engine.checkpoint.save import Saver
@@ -35,8 +34,9 @@ from llmb.engine.timing import ExpertLoadCounter, KnownStep, LayerTimes, StepRea
 from llmb.engine.transformations import token_keys, with_varying_segments
 from llmb.engine.watchdog import Progress
 from llmb.readers.logs.step_line import format_invalid_line, format_step_line
-from llmb.runs.attention import fp8_product
-from llmb.runs.checkpoints import check_weights, loads_weights
+from llmb.runs.attention_choice import fp8_product
+from llmb.runs.checkpoint_use import check_weights, loads_weights
+from llmb.runs.checkpoints.checkpoint import CheckpointTime, add_checkpoint_time
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import EnginePlan, Plan

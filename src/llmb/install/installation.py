@@ -15,7 +15,6 @@ from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.trust import STATE_FOLDER, WORKLOADS, check_inside
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve
-from llmb.checkpoints.prepared_data import PREPARED, prepared_folders
 from llmb.install.answers import Answers
 from llmb.install.environment import run_visibly
 from llmb.install.state import (
@@ -35,6 +34,7 @@ from llmb.jobs.store import Filter
 from llmb.jobs.task import PREPARATIONS
 from llmb.prepare.hub import NeededRepository, access_problem, can_check, check_access, needed_repositories
 from llmb.prepare.verify import verify_prepared
+from llmb.runs.checkpoints.prepared_data import PREPARED, prepared_folders
 from llmb.runs.folder import writing
 
 IMAGES = "images"

@@ -12,7 +12,6 @@ from llmb.base.errors import LlmbError, UserInterrupt
 from llmb.base.trust import WORKLOADS
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import CPU
-from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.install.answers import EXISTING, Answers, suite_scripts
 from llmb.install.cluster_file import (
     Section,
@@ -40,7 +39,8 @@ from llmb.install.installation import (
 )
 from llmb.install.state import InstallState, Journal, opened_journal, read_state
 from llmb.install.suite import remove_environments, suite_environments, suite_steps
-from llmb.runs.checkpoints import check_room
+from llmb.runs.checkpoint_use import check_room
+from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.runs.record import LOCAL
 from llmb.schedulers.lookup import find_scheduler

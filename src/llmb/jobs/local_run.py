@@ -33,7 +33,7 @@ from llmb.readers.samples.host import NodeProcesses
 from llmb.readers.samples.nvml import find_gpus
 from llmb.readers.samples.other_work import run_text
 from llmb.runs.attempts import newest_checkpoint
-from llmb.runs.checkpoints import check_space
+from llmb.runs.checkpoint_use import check_space
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import identity_of_plan
 from llmb.runs.experiment import create_run_folder, experiment_name, run_parent

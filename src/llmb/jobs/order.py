@@ -28,7 +28,7 @@ from llmb.jobspec.spec import (
     write_spec,
 )
 from llmb.programs.port import ProgramRequest, ProgramWork, find_program
-from llmb.runs.checkpoints import check_space
+from llmb.runs.checkpoint_use import check_space
 from llmb.runs.choices import Choices
 from llmb.runs.experiment import create_run_folder, experiment_name, release_checkpoints, run_parent
 from llmb.runs.folder import CLUSTER_CONFIG, RunFolder, write_atomically, writing

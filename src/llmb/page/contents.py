@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmb.analysis.analyzed_run import AnalyzedRun, FoundRuns, by_reason, flaw_of, grouped
 from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.judge_run import Judged, title_of_run
 from llmb.analysis.judge_runs import Against, judge_runs
@@ -23,12 +22,13 @@ from llmb.report.run_report import cv_pct, machine_table, run_table
 from llmb.report.table import Column, Table, known, number_column, result_table, rows_table, table_of
 from llmb.report.trace_report import network_table
 from llmb.report.verdict_report import explanation_tables, verdict_table
+from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, by_reason, flaw_of, grouped
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Value
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import arguments_of_plan
 from llmb.runs.record import LOCAL, RunRecord
-from llmb.verdict.conditions import WORST, VerdictName
+from llmb.runs.verdict import WORST, VerdictName
 from llmb.verdict.judgement import headline
 
 MOST_DIFFERING = 3

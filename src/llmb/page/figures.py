@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
 
-from llmb.analysis.analyzed_run import AnalyzedRun, flaw_of
 from llmb.analysis.judge_run import Judged
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted
@@ -39,12 +38,13 @@ from llmb.readers.profiles.breakdown import shares
 from llmb.report.jobs_report import local_time, short_time
 from llmb.report.table import Table, cut, interval_of, known, number, result_table
 from llmb.report.trace_report import COLORS, shown_parts
+from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
 from llmb.runs.conditions import known_differences
 from llmb.runs.folder import RunFolder
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.runs.trace_reports import kept_breakdown
-from llmb.verdict.conditions import rule_of
+from llmb.runs.verdict import rule_of
 from llmb.verdict.judgement import percent
 
 STEP = "step"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmb import __version__
-from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.base.errors import EnvironmentProblem, unknown
 from llmb.base.scratch import scratch_folder
 from llmb.base.secrets import redacted
@@ -23,6 +22,7 @@ from llmb.base.tools import ask_program
 from llmb.page.charts import standalone, themed
 from llmb.page.contents import Contents, Section
 from llmb.report.table import markdown_table, markdown_text
+from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.source_version import source_version
 
 TEMPLATES = "templates"

@@ -10,13 +10,13 @@ from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, source_of
 from llmb.catalogue.throughput import parameter_count
-from llmb.checkpoints.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, read_checkpoint
-from llmb.checkpoints.files import partial_path
-from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.prepare.hub import fetch_model, hub_cache
-from llmb.runs.checkpoints import check_room
+from llmb.runs.checkpoint_use import check_room
+from llmb.runs.checkpoints.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, read_checkpoint
+from llmb.runs.checkpoints.checkpoint_files import partial_path
+from llmb.runs.checkpoints.conversion_request import OnNote, OnProgress
+from llmb.runs.checkpoints.prepared_data import PreparedFolders
 from llmb.weights.conversion import ImportRequest, import_checkpoint
-from llmb.weights.protocol import OnNote, OnProgress
 
 PUBLISHED_BYTES = 2
 """Bytes of a parameter in the models that the documents fine-tune, which are published in bf16."""

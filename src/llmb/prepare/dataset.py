@@ -12,14 +12,14 @@ from llmb.base.errors import UsageError, check_installed, itemized
 from llmb.base.trust import check_links
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import find_model, seq_lens_of, source_of
-from llmb.checkpoints.files import damaged_files, file_checksum
-from llmb.checkpoints.prepared_data import RECORD, SPLITS, PackedDataset, PreparedFolders, Split
 from llmb.jobs.locks import file_lock
 from llmb.prepare.hub import DATASETS, OnBytes, fetch_dataset, fetch_model
 from llmb.prepare.packed_files import read_packed, tokenize, write_packed
 from llmb.prepare.sample_files import OnCount, SampleFiles, lines_file, read_samples_record, write_samples
 from llmb.prepare.samples import TEMPLATE, Files, split_files
 from llmb.prepare.tokenizer import LoadedTokenizer, checksum, load_tokenizer, tokenizer_file
+from llmb.runs.checkpoints.checkpoint_files import damaged_files, file_checksum
+from llmb.runs.checkpoints.prepared_data import RECORD, SPLITS, PackedDataset, PreparedFolders, Split
 from llmb.runs.folder import writing
 
 Say = Callable[[str], object]

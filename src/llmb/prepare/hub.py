@@ -27,9 +27,9 @@ from llmb.base.errors import (
 from llmb.base.processes import Interrupted, SignalGate, signals_as_exceptions
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import source_of
-from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.prepare.tokenizer import FILES as TOKENIZER_FILES
 from llmb.prepare.tokenizer import TOKENIZER
+from llmb.runs.checkpoints.prepared_data import PreparedFolders
 from llmb.runs.folder import cannot_write
 
 OnBytes = Callable[[int, int], object]

@@ -15,13 +15,13 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU, Request, resolve, source_of
-from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.jobs.job import LIVE, Job
 from llmb.jobs.refresh import refresh
 from llmb.jobs.store import Filter, Store
 from llmb.jobs.task import PREPARATIONS, TaskOrder, TaskRecord
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import PYTHON, Placement
+from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.schedulers.lookup import scheduler_of
 from llmb.site.site import Site
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from llmb import __version__
 from llmb.base.errors import UsageError
-from llmb.checkpoints.files import ChecksumWriter, new_folder
-from llmb.checkpoints.prepared_data import ANSWERS, DOCUMENTS, PACKS, RECORD, TOKENS, PackedDataset, Packer, Split
 from llmb.prepare.sample_files import SampleFiles, parse_line, read_prepared
 from llmb.prepare.tokenizer import LoadedTokenizer
+from llmb.runs.checkpoints.checkpoint_files import ChecksumWriter, new_folder
+from llmb.runs.checkpoints.prepared_data import ANSWERS, DOCUMENTS, PACKS, RECORD, TOKENS, PackedDataset, Packer, Split
 from llmb.runs.record import now
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from llmb import __version__
 from llmb.base.errors import UsageError
 from llmb.base.input_files import MOST_JSON_BYTES, read_regular
 from llmb.catalogue.records import Record
-from llmb.checkpoints.files import ChecksumWriter, file_checksum
-from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, Split, incomplete_files
 from llmb.prepare.samples import TEMPLATE, DatasetSample, Files, read_samples
+from llmb.runs.checkpoints.checkpoint_files import ChecksumWriter, file_checksum
+from llmb.runs.checkpoints.prepared_data import SPLITS, PackedDataset, Split, incomplete_files
 from llmb.runs.record import now
 
 RECORD = "samples.json"

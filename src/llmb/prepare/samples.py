@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llmb.base.errors import UsageError, check_installed
 from llmb.base.input_files import list_folder, open_file
-from llmb.checkpoints.prepared_data import Split
+from llmb.runs.checkpoints.prepared_data import Split
 
 if TYPE_CHECKING:
     import pyarrow

@@ -13,10 +13,10 @@ from llmb.base.errors import UsageError, check_installed
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, source_of
-from llmb.checkpoints.files import new_folder
-from llmb.huggingface.config import config_of
-from llmb.huggingface.tensors import CONFIG, SINGLE_FILE, Shape, WeightsFormat, format_of, stored_tensors
 from llmb.prepare.tokenizer import NAMING, TOKENIZER
+from llmb.runs.checkpoints.checkpoint_files import new_folder
+from llmb.runs.huggingface.model_config import config_of
+from llmb.runs.huggingface.tensors import CONFIG, SINGLE_FILE, Shape, WeightsFormat, format_of, stored_tensors
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmb.base.errors import UsageError
-from llmb.checkpoints.prepared_data import TokenizerRecord
 from llmb.prepare.samples import DatasetSample
+from llmb.runs.checkpoints.prepared_data import TokenizerRecord
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

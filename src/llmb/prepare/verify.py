@@ -15,16 +15,16 @@ from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, find_workload, releases_of, seq_lens_of, source_of
 from llmb.catalogue.throughput import parameter_count
-from llmb.checkpoints.checkpoint import RECORD, model_differences, read_checkpoint
-from llmb.checkpoints.files import BLOCK, damaged_files, partial_path
-from llmb.checkpoints.nemo_folder import is_nemo_folder
-from llmb.checkpoints.prepared_data import SPLITS, PackedDataset, PreparedFolders, Split
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.packed_files import read_packed
 from llmb.prepare.sample_files import SampleFiles, read_samples_record
 from llmb.reference_suite.documented_paths import NemoItem, nemo_items
 from llmb.reference_suite.launch_scripts import find_launch_script
-from llmb.weights.protocol import OnProgress, finished_files
+from llmb.runs.checkpoints.checkpoint import RECORD, model_differences, read_checkpoint
+from llmb.runs.checkpoints.checkpoint_files import BLOCK, damaged_files, partial_path
+from llmb.runs.checkpoints.conversion_request import OnProgress, finished_files
+from llmb.runs.checkpoints.nemo_folder import is_nemo_folder
+from llmb.runs.checkpoints.prepared_data import SPLITS, PackedDataset, PreparedFolders, Split
 
 State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 

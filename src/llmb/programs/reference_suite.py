@@ -16,8 +16,6 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import find_workload
 from llmb.catalogue.window import resolve_window, rule_of_document
-from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title
-from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.jobspec.options import ContainerSettings, FrameworkOptions
 from llmb.jobspec.spec import Launch, VariableLayer, read_spec
 from llmb.predict.prediction import predicted_step
@@ -40,6 +38,8 @@ from llmb.reference_suite.launch_scripts import (
     unmet_needs,
 )
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables
+from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title
+from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.failure import tail

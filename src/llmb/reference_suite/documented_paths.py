@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llmb.checkpoints.checkpoint import RECORD, saved_checkpoints
-from llmb.checkpoints.nemo_folder import BACKEND_FILE, MODEL_FILE, is_nemo_folder
-from llmb.checkpoints.prepared_data import PreparedFolders
 from llmb.jobspec.spec import JobSpec
 from llmb.readers.profiles import NCCL_LOG_END
+from llmb.runs.checkpoints.checkpoint import RECORD, saved_checkpoints
+from llmb.runs.checkpoints.nemo_folder import BACKEND_FILE, MODEL_FILE, is_nemo_folder
+from llmb.runs.checkpoints.prepared_data import PreparedFolders
 from llmb.runs.experiment import recorded_suffix
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

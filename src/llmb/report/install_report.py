@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from llmb.base.shown_text import printable
-from llmb.checkpoints.checkpoint import SavedCheckpoint
 from llmb.install.answers import OPTIONS, Answers
 from llmb.install.environment import python_of
 from llmb.install.images import ImportedImage
@@ -33,7 +32,8 @@ from llmb.report.table import (
     unknown,
     whole,
 )
-from llmb.runs.checkpoints import base_text
+from llmb.runs.checkpoint_use import base_text
+from llmb.runs.checkpoints.checkpoint import SavedCheckpoint
 
 STATES = {"done": "done", "kept": "done before", "open": "to do"}
 GB = 10**9

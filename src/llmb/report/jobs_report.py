@@ -12,7 +12,6 @@ from llmb.analysis.watched import PaceComparison, RunView
 from llmb.base.shown_text import printable
 from llmb.campaigns.campaign import Campaign, CampaignJob, PlannedJob, total, total_gpu_hours
 from llmb.catalogue.throughput import throughput
-from llmb.checkpoints.origin import Origin
 from llmb.exchange.imported import ImportOrigin
 from llmb.jobs.find import NodeRecord
 from llmb.jobs.job import Job
@@ -31,6 +30,7 @@ from llmb.report.table import (
     sparkline,
     table_of,
 )
+from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, RunRecord

@@ -14,14 +14,14 @@ from xml.etree import ElementTree
 from llmb.base.errors import EnvironmentProblem
 from llmb.health.records import ANSWER, NodeReport
 from llmb.runs.folder import write_atomically
-from llmb.verdict.conditions import VerdictName
+from llmb.runs.verdict import VerdictName
 
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
-    from llmb.analysis.analyzed_run import LeftOut
     from llmb.analysis.compare_runs import Comparison
     from llmb.analysis.judge_run import Judged
     from llmb.campaigns.campaign import Campaign
     from llmb.jobs.job import Job
+    from llmb.runs.analyzed_run import LeftOut
 
 Outcome = Literal["pass", "failure", "error", "skipped"]
 NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -11,7 +11,6 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from llmb.analysis.analyzed_run import AnalyzedRun
 from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
 from llmb.catalogue.records import Window
@@ -32,6 +31,7 @@ from llmb.report.table import (
     sparkline,
     table_of,
 )
+from llmb.runs.analyzed_run import AnalyzedRun
 
 if TYPE_CHECKING:  # they load the catalogue, which few logs need
     from llmb.analysis.parsed_scaling import RunGroup, Scaling, ScalingRow

@@ -12,7 +12,7 @@ from llmb.catalogue.window import STEADY
 from llmb.programs.engine.program import estimated
 from llmb.report.recipe_report import identity_document, origin_rows, trained_text
 from llmb.report.table import Table, facts_table, interval_of, number, unknown
-from llmb.runs.attention import fp8_product
+from llmb.runs.attention_choice import fp8_product
 from llmb.runs.choices import logits_text
 from llmb.runs.failure import ranks_text
 from llmb.runs.plan import EnginePlan, Plan, PredictedStep, scale_warnings

@@ -19,7 +19,6 @@ from llmb.catalogue.throughput import (
     trainable_parameters,
     unpacked_reason,
 )
-from llmb.checkpoints.origin import Origin, OriginHere
 from llmb.report.table import (
     Column,
     Table,
@@ -32,8 +31,9 @@ from llmb.report.table import (
     table_of,
     unknown,
 )
+from llmb.runs.checkpoints.origin import Origin, OriginHere
 from llmb.runs.choices import keeps_logits, logits_gb, logits_text
-from llmb.verdict.conditions import title_of
+from llmb.runs.verdict import title_of
 
 BILLION = 1e9
 IDENTITY = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")

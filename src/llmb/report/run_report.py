@@ -30,7 +30,7 @@ from llmb.report.table import (
     window_sparkline,
 )
 from llmb.report.trace_report import network_text, shown_parts
-from llmb.runs.checkpoints import CheckpointReport
+from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from llmb.analysis.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
 from llmb.analysis.compare_runs import Comparison, LeftOutRun, Row, Unmatched
 from llmb.analysis.explain_run import Cause, Explanation
 from llmb.analysis.judge_run import Judged
@@ -25,8 +24,9 @@ from llmb.report.table import (
     shortened,
     table_of,
 )
+from llmb.runs.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
 from llmb.runs.identity import Difference
-from llmb.verdict.conditions import WORST, Condition, Verdict, title_of, worst, worth
+from llmb.runs.verdict import WORST, Condition, Verdict, title_of, worst, worth
 from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.judgement import headline, percent
 

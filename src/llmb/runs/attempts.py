@@ -12,9 +12,9 @@ from typing import TypeVar
 from llmb.base.errors import InfrastructureError, UsageError
 from llmb.catalogue.records import Window
 from llmb.catalogue.window import STEADY, resolve_window
-from llmb.checkpoints.checkpoint import RECORD, SavedCheckpoint, checkpoint_name, saved_checkpoints
 from llmb.readers.anomalies import NO_STEADY_STATE, steady_window
 from llmb.readers.samples.samples import discard_settings
+from llmb.runs.checkpoints.checkpoint import RECORD, SavedCheckpoint, checkpoint_name, saved_checkpoints
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan

@@ -10,7 +10,7 @@ from llmb.base.secrets import has_secret
 from llmb.catalogue.records import Dtype, GradReduceDtype, Layout, Lora, LoraTargets, Recipe, Record
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.readers.samples.host import Device
-from llmb.runs.attention import AttentionChoice, choice_problem
+from llmb.runs.attention_choice import AttentionChoice, choice_problem
 from llmb.runs.profiling import Profiling
 
 DpSharding = Literal["full", "optimizer", "none"]

@@ -14,7 +14,7 @@ from llmb.runs.identity import KEY_DIGITS, Difference, RunIdentity, Value, diffe
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
-from llmb.verdict.conditions import ERROR_AT_END, UNLIKE_NODES, Faults, rule_of, title_of
+from llmb.runs.verdict import ERROR_AT_END, UNLIKE_NODES, Faults, rule_of, title_of
 
 SETTINGS = (
     "emulate_fp8",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from llmb.catalogue.records import Record
 from llmb.readers.samples.sample_records import reasons_of
-from llmb.runs.attention import AttentionReport, Fp8Product
+from llmb.runs.attention_choice import AttentionReport, Fp8Product
 from llmb.runs.plan import ComputePath
 from llmb.runs.record_file import read_record_file
 

@@ -23,11 +23,11 @@ from llmb.catalogue.records import (
     Window,
 )
 from llmb.catalogue.window import resolve_window
-from llmb.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
-from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
-from llmb.checkpoints.prepared_data import PackedDataset
 from llmb.readers.samples.host import Device
-from llmb.runs.attention import AttentionChoice
+from llmb.runs.attention_choice import AttentionChoice
+from llmb.runs.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
+from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
+from llmb.runs.checkpoints.prepared_data import PackedDataset
 from llmb.runs.choices import (
     DEFAULT_SEED,
     DEFAULT_STALL_LIMIT_S,

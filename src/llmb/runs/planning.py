@@ -18,9 +18,11 @@ from llmb.catalogue.packing import chunked_squares
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model, Packing, Recipe, Record
 from llmb.catalogue.resolve import CPU, Overrides, Request, find_workload, resolve
-from llmb.checkpoints.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
-from llmb.checkpoints.origin import DataOrigin, Origin, OriginHere, dataset_title, identity_of
-from llmb.checkpoints.prepared_data import (
+from llmb.readers.samples.host import Device
+from llmb.runs.checkpoint_use import check_weights
+from llmb.runs.checkpoints.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
+from llmb.runs.checkpoints.origin import DataOrigin, Origin, OriginHere, dataset_title, identity_of
+from llmb.runs.checkpoints.prepared_data import (
     RECORD,
     PackedDataset,
     PreparedFolders,
@@ -28,8 +30,6 @@ from llmb.checkpoints.prepared_data import (
     map_arrays,
     prepared_folders,
 )
-from llmb.readers.samples.host import Device
-from llmb.runs.checkpoints import check_weights
 from llmb.runs.choices import Choices
 from llmb.runs.plan import (
     EnginePlan,

@@ -9,14 +9,14 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.published import Expectation, PublishedCondition
 from llmb.catalogue.records import Recipe, Window
 from llmb.catalogue.window import DOCUMENTED_STEPS, resolve_window
-from llmb.checkpoints.origin import dataset_title
 from llmb.metrics.group_difference import NORMAL_QUANTILE
+from llmb.runs.checkpoints.origin import dataset_title
 from llmb.runs.choices import shares_parameters
 from llmb.runs.conditions import faults_of
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result
-from llmb.verdict.conditions import Condition, Reference, Verdict, condition_values, fault_texts, find_conditions
+from llmb.runs.verdict import Condition, Reference, Verdict, condition_values, fault_texts, find_conditions
 from llmb.verdict.judgement import Measured, Tolerance, default_tolerance, judge_against_figure
 
 SYNTHETIC = "synthetic"

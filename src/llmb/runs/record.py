@@ -16,8 +16,8 @@ from llmb.base.missing import Missing
 from llmb.base.record import KeptOnce, ReasonedRecord
 from llmb.base.trust import foreign_link
 from llmb.catalogue.records import Record, Window
-from llmb.checkpoints.origin import Origin
 from llmb.readers.samples.node_settings import NodesSettings
+from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.environment import Environment
 from llmb.runs.experiment import ENGINE as ENGINE
 from llmb.runs.folder import RunFolder, write_atomically

@@ -18,8 +18,8 @@ from llmb.readers.samples.machine import MachineReport, find_events
 from llmb.readers.samples.other_work import find_other_work
 from llmb.readers.samples.sample_records import OtherWork, ResourceUse
 from llmb.readers.samples.samples import Sampled, SampledWork, TimeSpan, summarize
-from llmb.runs.attention import AttentionBackend, Fp8Product
-from llmb.runs.checkpoints import CheckpointReport
+from llmb.runs.attention_choice import AttentionBackend, Fp8Product
+from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.failure import first_failure
@@ -27,7 +27,7 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record_file import read_or_missing
 from llmb.runs.steps import Counters, Step, count_steps
 from llmb.runs.trace_reports import NetworkUse, ProfileReport
-from llmb.verdict.conditions import ERROR_AT_END, MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, Verdict, VerdictName
+from llmb.runs.verdict import ERROR_AT_END, MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, Verdict, VerdictName
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 NOT_SUCCESSFUL = Missing("the run was not successful")

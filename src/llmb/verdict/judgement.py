@@ -32,7 +32,7 @@ from llmb.metrics.group_difference import (
     spread_note,
     unseen,
 )
-from llmb.verdict.conditions import (
+from llmb.runs.verdict import (
     BETTER,
     BETWEEN_RUNS,
     CHANGED_COPY,

@@ -16,7 +16,9 @@ from llmb.base.errors import EnvironmentProblem, UsageError, itemized
 from llmb.base.input_files import open_file
 from llmb.base.processes import run_talking
 from llmb.catalogue.records import Lora, Model
-from llmb.checkpoints.checkpoint import (
+from llmb.readers.samples.host import usable_cores
+from llmb.runs.checkpoint_use import base_problem, base_text, check_weights_space
+from llmb.runs.checkpoints.checkpoint import (
     CONTEXT,
     RECORD,
     WEIGHTS,
@@ -27,17 +29,8 @@ from llmb.checkpoints.checkpoint import (
     model_differences,
     read_checkpoint,
 )
-from llmb.checkpoints.files import check_free, damaged_files, file_checksum, flush_file, new_folder
-from llmb.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
-from llmb.checkpoints.origin import WeightsOrigin, identity_of
-from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
-from llmb.huggingface.folder import WeightsFolder, corrupt_files, hub_checksums, read_folder, read_json
-from llmb.huggingface.tensors import ADAPTER_CONFIG, ADAPTER_FILE, CONFIG, adapter_problems
-from llmb.readers.samples.host import usable_cores
-from llmb.runs.checkpoints import base_problem, base_text, check_weights_space
-from llmb.runs.folder import write_atomically
-from llmb.runs.record import now
-from llmb.weights.protocol import (
+from llmb.runs.checkpoints.checkpoint_files import check_free, damaged_files, file_checksum, flush_file, new_folder
+from llmb.runs.checkpoints.conversion_request import (
     FILE_BYTES,
     IMPORTED,
     AdapterExportJob,
@@ -53,6 +46,13 @@ from llmb.weights.protocol import (
     error_from,
     finished_files,
 )
+from llmb.runs.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
+from llmb.runs.checkpoints.origin import WeightsOrigin, identity_of
+from llmb.runs.folder import write_atomically
+from llmb.runs.huggingface.model_config import ExportDtype, config_differences, config_of, unknown_keys
+from llmb.runs.huggingface.model_folder import WeightsFolder, corrupt_files, hub_checksums, read_folder, read_json
+from llmb.runs.huggingface.tensors import ADAPTER_CONFIG, ADAPTER_FILE, CONFIG, adapter_problems
+from llmb.runs.record import now
 
 BYTES = {"fp32": 4, "bf16": 2}
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")

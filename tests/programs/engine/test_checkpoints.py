@@ -18,12 +18,12 @@ from fork_server import Fork
 
 from llmb.base.errors import UsageError
 from llmb.catalogue.throughput import checkpoint_bytes
-from llmb.checkpoints.checkpoint import read_checkpoint, read_checkpoint_times, saved_checkpoints
-from llmb.checkpoints.files import partial_path
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.readers.logs.outcome import judge_log
 from llmb.readers.logs.reader import read_log
+from llmb.runs.checkpoints.checkpoint import read_checkpoint, read_checkpoint_times, saved_checkpoints
+from llmb.runs.checkpoints.checkpoint_files import partial_path
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

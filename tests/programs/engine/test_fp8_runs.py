@@ -10,7 +10,7 @@ import pytest
 
 from llmb.report.plan_report import plan_title, start_lines
 from llmb.report.run_report import run_table
-from llmb.runs.attention import fp8_product
+from llmb.runs.attention_choice import fp8_product
 from llmb.runs.plan import Plan
 from llmb.runs.result import Fp8Report, RunEvidence, conclude
 

@@ -19,15 +19,15 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Lora, Model
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.checkpoint import SavedCheckpoint, read_checkpoint, saved_checkpoints
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.data.build import build_data
 from llmb.engine.model.adapter import is_of_adapter
-from llmb.huggingface.config import config_of
-from llmb.runs.checkpoints import check_weights
+from llmb.runs.checkpoint_use import check_weights
+from llmb.runs.checkpoints.checkpoint import SavedCheckpoint, read_checkpoint, saved_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.experiment import create_run_folder
 from llmb.runs.folder import RunFolder
+from llmb.runs.huggingface.model_config import config_of
 from llmb.runs.plan import InitialWeights, Plan
 from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.record import new_record, write_record

@@ -26,12 +26,12 @@ from transformers import AutoModelForCausalLM
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
-from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.checkpoints.files import partial_path
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.data.build import build_data
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.loss import IGNORED
+from llmb.runs.checkpoints.checkpoint import read_checkpoint
+from llmb.runs.checkpoints.checkpoint_files import partial_path
 from llmb.runs.plan import EnginePlan
 
 Finished = Callable[..., dict[str, Any]]

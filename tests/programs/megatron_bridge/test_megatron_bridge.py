@@ -20,7 +20,6 @@ from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
 from llmb.catalogue.records import Lora
 from llmb.catalogue.resolve import Overrides, Request
-from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.cli.main import app, exit_code_of
 from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order, make_order
@@ -40,6 +39,7 @@ from llmb.readers.samples.sample_records import (
     SamplerStart,
     to_line,
 )
+from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.profiling import Profiling

@@ -30,9 +30,9 @@ from llmb.runs.planning import NotPrepared
 from llmb.runs.profiling import Profiling
 from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import queued_record
+from llmb.runs.verdict import Verdict
 from llmb.schedulers.lookup import cluster_schema
 from llmb.site.site import Site
-from llmb.verdict.conditions import Verdict
 
 CATALOGUE = Catalogue()
 SETTINGS = {"slurm": {"account": "research", "partition": "batch", "gpu_request": "none"}}

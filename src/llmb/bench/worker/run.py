@@ -34,7 +34,7 @@ from llmb.engine.device import Moment, device_name, exact_fp32, synchronize
 from llmb.engine.environment import cudnn_version, nccl_version, node_gpus
 from llmb.engine.model.attention import attend
 from llmb.readers.samples.host import Device, host_name
-from llmb.runs.attention import AttentionBackend, Trial, select, try_backends
+from llmb.runs.attention_choice import AttentionBackend, Trial, select, try_backends
 
 MANY = 500
 """Fewer than a GPU's queue holds: the host never waits for a place in it."""

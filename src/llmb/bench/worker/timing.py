@@ -13,7 +13,7 @@ from torch import Tensor
 from llmb.bench.protocol import CaseList, ProductCase, ProductDtype, Timing
 from llmb.engine.device import Moment, synchronize
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Scaled, multiply
-from llmb.runs.attention import fp8_product
+from llmb.runs.attention_choice import fp8_product
 
 DTYPES: dict[ProductDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -20,16 +20,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.futures import Future
 
 from llmb.base.errors import UsageError
-from llmb.checkpoints.checkpoint import (
-    WEIGHTS,
-    CheckpointTime,
-    RankTransfer,
-    Verified,
-    checkpoint_time,
-    damage_error,
-    read_checkpoint_record,
-)
-from llmb.checkpoints.files import damaged_files
 from llmb.engine.checkpoint.state import (
     MODEL,
     RANDOM,
@@ -47,6 +37,16 @@ from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks, of_every_rank
 from llmb.engine.precision.step import FP8
 from llmb.readers.logs.step_line import LoadLine, format_load_line
+from llmb.runs.checkpoints.checkpoint import (
+    WEIGHTS,
+    CheckpointTime,
+    RankTransfer,
+    Verified,
+    checkpoint_time,
+    damage_error,
+    read_checkpoint_record,
+)
+from llmb.runs.checkpoints.checkpoint_files import damaged_files
 
 MOST_THREADS = 8
 

@@ -28,17 +28,6 @@ from torch.distributed.tensor import DTensor
 
 from llmb import __version__
 from llmb.base.errors import EnvironmentProblem
-from llmb.checkpoints.checkpoint import (
-    RECORD,
-    WEIGHTS,
-    CheckpointRecord,
-    RankTransfer,
-    add_checkpoint_time,
-    checkpoint_name,
-    checkpoint_time,
-)
-from llmb.checkpoints.files import ChecksumWriter, flush_file, partial_path
-from llmb.checkpoints.origin import WeightsOrigin
 from llmb.engine.checkpoint.state import PartsSavePlanner, part_places, training_state
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
@@ -47,7 +36,18 @@ from llmb.engine.parallel.rendezvous import Hosts, ranks_of_node
 from llmb.engine.watchdog import CHECKPOINT_GROUP
 from llmb.readers.logs.step_line import SaveLine, format_save_line
 from llmb.readers.samples.host import host_name
-from llmb.runs.checkpoints import base_weights, check_space
+from llmb.runs.checkpoint_use import base_weights, check_space
+from llmb.runs.checkpoints.checkpoint import (
+    RECORD,
+    WEIGHTS,
+    CheckpointRecord,
+    RankTransfer,
+    add_checkpoint_time,
+    checkpoint_name,
+    checkpoint_time,
+)
+from llmb.runs.checkpoints.checkpoint_files import ChecksumWriter, flush_file, partial_path
+from llmb.runs.checkpoints.origin import WeightsOrigin
 from llmb.runs.experiment import PROBE, probe_file
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan

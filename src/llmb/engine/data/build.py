@@ -19,12 +19,12 @@ from torch import Tensor
 from llmb.base.errors import UsageError, itemized
 from llmb.catalogue.packing import document_lengths, longest_document
 from llmb.catalogue.records import DocumentLengths
-from llmb.checkpoints.checkpoint import dataset_problem, read_checkpoint_record
-from llmb.checkpoints.files import damaged_files
-from llmb.checkpoints.prepared_data import RECORD, PackedArrays, PackedDataset, incomplete_files, map_arrays
 from llmb.engine.data.batches import MicroBatch, TrainingData
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.parallel.mesh import Ranks, of_first_rank
+from llmb.runs.checkpoints.checkpoint import dataset_problem, read_checkpoint_record
+from llmb.runs.checkpoints.checkpoint_files import damaged_files
+from llmb.runs.checkpoints.prepared_data import RECORD, PackedArrays, PackedDataset, incomplete_files, map_arrays
 from llmb.runs.plan import EnginePlan, TrainingDataset
 
 KINDS = {"tokens": np.uint32, "answers": np.bool_, "documents": np.int64, "packs": np.int64}

@@ -23,7 +23,7 @@ from llmb.engine.kernels.rotary import RotaryFactors, Rotation, factors_of, rota
 from llmb.engine.model.adapter import FusedAdapter
 from llmb.engine.model.layers import RMSNorm, bias_if
 from llmb.engine.model.linear import Joined, Linear
-from llmb.runs.attention import AttentionBackend
+from llmb.runs.attention_choice import AttentionBackend
 
 
 class Segments(NamedTuple):

@@ -14,7 +14,7 @@ from llmb.engine.collectives import Group, all_gather, group_of
 from llmb.engine.kernels.span_attention import TokenSpan, span_attention
 from llmb.engine.model.attention import Attention, CausalAttention, Documents, Masks, attend, repeated
 from llmb.engine.model.decoder import Decoder
-from llmb.runs.attention import AttentionBackend
+from llmb.runs.attention_choice import AttentionBackend
 
 
 def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> None:

@@ -25,7 +25,7 @@ from llmb.engine.precision.layers import (
     only_rotates,
 )
 from llmb.engine.precision.scaling import LayerScales, Scales
-from llmb.runs.attention import ProductDtype, fp8_product
+from llmb.runs.attention_choice import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan
 
 

@@ -20,7 +20,7 @@ from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, f
 from llmb.engine.model.shards import SEQUENCE, gathered, overlapped
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, Scaled, cast_tensor, multiply
 from llmb.engine.typed_autograd import Context, save_for_backward
-from llmb.runs.attention import ProductDtype
+from llmb.runs.attention_choice import ProductDtype
 
 Gradients = tuple[Tensor | None, ...]
 

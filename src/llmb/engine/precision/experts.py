@@ -26,7 +26,7 @@ from llmb.engine.precision.scaling import (
     multiply,
 )
 from llmb.engine.typed_autograd import Context, apply, save_for_backward
-from llmb.runs.attention import ProductDtype
+from llmb.runs.attention_choice import ProductDtype
 
 
 @torch.library.custom_op("llmb::expert_products", mutates_args=())

@@ -21,7 +21,7 @@ from llmb.engine.model.shards import local_shard
 from llmb.engine.precision.autograd import Fp8Activated, Fp8Rotated, Operands, ProductFunction, ProductKind
 from llmb.engine.precision.scaling import FORMATS, INPUT, WEIGHT, Cast, Fp8Matrix, Kept, LayerScales, cast_tensor
 from llmb.engine.typed_autograd import apply
-from llmb.runs.attention import ProductDtype
+from llmb.runs.attention_choice import ProductDtype
 
 
 class CastInput(NamedTuple):

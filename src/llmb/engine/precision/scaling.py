@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from llmb.engine.collectives import Group, all_reduce
 from llmb.engine.kernels.fp8_cast import cast, cast_both_ways, largest_value
-from llmb.runs.attention import ProductDtype
+from llmb.runs.attention_choice import ProductDtype
 
 INPUT, WEIGHT, GRADIENT = range(3)
 """The tensors of a layer that are cast; the last is the gradient of its output."""

@@ -24,7 +24,7 @@ from llmb.readers.logs.error_text import fault_at_end
 from llmb.readers.samples.host import Device
 from llmb.readers.samples.samples import samples_of_ended
 from llmb.runs.attempts import cut, is_done, window_began, with_steady_window
-from llmb.runs.checkpoints import report_checkpoints
+from llmb.runs.checkpoint_use import report_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.failure import tail

@@ -23,12 +23,12 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.catalogue.window import resolve_window
-from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
-from llmb.checkpoints.prepared_data import prepared_folders
 from llmb.jobspec.spec import RUN_FOLDER, Word
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.readers.profiles import NSYS_FOLDER
 from llmb.readers.profiles.trace_files import REPORT_END
+from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
+from llmb.runs.checkpoints.prepared_data import prepared_folders
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.plan import Plan
 from llmb.runs.trace_reports import report_name

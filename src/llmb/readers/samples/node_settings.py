@@ -2,7 +2,7 @@
 """Settings of nodes that may change the time of a step, as text under dotted keys; read without root or a program.
 
 Counters, clocks, temperatures and whatever else changes by itself is none. The importance of keys is in
-``verdict/conditions.yaml``.
+``runs/conditions.yaml``.
 """
 
 import re

@@ -34,15 +34,23 @@ from torch.distributed.checkpoint.metadata import (
 from llmb import __version__
 from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
 from llmb.base.parent_death import end_with_parent
-from llmb.checkpoints.checkpoint import WEIGHTS, StoredDtype
-from llmb.checkpoints.files import ChecksumWriter
 from llmb.engine.checkpoint.load import torch_message
 from llmb.engine.checkpoint.save import causes
 from llmb.engine.checkpoint.state import MODEL
-from llmb.huggingface.tensors import Shape, plan_shards
-from llmb.runs.checkpoints import check_room
+from llmb.runs.checkpoint_use import check_room
+from llmb.runs.checkpoints.checkpoint import WEIGHTS, StoredDtype
+from llmb.runs.checkpoints.checkpoint_files import ChecksumWriter
+from llmb.runs.checkpoints.conversion_request import (
+    IMPORTED,
+    FinishedFile,
+    ImportedWeights,
+    ImportJob,
+    OnNote,
+    OnProgress,
+    finished_files,
+)
 from llmb.runs.folder import write_atomically
-from llmb.weights.protocol import IMPORTED, FinishedFile, ImportedWeights, ImportJob, OnNote, OnProgress, finished_files
+from llmb.runs.huggingface.tensors import Shape, plan_shards
 
 CHUNK_BYTES = 2**27
 """Large enough for a disk, and small enough for a rank that reads a chunk to get its shard of it."""

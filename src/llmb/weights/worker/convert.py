@@ -6,7 +6,7 @@ import warnings
 
 from llmb.base.errors import LlmbError
 from llmb.engine.torch_names import ENGINE, WEIGHTS, check_names
-from llmb.weights.protocol import (
+from llmb.runs.checkpoints.conversion_request import (
     AdapterExportJob,
     AdapterImportJob,
     AnyJob,

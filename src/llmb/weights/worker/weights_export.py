@@ -18,13 +18,21 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.base.errors import EnvironmentProblem, UsageError, itemized
 from llmb.catalogue.records import Lora
-from llmb.checkpoints.checkpoint import WEIGHTS
-from llmb.checkpoints.files import flush_file
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
 from llmb.engine.checkpoint.save import Writer
 from llmb.engine.checkpoint.state import MODEL
-from llmb.huggingface.config import config_of
-from llmb.huggingface.tensors import (
+from llmb.runs.checkpoints.checkpoint import WEIGHTS
+from llmb.runs.checkpoints.checkpoint_files import flush_file
+from llmb.runs.checkpoints.conversion_request import (
+    AdapterExportJob,
+    AdapterImportJob,
+    ExportJob,
+    ImportedWeights,
+    OnProgress,
+)
+from llmb.runs.folder import write_atomically
+from llmb.runs.huggingface.model_config import config_of
+from llmb.runs.huggingface.tensors import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
     CONFIG,
@@ -45,8 +53,6 @@ from llmb.huggingface.tensors import (
     stored_tensors,
     targets_of,
 )
-from llmb.runs.folder import write_atomically
-from llmb.weights.protocol import AdapterExportJob, AdapterImportJob, ExportJob, ImportedWeights, OnProgress
 from llmb.weights.worker.weights_import import not_finite, parameter_shapes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -21,11 +21,12 @@ from torch.distributed.checkpoint.utils import _create_file_view
 
 from llmb.base.errors import UsageError, itemized
 from llmb.catalogue.records import Model
-from llmb.checkpoints.checkpoint import WEIGHTS
-from llmb.checkpoints.nemo_folder import CONVERT, METADATA_FILE
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, METADATA_TYPES, MetadataUnpickler, torch_message
 from llmb.engine.model.decoder import EMBEDDING, build_model
-from llmb.huggingface.tensors import (
+from llmb.runs.checkpoints.checkpoint import WEIGHTS
+from llmb.runs.checkpoints.conversion_request import ImportedWeights, ImportJob, OnNote, OnProgress
+from llmb.runs.checkpoints.nemo_folder import CONVERT, METADATA_FILE
+from llmb.runs.huggingface.tensors import (
     HEAD_WEIGHT,
     Match,
     Shape,
@@ -35,7 +36,6 @@ from llmb.huggingface.tensors import (
     match_tensors,
     matrices_of_expert,
 )
-from llmb.weights.protocol import ImportedWeights, ImportJob, OnNote, OnProgress
 from llmb.weights.worker.chunk_files import CHUNK_BYTES, Chunk, ChunkSource, Parameter, chunks_of, write_checkpoint
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

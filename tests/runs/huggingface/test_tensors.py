@@ -3,7 +3,7 @@
 
 import pytest
 
-from llmb.huggingface.tensors import (
+from llmb.runs.huggingface.tensors import (
     StoredTensor,
     hugging_face_name,
     hugging_face_shape,

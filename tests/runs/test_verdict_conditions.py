@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from llmb.verdict.conditions import (
+from llmb.runs.verdict import (
     ReferenceKind,
     condition_rules,
     condition_values,

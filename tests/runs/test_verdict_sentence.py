@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmb.verdict.conditions import Condition, Reference, Verdict
+from llmb.runs.verdict import Condition, Reference, Verdict
 from llmb.verdict.judgement import headline, percent, with_sentence
 
 WINDOW = Condition(key="window", own="35-44", reference="last", effect="weakens")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from llmb.base.errors import UsageError
 from llmb.base.input_files import MOST_JSON_BYTES, check_values, read_regular
-from llmb.huggingface.tensors import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE_FILE
+from llmb.runs.huggingface.tensors import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE_FILE
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 

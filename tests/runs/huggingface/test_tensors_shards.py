@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.base.errors import UsageError
-from llmb.huggingface.tensors import index_document, parse_size, plan_shards, shard_files
+from llmb.runs.huggingface.tensors import index_document, parse_size, plan_shards, shard_files
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 60))

@@ -11,7 +11,7 @@ from llmb.base.errors import EnvironmentProblem, UsageError, itemized
 from llmb.base.missing import Missing
 from llmb.catalogue.records import Model
 from llmb.catalogue.throughput import checkpoint_bytes, parameter_count
-from llmb.checkpoints.checkpoint import (
+from llmb.runs.checkpoints.checkpoint import (
     CheckpointRecord,
     model_differences,
     read_checkpoint,
@@ -19,8 +19,8 @@ from llmb.checkpoints.checkpoint import (
     read_checkpoint_times,
     saved_checkpoints,
 )
-from llmb.checkpoints.files import Verification
-from llmb.checkpoints.origin import WeightsOrigin, identity_of
+from llmb.runs.checkpoints.checkpoint_files import Verification
+from llmb.runs.checkpoints.origin import WeightsOrigin, identity_of
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record_file import read_or_missing

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmb.base.errors import UsageError
-from llmb.huggingface.folder import read_folder
+from llmb.runs.huggingface.model_folder import read_folder
 
 
 def make(folder: Path, *files: str, index: dict[str, object] | None = None) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmb.base.errors import UsageError
-from llmb.huggingface.folder import WeightsFolder, corrupt_files, hub_checksums
+from llmb.runs.huggingface.model_folder import WeightsFolder, corrupt_files, hub_checksums
 from llmb.weights.conversion import check_content
 
 CONTENT = bytes(range(256)) * 50_000

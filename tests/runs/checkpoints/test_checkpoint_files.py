@@ -12,7 +12,10 @@ import pytest
 
 from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.throughput import checkpoint_bytes
-from llmb.checkpoints.checkpoint import (
+from llmb.report.install_report import checkpoint_table
+from llmb.runs import checkpoint_use as checkpoints
+from llmb.runs.checkpoint_use import check_space
+from llmb.runs.checkpoints.checkpoint import (
     CheckpointRecord,
     ImportSource,
     checkpoint_name,
@@ -20,11 +23,8 @@ from llmb.checkpoints.checkpoint import (
     read_checkpoint,
     saved_checkpoints,
 )
-from llmb.checkpoints.files import partial_path
-from llmb.checkpoints.origin import random_and_synthetic
-from llmb.report.install_report import checkpoint_table
-from llmb.runs import checkpoints
-from llmb.runs.checkpoints import check_space
+from llmb.runs.checkpoints.checkpoint_files import partial_path
+from llmb.runs.checkpoints.origin import random_and_synthetic
 from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.plan import Plan, Start, make_plan
 

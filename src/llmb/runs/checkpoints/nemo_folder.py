@@ -15,9 +15,9 @@ from llmb.base.errors import UsageError, itemized
 from llmb.base.input_files import MOST_TEXT_BYTES, check_values, read_regular
 from llmb.catalogue.data_files import LOADER, check_yaml
 from llmb.catalogue.records import Model
-from llmb.checkpoints.checkpoint import WEIGHTS
-from llmb.huggingface.folder import WeightsFolder
-from llmb.huggingface.tensors import format_of
+from llmb.runs.checkpoints.checkpoint import WEIGHTS
+from llmb.runs.huggingface.model_folder import WeightsFolder
+from llmb.runs.huggingface.tensors import format_of
 
 SIGNS = (f"{WEIGHTS}/metadata.json", f"{WEIGHTS}/common.pt", "context/model.yaml", "context/io.json")
 MODEL_FILE = "context/model.yaml"

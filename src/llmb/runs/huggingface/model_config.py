@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from llmb.catalogue.records import Mlp, Model
-from llmb.huggingface.tensors import WeightsFormat, common_settings, format_of, part
+from llmb.runs.huggingface.tensors import WeightsFormat, common_settings, format_of, part
 
 Config = Mapping[str, Any]
 ExportDtype = Literal["fp32", "bf16"]

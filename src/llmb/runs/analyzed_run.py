@@ -12,14 +12,14 @@ from typing import Any, Literal
 from llmb.base.statistics import Statistics
 from llmb.catalogue.records import PARALLEL, Recipe, Window
 from llmb.catalogue.throughput import SECONDS_PER_DAY
-from llmb.checkpoints.origin import Origin
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.readers.nccl.nccl_network import Network
+from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.identity import RunIdentity, Value, key_of
 from llmb.runs.record import RunRecord
-from llmb.verdict.conditions import Faults
+from llmb.runs.verdict import Faults
 
 LOGGED = "logged"
 """The convention of a FLOP rate that the log prints: whatever its framework counts."""

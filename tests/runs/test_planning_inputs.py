@@ -11,8 +11,8 @@ from prepared_files import prepare_checkpoint, prepare_dataset
 from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.checkpoints.checkpoint import read_checkpoint
-from llmb.checkpoints.origin import Origin
+from llmb.runs.checkpoints.checkpoint import read_checkpoint
+from llmb.runs.checkpoints.origin import Origin
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan
 from llmb.runs.planning import NotPrepared, plan_training

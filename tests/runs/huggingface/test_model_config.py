@@ -23,7 +23,7 @@ from transformers import (
 from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Model
-from llmb.huggingface.config import config_differences, config_of, unknown_keys
+from llmb.runs.huggingface.model_config import config_differences, config_of, unknown_keys
 
 MODELS = Catalogue().models
 CLASSES = {

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.checkpoints import files as checksums
-from llmb.checkpoints.files import ChecksumWriter, damaged_files, file_checksum
+from llmb.runs.checkpoint_use import checkpoint_files as checksums
+from llmb.runs.checkpoints.checkpoint_files import ChecksumWriter, damaged_files, file_checksum
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 30))

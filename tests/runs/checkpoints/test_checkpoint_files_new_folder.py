@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.checkpoints.files import new_folder
+from llmb.runs.checkpoints.checkpoint_files import new_folder
 
 
 def test_it_appears_at_the_end(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pydantic import Field, TypeAdapter
 
 from llmb.base.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.catalogue.records import Lora, Model, Record
-from llmb.checkpoints.checkpoint import WEIGHTS, SourceFormat, StoredDtype
-from llmb.huggingface.config import ExportDtype
+from llmb.runs.checkpoints.checkpoint import WEIGHTS, SourceFormat, StoredDtype
+from llmb.runs.huggingface.model_config import ExportDtype
 
 ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFailed)}
 """Errors that are passed from one process to the other."""

@@ -18,9 +18,9 @@ from llmb.base.input_files import MOST_JSON_BYTES, read_regular
 from llmb.base.record import first_problem
 from llmb.base.trust import check_links
 from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, Training
-from llmb.checkpoints.files import PARTIAL, Verification
-from llmb.checkpoints.origin import Origin, WeightsOrigin
-from llmb.checkpoints.prepared_data import PackedDataset
+from llmb.runs.checkpoints.checkpoint_files import PARTIAL, Verification
+from llmb.runs.checkpoints.origin import Origin, WeightsOrigin
+from llmb.runs.checkpoints.prepared_data import PackedDataset
 
 # The first pattern that matches decides; each is a file that its format requires.
 SIGNS = (
