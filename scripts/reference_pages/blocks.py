@@ -14,6 +14,7 @@ from llmb.catalogue.published import Document, PublishedCondition
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.schema import ConditionEntry, LayoutTable, WorkloadFile
+from llmb.judge.published_verdict import ways_of_engine
 from llmb.prepare.jobs import PrepareChoices
 from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables
 from llmb.report.recipe_report import scales_table
@@ -21,7 +22,6 @@ from llmb.report.run_report import run_table
 from llmb.report.table import plain_lines
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
-from llmb.runs.published_verdict import ways_of_engine
 from llmb.runs.result import Result
 from llmb.runs.verdict import title_of
 from reference_pages.markdown import table

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args, get_origin,
 
 from pydantic import ConfigDict, TypeAdapter
 
-from llmb.analysis.compare_runs import Comparison, Row, compare_runs
-from llmb.analysis.copies import with_copies
 from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides, in_window, named_folders
 from llmb.analysis.judge_runs import Against, judge_runs
 from llmb.analysis.read_run import known_run, parsed_run
@@ -36,6 +34,9 @@ from llmb.jobs.find import parse_since
 from llmb.jobs.history import read_history
 from llmb.jobs.local_run import plan_here, raise_unless_successful
 from llmb.jobs.store import Filter
+from llmb.judge.compare_runs import Comparison, Row, compare_runs
+from llmb.judge.copies import with_copies
+from llmb.judge.judgement import given_tolerance
 from llmb.programs.conclude import EndedRun, read_ended_run
 from llmb.programs.engine.program import check_memory
 from llmb.readers.logs.log_files import ParsedFile, find_logs
@@ -49,7 +50,6 @@ from llmb.runs.plan import Plan
 from llmb.runs.result import Result
 from llmb.runs.steps import StepNews, read_steps
 from llmb.runs.verdict import Condition, Verdict
-from llmb.verdict.judgement import given_tolerance
 
 if TYPE_CHECKING:
     import pandas

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.analysis.explain_run import explain
-from llmb.analysis.judge_run import judge_against
 from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.base.missing import Missing
 from llmb.jobs.states import read_figures
+from llmb.judge.explain_run import explain
+from llmb.judge.judge_run import judge_against
 from llmb.readers.samples.counters import AREAS, WORTH_KEEPING
 from llmb.readers.samples.machine import MachineReport, find_events, machine_rules
 from llmb.readers.samples.sample_records import CounterReading, SamplerStart, to_line

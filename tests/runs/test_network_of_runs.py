@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.analysis.explain_run import explain
-from llmb.analysis.judge_run import judge_against
 from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.base.missing import Missing
+from llmb.judge.explain_run import explain
+from llmb.judge.judge_run import judge_against
 from llmb.report.run_report import run_table
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.environment import RdmaPort

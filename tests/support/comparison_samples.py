@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from llmb.analysis.compare_runs import Comparison, LeftOutRun, Row, Unmatched
+from llmb.judge.compare_runs import Comparison, LeftOutRun, Row, Unmatched
 from llmb.runs.identity import Difference
 
 

@@ -7,8 +7,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from json_types import Schema, schema_of
 
-from llmb.analysis import compare_runs, watched
-from llmb.analysis.explain_run import Explanation
 from llmb.analysis.watched import State
 from llmb.bench.measurements import Measurement, MeasurementFile
 from llmb.bench.pairs import PairFigures
@@ -17,6 +15,9 @@ from llmb.catalogue.records import Convention, Dtype, Unspecified, Window
 from llmb.health import records as health
 from llmb.jobs.job import Job
 from llmb.jobs.settings_in_effect import Setting
+from llmb.judge import compare_runs, watched
+from llmb.judge.expectations_file import AcceptanceSet
+from llmb.judge.explain_run import Explanation
 from llmb.predict.scale import Goodput
 from llmb.predict.search import Goal
 from llmb.prepare.hub import AccessState, NeededRepository, TokenSource
@@ -31,7 +32,6 @@ from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result
 from llmb.runs.trace_reports import NetworkUse
 from llmb.runs.verdict import Verdict
-from llmb.verdict.expectations_file import AcceptanceSet
 
 
 class RecipeIdentity(TypedDict):

@@ -13,10 +13,6 @@ from glob import escape
 from itertools import islice
 from pathlib import Path
 
-from llmb.analysis.catalogue_figures import if_possible
-from llmb.analysis.copies import once_in
-from llmb.analysis.engine_comparison import runs_of_engines
-from llmb.analysis.match_runs import Earlier
 from llmb.analysis.read_run import RecordedRun, in_other_window, logged_run, logged_runs, read_folder, recorded_run
 from llmb.base.errors import UsageError, closest
 from llmb.base.input_files import MOST_JSON_BYTES, check_reachable, named_path, read_regular
@@ -27,6 +23,10 @@ from llmb.exchange.imported import unpacked
 from llmb.jobs.conclude import conclude_ended
 from llmb.jobs.find import LATEST, find_runs_named
 from llmb.jobs.history import RUN_RECORD, read_history, run_folders_below
+from llmb.judge.catalogue_figures import if_possible
+from llmb.judge.copies import once_in
+from llmb.judge.engine_comparison import runs_of_engines
+from llmb.judge.match_runs import Earlier
 from llmb.readers.logs.log_files import parse_file
 from llmb.runs.analyzed_run import AnalyzedRun, FoundRuns, LeftOut, measured, needs_catalogue
 from llmb.runs.conditions import identity_of

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmb.analysis.copies import digest_of
 from llmb.base.errors import UsageError
 from llmb.base.input_files import open_regular
 from llmb.base.missing import Missing
@@ -19,6 +18,7 @@ from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.records import Window
 from llmb.catalogue.throughput import why_too_fast
 from llmb.catalogue.window import DEFAULT_RULE, resolve_window, rule_of_document
+from llmb.judge.copies import digest_of
 from llmb.programs.conclude import stored_run
 from llmb.programs.port import End, find_program
 from llmb.readers.anomalies import Anomalies, find_anomalies

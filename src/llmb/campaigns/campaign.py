@@ -21,9 +21,9 @@ from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import JobSpec
+from llmb.judge.published_verdict import figure_of
 from llmb.runs.choices import Choices
 from llmb.runs.folder import write_atomically, writing
-from llmb.runs.published_verdict import figure_of
 
 FOLDER = Path(STATE_FOLDER) / "campaigns"
 PATIENCE_S = 120.0

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from llmb.analysis.copies import with_copies
 from llmb.analysis.read_run import known_run, parsed_run
 from llmb.base.errors import LlmbError, RunFailed, UsageError, unknown
 from llmb.catalogue.window import DEFAULT_RULE, DOCUMENTED_STEPS, WINDOW_RULES, check_rule
 from llmb.cli.common import Json
 from llmb.cli.root import install_here, say
+from llmb.judge.copies import with_copies
 from llmb.readers.logs.configuration import document_of_log
 from llmb.readers.logs.log_files import FoundFiles, find_all_logs, find_logs, read_in_parallel
 from llmb.readers.samples.host import usable_cores
@@ -219,8 +219,8 @@ def _related(read: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]
 
 
 def _catalogued(runs: list[AnalyzedRun], gpu_type: str | None) -> list[AnalyzedRun]:
-    from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type  # slow to load, seldom needed
     from llmb.catalogue.catalogue import Catalogue
+    from llmb.judge.catalogue_figures import with_catalogue_figures, with_gpu_type  # slow to load, seldom needed
 
     catalogue = Catalogue()
     if gpu_type and gpu_type not in catalogue.gpus:
@@ -254,8 +254,8 @@ def _logs(report: ParseReport, form: Form, *, wide: bool) -> dict[str, Any] | st
 
 
 def _groups(report: ParseReport, form: Form, *, scaling: bool) -> dict[str, Any] | str | list[Table]:
-    from llmb.analysis.parsed_scaling import group_runs, scaling_of  # slow to load, seldom needed
     from llmb.catalogue.catalogue import Catalogue
+    from llmb.judge.parsed_scaling import group_runs, scaling_of  # slow to load, seldom needed
 
     groups = group_runs(report.runs)
     scalings = scaling_of(groups, Catalogue()) if scaling else ()

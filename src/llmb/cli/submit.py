@@ -40,6 +40,7 @@ from llmb.cli.root import agree, can_ask, context_here, install_here, say, warn
 from llmb.cli.runs import print_result
 from llmb.health.checked_nodes import OPTION
 from llmb.jobs.wait import Watch, wait_for_one
+from llmb.judge.published_verdict import figure_of
 from llmb.programs.conclude import read_ended_run
 from llmb.programs.engine.program import check_memory, memory_warnings
 from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
@@ -58,7 +59,6 @@ from llmb.report.plan_report import start_lines
 from llmb.report.table import number
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import scale_warnings
-from llmb.runs.published_verdict import figure_of
 from llmb.schedulers.lookup import read_cluster_site
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)

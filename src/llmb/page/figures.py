@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
 
-from llmb.analysis.judge_run import Judged
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
+from llmb.judge.judge_run import Judged
+from llmb.judge.judgement import percent
 from llmb.page.charts import (
     BESIDE,
     BLUE,
@@ -45,7 +46,6 @@ from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
 from llmb.runs.trace_reports import kept_breakdown
 from llmb.runs.verdict import rule_of
-from llmb.verdict.judgement import percent
 
 STEP = "step"
 NO_STEPS = "the steps are not recorded one by one; a log has them as text"

@@ -10,6 +10,7 @@ from typing import Any
 from llmb.base.errors import UsageError
 from llmb.base.missing import Missing
 from llmb.jobspec.spec import JobSpec
+from llmb.judge.published_verdict import with_verdict
 from llmb.programs.port import End, find_program
 from llmb.readers.samples.node_settings import NodesSettings
 from llmb.readers.samples.samples import discard_settings, settings_of_nodes
@@ -18,7 +19,6 @@ from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import read_environment
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import ENGINE, RunRecord, VboostOutcome, now, read_record, unreadable_record, write_record
 from llmb.runs.record_file import UNREADABLE, BrokenRecord, read_or_missing, read_record_file, why_unreadable
 from llmb.runs.result import Result, without_figures

@@ -16,6 +16,7 @@ from llmb.exchange.imported import ImportOrigin
 from llmb.jobs.find import NodeRecord
 from llmb.jobs.job import Job
 from llmb.jobs.order import Order
+from llmb.judge.judgement import headline
 from llmb.report.recipe_report import identity_document
 from llmb.report.table import (
     Column,
@@ -35,7 +36,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import Attempt, RunRecord
 from llmb.runs.steps import StepNews
-from llmb.verdict.judgement import headline
 
 LONGEST_REASON = 100
 """In a row; 'show' prints all of it."""

@@ -17,10 +17,10 @@ from llmb.runs.folder import write_atomically
 from llmb.runs.verdict import VerdictName
 
 if TYPE_CHECKING:  # each command has its own of these, and need not load the others
-    from llmb.analysis.compare_runs import Comparison
-    from llmb.analysis.judge_run import Judged
     from llmb.campaigns.campaign import Campaign
     from llmb.jobs.job import Job
+    from llmb.judge.compare_runs import Comparison
+    from llmb.judge.judge_run import Judged
     from llmb.runs.analyzed_run import LeftOut
 
 Outcome = Literal["pass", "failure", "error", "skipped"]

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from llmb.analysis.causes import cause_rules
 from llmb.base.missing import Missing
 from llmb.base.shown_text import listed
 from llmb.base.statistics import Spread, Statistics, spread_of
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
 from llmb.catalogue.throughput import MFU
+from llmb.judge.causes import cause_rules
+from llmb.judge.judgement import headline
 from llmb.programs.conclude import EndedRun
 from llmb.readers.profiles.breakdown import shares
 from llmb.readers.samples.machine import MachineReport, event_text, kind_text, machine_rules
@@ -34,7 +35,6 @@ from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result
 from llmb.runs.steps import Step
-from llmb.verdict.judgement import headline
 
 STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
 

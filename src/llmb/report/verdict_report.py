@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from llmb.analysis.compare_runs import Comparison, LeftOutRun, Row, Unmatched
-from llmb.analysis.explain_run import Cause, Explanation
-from llmb.analysis.judge_run import Judged
 from llmb.base.shown_text import listed, printable
+from llmb.judge.compare_runs import Comparison, LeftOutRun, Row, Unmatched
+from llmb.judge.expectations_file import AcceptanceRecipe, AcceptanceSet
+from llmb.judge.explain_run import Cause, Explanation
+from llmb.judge.judge_run import Judged
+from llmb.judge.judgement import headline, percent
 from llmb.report.table import (
     Column,
     Table,
@@ -27,8 +29,6 @@ from llmb.report.table import (
 from llmb.runs.analyzed_run import AnalyzedRun, LeftOut, by_reason, flaw_of
 from llmb.runs.identity import Difference
 from llmb.runs.verdict import WORST, Condition, Verdict, title_of, worst, worth
-from llmb.verdict.expectations_file import AcceptanceRecipe, AcceptanceSet
-from llmb.verdict.judgement import headline, percent
 
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}

@@ -17,6 +17,7 @@ from llmb.catalogue.resolve import Overrides, Request
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.judge.published_verdict import with_verdict
 from llmb.programs.foreign_log import judge_latest_attempt, result_of_log
 from llmb.programs.port import End
 from llmb.programs.reference_suite import other_batch
@@ -28,7 +29,6 @@ from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.planning import NotPrepared
 from llmb.runs.profiling import Profiling
-from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import queued_record
 from llmb.runs.verdict import Verdict
 from llmb.schedulers.lookup import cluster_schema

@@ -12,13 +12,14 @@ from recorded_runs import SXM, environment, gpu_record, times_around, write_run
 from shown_tables import shown_lines
 from typer.testing import CliRunner
 
-from llmb.analysis.compare_runs import compare_runs
-from llmb.analysis.explain_run import Explanation, explain, explain_judged
-from llmb.analysis.judge_run import judge_against
 from llmb.analysis.read_run import read_folder, recorded_run
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
+from llmb.judge.compare_runs import compare_runs
+from llmb.judge.explain_run import Explanation, explain, explain_judged
+from llmb.judge.judge_run import judge_against
+from llmb.judge.judgement import without_reference
 from llmb.programs.conclude import finish_run
 from llmb.programs.port import End
 from llmb.readers.profiles.breakdown import StepBreakdown
@@ -32,7 +33,6 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.steps import read_steps, step_to_json
 from llmb.runs.verdict import Reference, Verdict
-from llmb.verdict.judgement import without_reference
 
 QUIET = {
     "data_wait_s": 0.0,

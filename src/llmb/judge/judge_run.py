@@ -9,8 +9,6 @@ from pathlib import Path
 
 import yaml
 
-from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
-from llmb.analysis.match_runs import Earlier, earlier_spread, no_earlier
 from llmb.base.errors import EnvironmentProblem, UsageError, see
 from llmb.base.missing import Missing
 from llmb.base.statistics import Statistics, describe, student_t
@@ -18,11 +16,15 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import releases_of
 from llmb.catalogue.window import STEADY
+from llmb.judge.catalogue_figures import NEEDED, as_catalogued, find_recipe, if_possible, other_sizes
+from llmb.judge.expectations_file import AcceptanceRecipe, AcceptanceSet, Expectations, ExpectedLayout, ExpectedStepTime
+from llmb.judge.judgement import Measured, Tolerance, judge_against_figure, judge_against_runs, without_reference
+from llmb.judge.match_runs import Earlier, earlier_spread, no_earlier
+from llmb.judge.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
 from llmb.readers.samples.node_settings import PREFIXES
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of, grouped
 from llmb.runs.folder import write_atomically
 from llmb.runs.identity import Value
-from llmb.runs.published_verdict import documented_steps, published_verdict, steps_text, verdict_of_recipe
 from llmb.runs.verdict import (
     Reference,
     Verdict,
@@ -34,14 +36,6 @@ from llmb.runs.verdict import (
     title_of,
     together,
 )
-from llmb.verdict.expectations_file import (
-    AcceptanceRecipe,
-    AcceptanceSet,
-    Expectations,
-    ExpectedLayout,
-    ExpectedStepTime,
-)
-from llmb.verdict.judgement import Measured, Tolerance, judge_against_figure, judge_against_runs, without_reference
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:

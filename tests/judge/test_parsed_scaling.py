@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type
-from llmb.analysis.parsed_scaling import Scaling, group_runs, scaling_of
 from llmb.base.statistics import describe
 from llmb.catalogue.catalogue import Catalogue
+from llmb.judge.catalogue_figures import with_catalogue_figures, with_gpu_type
+from llmb.judge.parsed_scaling import Scaling, group_runs, scaling_of
 from llmb.readers.logs.configuration import experiment_configuration
 from llmb.readers.logs.log_files import ParsedFile
 from llmb.readers.logs.outcome import LogOutcome

@@ -13,15 +13,15 @@ from step_lines import step_line
 from timed_runs import noisy_times, write_run
 from typer.testing import CliRunner
 
-from llmb.analysis.compare_runs import IN_BOTH, compare_runs
-from llmb.analysis.copies import with_copies
 from llmb.analysis.find_runs import find_ended_runs, find_runs, find_sides
-from llmb.analysis.judge_run import write_expectations
 from llmb.analysis.judge_runs import Against, judge_runs
-from llmb.analysis.parsed_scaling import group_runs
 from llmb.analysis.read_run import known_run
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.cli.judge import app as judge
+from llmb.judge.compare_runs import IN_BOTH, compare_runs
+from llmb.judge.copies import with_copies
+from llmb.judge.judge_run import write_expectations
+from llmb.judge.parsed_scaling import group_runs
 from llmb.readers.logs.log_files import find_all_logs, parse_file
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

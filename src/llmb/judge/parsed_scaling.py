@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from llmb.analysis.catalogue_figures import has_layout
 from llmb.base.errors import LlmbError
 from llmb.base.shown_text import value_text
 from llmb.base.statistics import Statistics, describe
@@ -19,6 +18,7 @@ from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import Request, all_scales
 from llmb.catalogue.throughput import SECONDS_PER_DAY
+from llmb.judge.catalogue_figures import has_layout
 from llmb.runs.analyzed_run import BATCH, AnalyzedRun, layout_text
 from llmb.runs.identity import Value
 

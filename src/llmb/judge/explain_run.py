@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from llmb.analysis.causes import (
+from llmb.base.missing import Missing
+from llmb.catalogue.records import Recipe, Record, Window
+from llmb.judge.causes import (
     FINDERS,
     Bound,
     CauseName,
@@ -17,9 +19,7 @@ from llmb.analysis.causes import (
     Work,
     cause_rules,
 )
-from llmb.analysis.judge_run import Judged
-from llmb.base.missing import Missing
-from llmb.catalogue.records import Recipe, Record, Window
+from llmb.judge.judge_run import Judged
 from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.readers.samples.sample_records import GpuUse
 from llmb.runs.analyzed_run import AnalyzedRun

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from fake_steps import step_of
 
-from llmb.analysis.causes import Evidence, ReferenceTime, Throttle, Work, cause_rules
-from llmb.analysis.explain_run import Explanation, explain_evidence
+from llmb.judge.causes import Evidence, ReferenceTime, Throttle, Work, cause_rules
+from llmb.judge.explain_run import Explanation, explain_evidence
 from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
 from llmb.runs.steps import Step
 from llmb.runs.verdict import Condition

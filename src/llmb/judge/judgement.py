@@ -17,7 +17,7 @@ from llmb.base.shown_text import counted
 from llmb.base.statistics import Statistics
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.metrics.group_difference import (
+from llmb.judge.group_difference import (
     ASSUMED_SPREAD_PCT,
     MOST_MORE_RUNS,
     NO_INTERVAL,
