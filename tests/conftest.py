@@ -47,7 +47,7 @@ LONGEST = (
     "accounts",
     "tests/engine/test_rank_account.py",
     "tests/engine/test_layouts.py",
-    "tests/predict/test_random_layouts.py",
+    "tests/predict/test_memory_random_layouts.py",
     "tests/engine/test_run_on_pretended_gpus.py",
     "tests/engine/test_fp8_training.py",
     "tests/jobs/test_pairwise_on_slurm.py",

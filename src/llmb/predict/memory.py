@@ -15,7 +15,7 @@ from typing import NamedTuple
 from llmb.base.errors import UsageError
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Dtype
-from llmb.predict.pipeline import GATHERED, moments, together_in_turn
+from llmb.predict.pipeline_schedule import GATHERED, moments, together_in_turn
 from llmb.predict.sizes import BF16, FP32, Sizes
 from llmb.runs.choices import Parallelism
 from llmb.runs.plan import EnginePlan, Plan

@@ -10,7 +10,7 @@ from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.throughput import model_flops
 from llmb.predict.prediction import MeasuredStep, calibrate, default_calibration, predict
-from llmb.predict.step import TERMS, Kept, computed_seconds, nominal_step
+from llmb.predict.step_time import TERMS, Kept, computed_seconds, nominal_step
 from llmb.predict.work import filled
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
