@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.runs.checkpoint_use import checkpoint_files as checksums
+from llmb.runs.checkpoints import checkpoint_files as checksums
 from llmb.runs.checkpoints.checkpoint_files import ChecksumWriter, damaged_files, file_checksum
 
 

@@ -102,7 +102,9 @@ BOOST_ENDS = r"""if [ -n "${llmb_boost_in:-}" ]; then
     exec {llmb_boost_in}>&-
     wait "$llmb_boost_step"
 fi"""
-SAMPLER = r"""exec "$1" -P -m llmb.readers.samples.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID"""
+SAMPLER = (
+    'exec "$1" -P -m llmb.readers.samples.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID'
+)
 SAMPLER_ENDS = r"""if [ -n "${llmb_sampler:-}" ]; then
     exec {llmb_sampled}>&-
     for ((llmb_try = 0; llmb_try < 20; llmb_try++)); do
